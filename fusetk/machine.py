@@ -22,9 +22,10 @@ from torch import Tensor
 
 from fusetk.errors import ConfigError
 from fusetk.files import locked, replace_file
-from fusetk.nn import attention, rounded
+from fusetk.nn import attention
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.fused.build import cache_folders
+from fusetk.nn.inference_linear import KernelLinear, in_kernels
 from fusetk.processor import processor
 
 
@@ -129,6 +130,8 @@ class Choices:
 PRODUCTS = "float32 products"  # name of a choice
 # PyTorch's default is replaced only if the alternative is this many times as fast.
 MIN_SPEEDUP = 1.15
+# The kernels for linear maps also save the passes over memory between the products.
+MIN_SPEEDUP_LINEAR = 1.03
 
 
 def choices(matmul: str = "highest") -> Choices:
@@ -254,16 +257,17 @@ def fastest(
     ways: Sequence[Way],
     run: Callable[[Way], Callable[[], object]],
     exact: Callable[[Way], bool] = lambda way: True,
+    speedup: float = MIN_SPEEDUP,
 ) -> Way:
     """Return the fastest of the exact ways.
 
     ``run`` returns a function that computes the operation in one way. Another way replaces the
-    first one, the default, only if it is ``MIN_SPEEDUP`` times as fast.
+    first one, the default, only if it is ``speedup`` times as fast.
     """
     usable = [way for way in ways if way == ways[0] or exact(way)]
     seconds = _seconds(*(run(way) for way in usable))
     best = min(range(len(usable)), key=seconds.__getitem__)
-    return usable[best] if seconds[0] > MIN_SPEEDUP * seconds[best] else usable[0]
+    return usable[best] if seconds[0] > speedup * seconds[best] else usable[0]
 
 
 # Products ----------------------------------------------------------------------------------------
@@ -361,40 +365,53 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way) -> None:
     restore()
 
 
-# Products of bf16 in inference --------------------------------------------------------------------
+# Linear maps in inference -------------------------------------------------------------------------
+
+KERNELS = "kernels"  # a way
+ROWS = 200  # of the products that are measured, a typical number of hypotheses
+MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
+PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
 
 
-def _use_kernels(operation: str, way: Way) -> Undo:
-    before = rounded.in_kernels[operation]
-    rounded.in_kernels[operation] = way == "kernels"
-    return partial(rounded.in_kernels.__setitem__, operation, before)
+def _use_kernels(dtype: torch.dtype, operation: str, way: Way) -> Undo:
+    operations = in_kernels[dtype]
+    before = operations[operation]
+    operations[operation] = way == KERNELS
+    return partial(operations.__setitem__, operation, before)
 
 
-def _measure_bf16(operation: str, run: Callable[[Way], Callable[[], object]]) -> Way:
-    ways = BF16_PRODUCTS[operation]
+def _measure_linear(dtype: torch.dtype, operation: str) -> Way:
+    ways = LINEAR_WAYS[dtype, operation]
+    if kernels.library("decoding") is None:
+        return ways[0]
+    if dtype == torch.bfloat16 and not kernels.has_bf16_products():
+        return ways[0]
+    shapes = MAPS if operation == "maps" else (PROJECTION,)
     with torch.inference_mode():
-        return fastest(ways, run) if kernels.has_bf16_products() else ways[0]
+        return fastest(ways, partial(_run_linear, dtype, shapes), speedup=MIN_SPEEDUP_LINEAR)
 
 
-def _run_bf16_map(way: Way) -> Callable[[], object]:
-    restore = _use_kernels("maps", way)
-    linear = rounded.Bf16Linear(torch.ones(256, 256), None)
-    restore()
-    return partial(linear.product, torch.ones(256, 256))
+def _run_linear(
+    dtype: torch.dtype, shapes: Sequence[tuple[int, int]], way: Way
+) -> Callable[[], object]:
+    """Return a function that computes products of float32 rows with weights of these shapes."""
+    pairs = [(torch.ones(ROWS, shape[1]), torch.ones(shape)) for shape in shapes]
+    if way == KERNELS:
+        maps = [KernelLinear(weight.to(dtype), None) for _, weight in pairs]
+        return lambda: [linear(x) for linear, (x, _) in zip(maps, pairs, strict=True)]
+    if way == "PyTorch":
+        pairs = [(x, weight.to(dtype)) for x, weight in pairs]
+    return lambda: [(x.to(weight.dtype) @ weight.t()).float() for x, weight in pairs]
 
 
-def _run_projection(way: Way) -> Callable[[], object]:
-    x, weight = torch.ones(256, 256), torch.ones(2048, 256)
-    if way == "float32":
-        return lambda: x @ weight.t()
-    return partial(rounded.Bf16Projection(weight, None).product, x)
-
-
-# The keys of ``rounded.in_kernels``, with the ways to compute them.
-BF16_PRODUCTS: dict[str, tuple[Way, ...]] = {
-    "maps": ("PyTorch", "kernels"),
-    "projection": ("float32", "kernels"),
+# The ways by type of the weights and operation, the keys of ``in_kernels``.
+LINEAR_WAYS: dict[tuple[torch.dtype, str], tuple[Way, ...]] = {
+    (torch.bfloat16, "maps"): ("PyTorch", KERNELS),
+    (torch.bfloat16, "projection"): ("float32", KERNELS),
+    (torch.float32, "maps"): ("PyTorch", KERNELS),
+    (torch.float32, "projection"): ("PyTorch", KERNELS),
 }
+LINEAR_NAMES = {torch.bfloat16: "bf16", torch.float32: "float32"}
 
 
 # Choices -----------------------------------------------------------------------------------------
@@ -427,12 +444,12 @@ CHOICES: tuple[Choice, ...] = (
     ),
     *(
         Choice(
-            f"bf16 {operation}, inference",
-            BF16_PRODUCTS[operation],
-            partial(_measure_bf16, operation, run),
-            partial(_use_kernels, operation),
+            f"{LINEAR_NAMES[dtype]} {operation}, inference",
+            ways,
+            partial(_measure_linear, dtype, operation),
+            partial(_use_kernels, dtype, operation),
         )
-        for operation, run in (("maps", _run_bf16_map), ("projection", _run_projection))
+        for (dtype, operation), ways in LINEAR_WAYS.items()
     ),
 )
 

@@ -22,12 +22,13 @@ from fusetk.decoding.translate import Request, Translation, Translator
 from fusetk.errors import CheckpointError, ConfigError, DataError, ImportFailed
 from fusetk.machine import device_of, hardware
 from fusetk.models import Seq2Seq, build_model
-from fusetk.models.quantization import to_bf16, to_int8
+from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.recipe import Recipe
 from fusetk.runs import CONFIG, EMA, MODEL, TEXT, find_checkpoint
 from fusetk.weights import load_weights, read_state
 
-PRECISIONS = ("fp32", "bf16", "int8")
+CONVERSIONS = {"fp32": to_kernels, "bf16": to_bf16, "int8": to_int8}
+PRECISIONS = tuple(CONVERSIONS)
 
 
 class System:
@@ -211,11 +212,7 @@ def load_ensemble(
                     f"differ ({len(first_tokens)} and {len(other_tokens)} tokens); train both on "
                     "the same prepared data"
                 )
-    models = [system.model for system in loaded]
-    if precision == "bf16":
-        models = [to_bf16(model) for model in models]
-    elif precision == "int8":
-        models = [to_int8(model) for model in models]
+    models = [CONVERSIONS[precision](system.model) for system in loaded]
     return Ensemble(models, first, loaded[0].recipe)
 
 

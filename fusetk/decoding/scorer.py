@@ -14,10 +14,10 @@ from fusetk.decoding import alignment
 from fusetk.decoding.token_mask import SimpleRules
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.inference_linear import KernelLinear
 from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.nested import select
 from fusetk.nn.output import PIECE, OutputProjection
-from fusetk.nn.rounded import Bf16Projection
 
 
 class NextToken(NamedTuple):
@@ -102,7 +102,7 @@ class Scorer:
     def chooses(self) -> bool:
         """Whether ``best`` is usable: with one model, float32 logits, on CPU."""
         output: Any = self.models[0].output
-        rounded = isinstance(output, (Bf16Projection, Int8Linear))
+        rounded = isinstance(output, (KernelLinear, Int8Linear))
         probe = torch.empty(0) if rounded else output.weight
         return len(self.models) == 1 and kernels.usable(probe)
 
@@ -135,9 +135,11 @@ class Scorer:
         if type(output) is OutputProjection and features.dtype == torch.float32:
             logits = features @ output.weight.t()
             return kernels.best_tokens(logits, output.bias, forbidden, only, count)
-        if isinstance(output, Bf16Projection):
-            logits = output.product(features)
-            return kernels.best_tokens(logits, output.bias, forbidden, only, count)
+        if isinstance(output, KernelLinear):
+            size = len(output.weight)
+            return kernels.best_tokens_of_map(
+                features.float(), output.packed, size, output.bias, forbidden, only, count
+            )
         if isinstance(output, Int8Linear):
             sums, scales = output.sums(features)
             sums = sums.to(torch.int32)

@@ -1,17 +1,35 @@
-"""Conversion of models to a lower precision for inference."""
+"""Conversion of the linear maps of models for inference: other kernels or a lower precision."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.transformer import Transformer
+from fusetk.nn.exact import is_exactly
+from fusetk.nn.inference_linear import Bf16Linear, InferenceLinear, KernelLinear, in_kernels
 from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.output import OutputProjection
-from fusetk.nn.rounded import Bf16Linear, Bf16Projection, in_kernels
+from fusetk.nn.weightnorm import NormedLinear
+
+
+def to_kernels(model: Seq2Seq) -> Seq2Seq:
+    """Let the kernels compute the products of float32, where they are faster on this machine.
+
+    The results are equal up to rounding. On CPU these are the products of a Transformer's layers
+    and those of the output projection of any model.
+    """
+    if _device(model) != "cpu" or next(model.parameters()).dtype != torch.float32:
+        return model
+    if isinstance(model, Transformer) and in_kernels[torch.float32]["maps"]:
+        _replace_maps(model, KernelLinear)
+    if projection := _projection(model, torch.float32):
+        model.output = projection
+    return model
 
 
 def to_bf16(model: Seq2Seq) -> Seq2Seq:
@@ -24,14 +42,13 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
     because the kernels for inference compute in float32. The embeddings and norms stay float32.
     """
     on_cpu = _device(model) == "cpu"
-    output: Any = model.output
-    if on_cpu and in_kernels["projection"] and isinstance(output, OutputProjection):
-        output = Bf16Projection(output.weight, output.bias)
+    output: Any = _projection(model, torch.bfloat16) if on_cpu else None
     if on_cpu and isinstance(model, Transformer):
-        _replace_maps(model, Bf16Linear)
+        _replace_maps(model, _kernel_bf16 if in_kernels[torch.bfloat16]["maps"] else Bf16Linear)
+        output = output or _projection(model, torch.float32) or model.output
     else:
-        if not isinstance(output, Bf16Projection):
-            output = copy.deepcopy(output)  # a copy is not tied to the embedding
+        if output is None:
+            output = copy.deepcopy(model.output)  # a copy is not tied to the embedding
             output.register_forward_pre_hook(lambda module, arguments: (arguments[0].float(),))
         model.to(torch.bfloat16)
     model.output = output
@@ -65,10 +82,28 @@ def _device(model: Seq2Seq) -> str:
     return next(model.parameters()).device.type
 
 
-def _replace_maps(model: Transformer, kind: type[Bf16Linear] | type[Int8Linear]) -> None:
-    """Replace the linear maps of the layers by maps of this kind."""
+def _projection(model: Seq2Seq, dtype: torch.dtype) -> Any:
+    """Return the output projection in the kernels with weights of this type.
+
+    Return None if another way is faster on this machine, or if the model has another projection.
+    """
+    output = model.output
+    replaceable = is_exactly(output, OutputProjection) or is_exactly(output, NormedLinear)
+    if not replaceable or not in_kernels[dtype]["projection"]:
+        return None
+    return KernelLinear(output.weight.to(dtype), output.bias)
+
+
+def _kernel_bf16(weight: Tensor, bias: Tensor | None) -> KernelLinear:
+    return KernelLinear(weight.bfloat16(), bias)
+
+
+def _replace_maps(
+    model: Transformer, convert: Callable[[Tensor, Tensor | None], InferenceLinear]
+) -> None:
+    """Replace the linear maps of the layers; ``convert`` gets a map's weight and bias."""
     for layer in model.layers():
         for parent in list(layer.modules()):
             for name, child in parent.named_children():
-                if isinstance(child, nn.Linear):
-                    setattr(parent, name, kind(child.weight, child.bias))
+                if is_exactly(child, nn.Linear):
+                    setattr(parent, name, convert(child.weight, child.bias))

@@ -21,8 +21,8 @@ from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.exact import has_hooks
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.inference_linear import InferenceLinear
 from fusetk.nn.output import PIECE
-from fusetk.nn.rounded import RoundedLinear
 
 # Padding is removed if the real tokens are less than this fraction. The removal copies rows.
 MIN_REAL = 0.9
@@ -305,7 +305,7 @@ def _is_plain(layer: Parts, *residuals: Residual) -> bool:
 
 
 def _are_linear(*modules: nn.Module) -> bool:
-    return all(type(m) is nn.Linear or isinstance(m, RoundedLinear) for m in modules)
+    return all(type(m) is nn.Linear or isinstance(m, InferenceLinear) for m in modules)
 
 
 def _attend_source(layer: DecoderParts, x: Tensor, context: StepContext) -> Tensor:
@@ -329,8 +329,8 @@ def _feed_forward(layer: Parts, x: Tensor) -> Tensor:
     assert isinstance(ffn, FeedForward)
     before = _before(layer.ffn_residual, x)
     relu = ffn.activation is torch.relu_
-    linear: nn.Linear | RoundedLinear = ffn.hidden
-    if isinstance(linear, RoundedLinear):
+    linear: nn.Linear | InferenceLinear = ffn.hidden
+    if isinstance(linear, InferenceLinear):
         hidden = linear.hidden_units(before, relu)
     else:
         hidden = kernels.add_bias(_product(linear, before), linear.bias, relu)
@@ -344,9 +344,9 @@ def _read(layer: Parts, x: Tensor) -> Tensor:
     return layer.read(x).reshape(-1, layer.width).contiguous()
 
 
-def _product(linear: nn.Linear | RoundedLinear, x: Tensor) -> Tensor:
+def _product(linear: nn.Linear | InferenceLinear, x: Tensor) -> Tensor:
     """Return x W^T without the bias."""
-    if isinstance(linear, RoundedLinear):
+    if isinstance(linear, InferenceLinear):
         return linear.product(x)
     return torch.mm(x, linear.weight.t())
 

@@ -12,9 +12,9 @@ from fusetk import trace
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.heads import join_heads, split_heads
+from fusetk.nn.inference_linear import linear_part
 from fusetk.nn.packed_attention import packed_attention
 from fusetk.nn.precision import product_dtype
-from fusetk.nn.rounded import linear_part
 from fusetk.nn.rows import MixedRows, PackedAttention, Rows
 
 # Greatest length S for which plain matrix products replace PyTorch's fused kernel on CPU, for each

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fusetk.nn.attention import SelfAttention, scaled_dot_product
 from fusetk.nn.cache import Cache
 from fusetk.nn.heads import join_heads, split_heads
-from fusetk.nn.rounded import linear_part
+from fusetk.nn.inference_linear import linear_part
 from fusetk.nn.rows import MixedRows, Rows
 
 

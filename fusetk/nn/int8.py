@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.fused import decoding as kernels
-from fusetk.nn.rounded import ALL, RoundedLinear
+from fusetk.nn.inference_linear import ALL, InferenceLinear
 
 LARGEST = 127.0
 
 
-class Int8Linear(RoundedLinear):
+class Int8Linear(InferenceLinear):
     """Linear map with 8-bit W and x."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):

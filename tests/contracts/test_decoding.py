@@ -24,13 +24,14 @@ from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.token_mask import EncodedRequest
 from fusetk.errors import ConfigError
 from fusetk.models import steps
-from fusetk.models.quantization import to_bf16, to_int8
+from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.models.transformer import Transformer
-from fusetk.nn import rounded
 from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.inference_linear import KernelLinear, in_kernels
 from fusetk.nn.nested import map_tensors, select
 from fusetk.nn.output import OutputProjection
+from fusetk.nn.weightnorm import NormedLinear
 from tests.contracts.systems import SEARCHED, SOURCE_SIZE, SYSTEMS, TARGET_SIZE
 from tests.decoding.fakes import batch, exhaustive
 
@@ -222,13 +223,13 @@ def test_attention_of_a_step_is_that_of_forced_decoding(model):
             assert (row[:, len(source) :] == 0).all()
 
 
-@pytest.mark.parametrize("in_kernels", [False, True])
-def test_logits_of_a_bf16_model_are_float32(model, in_kernels, monkeypatch):
-    if in_kernels and not kernels.has_bf16_products():
+@pytest.mark.parametrize("uses_kernels", [False, True])
+def test_logits_of_a_bf16_model_are_float32(model, uses_kernels, monkeypatch):
+    if uses_kernels and not kernels.has_bf16_products():
         pytest.skip("the processor has no products of bf16")
-    in_kernels = in_kernels and isinstance(model.output, OutputProjection)
-    for operation in rounded.in_kernels:
-        monkeypatch.setitem(rounded.in_kernels, operation, in_kernels)
+    uses_kernels = uses_kernels and isinstance(model.output, (OutputProjection, NormedLinear))
+    set_kernels(monkeypatch, torch.bfloat16, uses_kernels)
+    set_kernels(monkeypatch, torch.float32, False)
     tokens = prefixes(len(SOURCES))
     lower = to_bf16(copy.deepcopy(model))
     features = lower(*batch(SOURCES), tokens)
@@ -238,13 +239,18 @@ def test_logits_of_a_bf16_model_are_float32(model, in_kernels, monkeypatch):
     dtype = torch.float32 if isinstance(model, Transformer) else torch.bfloat16
     assert features.dtype == dtype
     assert logits.dtype == torch.float32
-    if in_kernels:
+    if uses_kernels:
         rounded_weight = model.output.weight.bfloat16().float()
         same = F.linear(features.bfloat16().float(), rounded_weight, model.output.bias)
     else:
         same = model.output(features.float())
     torch.testing.assert_close(logits, same)
     assert (logits - expected).abs().mean() < 0.2 * expected.std()
+
+
+def set_kernels(monkeypatch, dtype, value):
+    for operation in in_kernels[dtype]:
+        monkeypatch.setitem(in_kernels[dtype], operation, value)
 
 
 # Search
@@ -301,6 +307,20 @@ def test_searches_without_kernels_find_the_same(searched_model, beam, stop, monk
     without = search([searched_model], *batch(SOURCES), config)
     for hypotheses, expected in zip(with_kernels, without, strict=True):
         assert_same(hypotheses, expected)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_products_in_kernels_find_the_same(searched_model, beam, monkeypatch):
+    config = SearchConfig(beam=beam, max_length_extra=6)
+    expected = search([searched_model], *batch(SOURCES), config)
+    set_kernels(monkeypatch, torch.float32, True)
+    model = to_kernels(copy.deepcopy(searched_model))
+    kinds = [type(module) for module in model.modules()]
+    tokens = prefixes(len(SOURCES))
+    assert KernelLinear in kinds
+    close(forced(model, tokens), forced(searched_model, tokens))
+    for hypotheses, same in zip(search([model], *batch(SOURCES), config), expected, strict=True):
+        assert_same(hypotheses, same)
 
 
 @pytest.mark.parametrize("max_numbers", [1, 240])

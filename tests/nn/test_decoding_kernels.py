@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusetk.nn import int8, rounded
+from fusetk.nn import int8
 from fusetk.nn.fused import build
 from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, linear_part
 from fusetk.nn.int8 import Int8Linear, integer_product
-from fusetk.nn.rounded import Bf16Linear, Bf16Projection, linear_part
 
 pytestmark = pytest.mark.skipif(
     build.library("decoding") is None, reason="there is no C++ compiler"
@@ -31,8 +31,8 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(-2, -3)
 
 
-def close(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+def close(a: Tensor, b: Tensor, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize(("width", "heads"), WIDTHS)
@@ -123,38 +123,69 @@ needs_bf16 = pytest.mark.skipif(
 )
 
 
-@needs_bf16
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs_bf16)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tiles", [False, True])
-@pytest.mark.parametrize(("rows", "width", "size"), [(1, 6, 5), (33, 40, 133), (64, 64, 96)])
-def test_products_of_bf16(rows, width, size, tiles):
-    x, weight = torch.randn(rows, width), torch.randn(size, width).bfloat16()
-    packed = kernels.pack_bf16(weight)
-    product = kernels.bf16_product(x, packed, size, tiles)
-    close(product, x.bfloat16().float() @ weight.float().t())
-    last = kernels.bf16_product(x[-1:], packed, size, tiles)
+@pytest.mark.parametrize(
+    ("rows", "width", "size"), [(1, 6, 5), (33, 40, 133), (64, 64, 96), (77, 600, 32)]
+)
+def test_products(rows, width, size, tiles, dtype):
+    x, weight = torch.randn(rows, width), torch.randn(size, width).to(dtype)
+    bias = torch.randn(size)
+    packed = kernels.pack(weight)
+    product = kernels.product(x, packed, size, tiles=tiles)
+    exact = (x.to(dtype).double() @ weight.double().t()).float()
+    close(product, exact, atol=1e-4)
+    close(kernels.product(x, packed, size, bias, tiles=tiles), exact + bias, atol=1e-4)
+    units = kernels.product(x, packed, size, bias, True, tiles)
+    close(units, (exact + bias).relu(), atol=1e-4)
+    last = kernels.product(x[-1:], packed, size, tiles=tiles)
     assert torch.equal(last, product[-1:]), "a row does not depend on the other rows"
     x[0, 0] = math.nan
-    product = kernels.bf16_product(x, packed, size, tiles)
-    assert product[0].isnan().all() and product[1:].isfinite().all()
+    units = kernels.product(x, packed, size, bias, True, tiles)
+    assert units[0].isnan().all() and units[1:].isfinite().all()
 
 
-@needs_bf16
-def test_maps_to_bf16_in_kernels(monkeypatch):
-    """They differ from the product of PyTorch by the rounding of its result only."""
-    x, weight, bias = torch.randn(5, 40), torch.randn(96, 40), torch.randn(96)
-    monkeypatch.setitem(rounded.in_kernels, "maps", False)
-    plain = Bf16Linear(weight, bias)
-    monkeypatch.setitem(rounded.in_kernels, "maps", True)
-    linear = Bf16Linear(weight, bias)
-    exact = x.bfloat16().float() @ weight.bfloat16().float().t() + bias
-    close(linear(x), exact)
-    close(linear.hidden_units(x, relu=True), exact.relu())
-    close(linear.product(x, relu=True), (exact - bias).relu())
-    for start, stop in ((0, 32), (32, 96), (64, 90), (8, 40)):
-        part = slice(start, stop)
-        close(linear.product(x, bias[part], part=part), exact[:, part])
-    torch.testing.assert_close(linear(x), plain(x), atol=0.1, rtol=0.02)
-    close(Bf16Projection(weight, bias)(x), exact)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_maps_in_kernels(dtype, monkeypatch):
+    x, weight, bias = torch.randn(5, 40), torch.randn(96, 40).to(dtype), torch.randn(96)
+    linear = KernelLinear(weight, bias)
+    exact = x.to(dtype).float() @ weight.float().t() + bias
+    for usable in (True, False):
+        close(linear(x), exact)
+        close(linear.hidden_units(x, relu=True), exact.relu())
+        close(linear.product(x, relu=True), (exact - bias).relu())
+        for start, stop in ((0, 32), (32, 96), (64, 90), (8, 40)):
+            part = slice(start, stop)
+            close(linear.product(x, bias[part], part=part), exact[:, part])
+            close(linear.product(x, None, True, part), (exact - bias)[:, part].relu())
+        if usable:
+            monkeypatch.setattr(kernels, "library", lambda name: None)
+
+
+def test_a_map_in_kernels_has_gradients():
+    weight = torch.randn(7, 5)
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.randn(3, 5, requires_grad=True)
+        KernelLinear(weight.clone(), None)(x).sum().backward()
+        close(x.grad, weight.sum(0).expand(3, 5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [3, 70])
+@pytest.mark.parametrize("biased", [False, True])
+def test_best_tokens_of_a_map(rows, biased, dtype):
+    x, weight = torch.randn(rows, 24), torch.randn(133, 24).to(dtype)
+    bias = torch.randn(133) if biased else None
+    forbidden, only = torch.tensor([0, 3]), torch.full((rows,), -1)
+    only[1] = 5
+    packed = kernels.pack(weight)
+    logits = kernels.product(x, packed, 133)
+    expected = kernels.best_tokens(logits, bias, forbidden, only, 4)
+    results = kernels.best_tokens_of_map(x, packed, 133, bias, forbidden, only, 4)
+    assert all(map(torch.equal, results, expected))
 
 
 @pytest.mark.parametrize("place", [0, 17, 36])
@@ -172,14 +203,17 @@ def test_nan_is_not_lost(place):
 
 def test_threads_give_the_same_bits():
     logits = torch.randn(40, 500)
-    x, packed = torch.randn(70, 32), kernels.pack_bf16(torch.randn(200, 32).bfloat16())
+    x, packed = torch.randn(70, 32), kernels.pack(torch.randn(200, 32))
     before = torch.get_num_threads()
     try:
         results = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
             results.append(kernels.best_tokens(logits.clone(), None, torch.tensor([0]), None, 5))
-            results[-1] += (kernels.bf16_product(x, packed, 200),)
+            results[-1] += (kernels.product(x, packed, 200),)
+            results[-1] += kernels.best_tokens_of_map(
+                x, packed, 200, None, torch.tensor([0]), None, 5
+            )
     finally:
         torch.set_num_threads(before)
     assert all(map(torch.equal, *results))
@@ -201,9 +235,7 @@ def test_products_of_8_bits_are_those_without_kernels(width, monkeypatch):
     close(linear(x), result)
 
 
-@pytest.mark.parametrize("in_kernels", [False, pytest.param(True, marks=needs_bf16)])
-def test_products_in_bf16_are_close_to_exact_ones(in_kernels, monkeypatch):
-    monkeypatch.setitem(rounded.in_kernels, "maps", in_kernels)
+def test_products_in_bf16_are_close_to_exact_ones():
     x = torch.randn(3, 2, 37)
     exact = nn.Linear(37, 33)
     linear = Bf16Linear(exact.weight, exact.bias)

@@ -15,7 +15,7 @@ from fusetk.nn.fused.structs import FLOAT, INT, POINTER
 from fusetk.nn.precision import product_dtype
 
 LANES = 16  # numbers in a vector; vectors.h has the same constant
-BLOCK = 32  # multiple of the sizes of packed matrices; bf16_products.h has the same constant
+BLOCK = 32  # multiple of the sizes of packed matrices; packed_products.h has the same constant
 
 
 def usable(x: Tensor) -> bool:
@@ -151,14 +151,12 @@ def best_tokens(
     if only is not None:
         only = only.contiguous()
     rows, size = logits.shape
-    best = torch.empty(rows, count)
-    token = torch.empty(rows, count, dtype=torch.int64)
-    log_z = torch.empty(rows, 1)
+    results = _empty_results(rows, count)
     _call(
         *("best_tokens", rows, size, logits, *scales, bias, len(forbidden), forbidden, only, count),
-        *(best, token, log_z),
+        *results,
     )
-    return best, token, log_z
+    return results
 
 
 @cache
@@ -168,27 +166,69 @@ def has_bf16_products() -> bool:
     return kernels is not None and bool(kernels.has_bf16_products(INT(0)))
 
 
-def pack_bf16(weight: Tensor) -> Tensor:
-    """Return the matrix (V, D), bf16, in the order of ``bf16_product``.
+def pack(weight: Tensor) -> Tensor:
+    """Return the matrix (V, D), float32 or bf16, in the order of ``product``.
 
     The rows from a multiple of ``BLOCK`` on are the packed form of the rows from there on.
     """
     size, width = weight.shape
-    packed = weight.new_zeros(-(-size // BLOCK) * BLOCK, -(-width // BLOCK) * BLOCK)
-    _call("pack_bf16", size, width, weight.contiguous(), packed)
+    bf16 = weight.dtype == torch.bfloat16
+    stored_width = -(-width // BLOCK) * BLOCK if bf16 else width
+    packed = weight.new_zeros(-(-size // BLOCK) * BLOCK, stored_width)
+    _call("pack_bf16" if bf16 else "pack_float32", size, width, weight.contiguous(), packed)
     return packed
 
 
-def bf16_product(x: Tensor, packed: Tensor, size: int, tiles: bool = True) -> Tensor:
-    """Return x W^T (R, V), float32, for x (R, D), which is rounded to bf16.
+def product(
+    x: Tensor,
+    packed: Tensor,
+    size: int,
+    bias: Tensor | None = None,
+    relu: bool = False,
+    tiles: bool = True,
+) -> Tensor:
+    """Return x W^T + ``bias`` (R, V), float32, for x (R, D).
 
-    ``packed`` is the result of ``pack_bf16`` for W (V, D), and ``size`` is V. A row of the result
-    does not depend on the other rows. Without ``tiles``, vectors are used on processors with AMX.
+    ``packed`` is the result of ``pack`` for W (V, D), and ``size`` is V. If W is bf16, x is rounded
+    to bf16. With ``relu``, negative results become 0. A row of the result does not depend on the
+    other rows. Without ``tiles``, vectors compute products of bf16 also on processors with AMX.
     """
     rows, width = x.shape
     out = torch.empty(rows, size)
-    _call("bf16_product", rows, size, width, x.contiguous(), packed, int(tiles), out)
+    arguments = rows, size, width, x.contiguous(), packed, bias, int(relu)
+    if packed.dtype == torch.bfloat16:
+        _call("bf16_product", *arguments, int(tiles), out)
+    else:
+        _call("float32_product", *arguments, out)
     return out
+
+
+def best_tokens_of_map(
+    x: Tensor,
+    packed: Tensor,
+    size: int,
+    bias: Tensor | None,
+    forbidden: Tensor,
+    only: Tensor | None,
+    count: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``best_tokens`` of the logits ``product(x, packed, size, bias)`` for x (R, D)."""
+    rows, width = x.shape
+    if rows < BLOCK * torch.get_num_threads():  # the threads share the products of all rows
+        return best_tokens(product(x, packed, size), bias, forbidden, only, count)
+    results = _empty_results(rows, count)
+    bf16 = packed.dtype == torch.bfloat16
+    _call(
+        "best_tokens_of_bf16" if bf16 else "best_tokens_of_float32",
+        *(rows, size, width, x.contiguous(), packed, bias, len(forbidden), forbidden),
+        *(None if only is None else only.contiguous(), count, *results),
+    )
+    return results
+
+
+def _empty_results(rows: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    token = torch.empty(rows, count, dtype=torch.int64)
+    return torch.empty(rows, count), token, torch.empty(rows, 1)
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:

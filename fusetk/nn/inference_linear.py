@@ -1,0 +1,107 @@
+"""Linear maps that replace those of a model for inference on CPU."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusetk.nn.fused import decoding as kernels
+
+ALL = slice(None)
+# Whether the kernels of fusetk compute linear maps and the output projection, by type of the
+# weights; fusetk.machine measures it.
+in_kernels = {
+    torch.float32: {"maps": False, "projection": False},
+    torch.bfloat16: {"maps": False, "projection": False},
+}
+
+
+class InferenceLinear(nn.Module):
+    """x W^T + b: (..., width) -> (..., out), float32. W and x may be rounded."""
+
+    weight: Tensor
+    """(out, width), rounded."""
+    bias: Tensor | None
+    """(out,), float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        """``weight`` is already rounded; ``bias`` (out,) is that of the map to replace."""
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.product(x.reshape(-1, x.shape[-1]), self.bias)
+        return out.view(*x.shape[:-1], -1)
+
+    def product(
+        self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
+    ) -> Tensor:
+        """Return x W^T + ``bias`` for x (R, width); with ``relu``, negative results become 0.
+
+        ``part`` selects output features; ``bias`` is that of the selected ones.
+        """
+        raise NotImplementedError
+
+    def hidden_units(self, x: Tensor, relu: bool) -> Tensor:
+        """Return x W^T + b for x (R, width), in a type that the next map rounds to its own type.
+
+        With ``relu``, negative results become 0.
+        """
+        return self.product(x, self.bias, relu)
+
+
+class KernelLinear(InferenceLinear):
+    """Linear map in the kernels, for W of float32 or bf16.
+
+    If W is bf16, x is rounded to bf16, too. Sums, b and results are float32.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        """``weight`` (out, width), in its final type, is that of the map to replace."""
+        super().__init__(weight.detach(), bias)
+        self.register_buffer("packed", kernels.pack(self.weight), persistent=False)
+        self.packed: Tensor
+
+    def product(
+        self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
+    ) -> Tensor:
+        if not kernels.usable(x):
+            out = F.linear(x.to(self.weight.dtype).float(), self.weight[part].float(), bias)
+            return out.relu() if relu else out
+        start, stop, _ = part.indices(len(self.weight))
+        extra = start % kernels.BLOCK  # outputs before the part, in its first block
+        if extra and bias is not None:
+            bias = F.pad(bias, (extra, 0))
+        packed = self.packed[start - extra :]
+        out = kernels.product(x, packed, stop - start + extra, bias, relu)
+        return out[:, extra:].contiguous()
+
+
+class Bf16Linear(InferenceLinear):
+    """Linear map in PyTorch's products of bf16, which round W, x, b and the result to bf16."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        """``weight`` (out, width) and ``bias`` (out,) are those of the map to replace."""
+        super().__init__(weight.detach().bfloat16(), bias)
+
+    def product(
+        self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
+    ) -> Tensor:
+        return self._in_bf16(x, bias, relu, part).float()
+
+    def hidden_units(self, x: Tensor, relu: bool) -> Tensor:
+        return self._in_bf16(x, self.bias, relu)
+
+    def _in_bf16(self, x: Tensor, bias: Tensor | None, relu: bool, part: slice = ALL) -> Tensor:
+        bias = None if bias is None else bias.bfloat16()
+        out = F.linear(x.bfloat16(), self.weight[part], bias)
+        return out.relu_() if relu else out
+
+
+def linear_part(linear: nn.Linear | InferenceLinear, x: Tensor, part: slice) -> Tensor:
+    """Return the output features ``part`` of a linear map: (..., width) -> (..., features)."""
+    bias = None if linear.bias is None else linear.bias[part]
+    if isinstance(linear, InferenceLinear):
+        out = linear.product(x.reshape(-1, x.shape[-1]), bias, part=part)
+        return out.view(*x.shape[:-1], -1)
+    return F.linear(x, linear.weight[part], bias)
