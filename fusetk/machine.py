@@ -15,17 +15,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fusetk.errors import ConfigError
 from fusetk.files import locked, replace_file
 from fusetk.nn import attention
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.fused.build import cache_folders
-from fusetk.nn.inference_linear import KernelLinear, in_kernels
+from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, in_kernels
+from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
 from fusetk.processor import processor
 
 
@@ -130,8 +131,9 @@ class Choices:
 PRODUCTS = "float32 products"  # name of a choice
 # PyTorch's default is replaced only if the alternative is this many times as fast.
 MIN_SPEEDUP = 1.15
-# The kernels for linear maps also save the passes over memory between the products.
-MIN_SPEEDUP_LINEAR = 1.03
+# The kernels for linear maps may be a little slower in the measurement of one shape. In a search they
+# save passes over memory, and oneDNN compiles a product for each number of rows.
+MIN_SPEEDUP_LINEAR = 0.97
 
 
 def choices(matmul: str = "highest") -> Choices:
@@ -382,26 +384,51 @@ def _use_kernels(dtype: torch.dtype, operation: str, way: Way) -> Undo:
 
 def _measure_linear(dtype: torch.dtype, operation: str) -> Way:
     ways = LINEAR_WAYS[dtype, operation]
-    if kernels.library("decoding") is None:
+    if not kernels.has_products(dtype):
         return ways[0]
-    if dtype == torch.bfloat16 and not kernels.has_bf16_products():
-        return ways[0]
-    shapes = MAPS if operation == "maps" else (PROJECTION,)
-    with torch.inference_mode():
-        return fastest(ways, partial(_run_linear, dtype, shapes), speedup=MIN_SPEEDUP_LINEAR)
+    run = _run_maps if operation == "maps" else _run_projection
+    with torch.inference_mode(), _one_thread():
+        return fastest(ways, partial(run, dtype), speedup=MIN_SPEEDUP_LINEAR)
 
 
-def _run_linear(
-    dtype: torch.dtype, shapes: Sequence[tuple[int, int]], way: Way
-) -> Callable[[], object]:
-    """Return a function that computes products of float32 rows with weights of these shapes."""
-    pairs = [(torch.ones(ROWS, shape[1]), torch.ones(shape)) for shape in shapes]
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Use one thread for operations: decoding gives each thread a batch, if there are enough."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run_maps(dtype: torch.dtype, way: Way) -> Callable[[], object]:
+    maps = [_linear(dtype, way, shape) for shape in MAPS]
+    inputs = [torch.ones(ROWS, width) for _, width in MAPS]
+    return lambda: [linear(x) for linear, x in zip(maps, inputs, strict=True)]
+
+
+def _run_projection(dtype: torch.dtype, way: Way) -> Callable[[], object]:
+    """Return a function that finds the best tokens of ``ROWS`` hypotheses, as a search does."""
+    linear, x = _linear(dtype, way, PROJECTION), torch.ones(ROWS, PROJECTION[1])
+    rules: Any = torch.tensor([0, 2]), None, 6
+    if isinstance(linear, KernelLinear):
+        return lambda: kernels.best_tokens_of_map(x, linear.packed, None, *rules)
+    return lambda: kernels.best_tokens(linear(x), None, *rules)
+
+
+def _linear(dtype: torch.dtype, way: Way, shape: tuple[int, int]) -> nn.Module:
+    """Return a map with weights of this type, or with those of float32 if the way says so."""
+    weight = torch.ones(shape)
+    if way == "float32" or (way == "PyTorch" and dtype == torch.float32):
+        plain = nn.utils.skip_init(nn.Linear, shape[1], shape[0], bias=False)
+        plain.weight.data = weight
+        return plain
+    if dtype == torch.int8:
+        return (Int8KernelLinear if way == KERNELS else Int8Linear)(weight, None)
     if way == KERNELS:
-        maps = [KernelLinear(weight.to(dtype), None) for _, weight in pairs]
-        return lambda: [linear(x) for linear, (x, _) in zip(maps, pairs, strict=True)]
-    if way == "PyTorch":
-        pairs = [(x, weight.to(dtype)) for x, weight in pairs]
-    return lambda: [(x.to(weight.dtype) @ weight.t()).float() for x, weight in pairs]
+        return KernelLinear(weight.to(dtype), None)
+    return Bf16Linear(weight, None)
 
 
 # The ways by type of the weights and operation, the keys of ``in_kernels``.
@@ -410,8 +437,9 @@ LINEAR_WAYS: dict[tuple[torch.dtype, str], tuple[Way, ...]] = {
     (torch.bfloat16, "projection"): ("float32", KERNELS),
     (torch.float32, "maps"): ("PyTorch", KERNELS),
     (torch.float32, "projection"): ("PyTorch", KERNELS),
+    (torch.int8, "maps"): ("PyTorch", KERNELS),
+    (torch.int8, "projection"): ("PyTorch", KERNELS),
 }
-LINEAR_NAMES = {torch.bfloat16: "bf16", torch.float32: "float32"}
 
 
 # Choices -----------------------------------------------------------------------------------------
@@ -444,7 +472,7 @@ CHOICES: tuple[Choice, ...] = (
     ),
     *(
         Choice(
-            f"{LINEAR_NAMES[dtype]} {operation}, inference",
+            f"{kernels.NAMES[dtype]} {operation}, inference",
             ways,
             partial(_measure_linear, dtype, operation),
             partial(_use_kernels, dtype, operation),

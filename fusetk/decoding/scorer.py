@@ -136,9 +136,8 @@ class Scorer:
             logits = features @ output.weight.t()
             return kernels.best_tokens(logits, output.bias, forbidden, only, count)
         if isinstance(output, KernelLinear):
-            size = len(output.weight)
             return kernels.best_tokens_of_map(
-                features.float(), output.packed, size, output.bias, forbidden, only, count
+                features.float(), output.packed, output.bias, forbidden, only, count
             )
         if isinstance(output, Int8Linear):
             sums, scales = output.sums(features)

@@ -12,7 +12,7 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.transformer import Transformer
 from fusetk.nn.exact import is_exactly
 from fusetk.nn.inference_linear import Bf16Linear, InferenceLinear, KernelLinear, in_kernels
-from fusetk.nn.int8 import Int8Linear
+from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.weightnorm import NormedLinear
 
@@ -71,10 +71,11 @@ def to_int8(model: Seq2Seq) -> Seq2Seq:
             "precision int8 needs the backbone transformer, and this model has another one: "
             "choose fp32 or bf16"
         )
-    _replace_maps(model, Int8Linear)
+    uses_kernels = in_kernels[torch.int8]
+    _replace_maps(model, Int8KernelLinear if uses_kernels["maps"] else Int8Linear)
     assert isinstance(model.output, OutputProjection)
-    output: Any = Int8Linear(model.output.weight, model.output.bias)
-    model.output = output
+    kind: Any = Int8KernelLinear if uses_kernels["projection"] else Int8Linear
+    model.output = kind(model.output.weight, model.output.bias)
     return model
 
 

@@ -12,6 +12,7 @@ ALL = slice(None)
 in_kernels = {
     torch.float32: {"maps": False, "projection": False},
     torch.bfloat16: {"maps": False, "projection": False},
+    torch.int8: {"maps": False, "projection": False},
 }
 
 
@@ -51,30 +52,35 @@ class InferenceLinear(nn.Module):
 
 
 class KernelLinear(InferenceLinear):
-    """Linear map in the kernels, for W of float32 or bf16.
+    """Linear map in the kernels, for W of float32, bf16 or int8.
 
-    If W is bf16, x is rounded to bf16, too. Sums, b and results are float32.
+    x is rounded to the type of W. Sums of float32 and bf16, b and results are float32.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None):
-        """``weight`` (out, width), in its final type, is that of the map to replace."""
+    def __init__(self, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None):
+        """``weight`` (out, width), in its final type, is that of the map to replace.
+
+        If it is int8, ``scale`` (out,) multiplies its rows.
+        """
         super().__init__(weight.detach(), bias)
-        self.register_buffer("packed", kernels.pack(self.weight), persistent=False)
-        self.packed: Tensor
+        self.packed = kernels.pack(self.weight, scale)
 
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
     ) -> Tensor:
         if not kernels.usable(x):
-            out = F.linear(x.to(self.weight.dtype).float(), self.weight[part].float(), bias)
-            return out.relu() if relu else out
+            return self._plain(x, bias, relu, part)
         start, stop, _ = part.indices(len(self.weight))
         extra = start % kernels.BLOCK  # outputs before the part, in its first block
         if extra and bias is not None:
             bias = F.pad(bias, (extra, 0))
-        packed = self.packed[start - extra :]
-        out = kernels.product(x, packed, stop - start + extra, bias, relu)
+        out = kernels.product(x, self.packed.part(start - extra, stop), bias, relu)
         return out[:, extra:].contiguous()
+
+    def _plain(self, x: Tensor, bias: Tensor | None, relu: bool, part: slice) -> Tensor:
+        """Compute ``product`` by PyTorch."""
+        out = F.linear(x.to(self.weight.dtype).float(), self.weight[part].float(), bias)
+        return out.relu() if relu else out
 
 
 class Bf16Linear(InferenceLinear):

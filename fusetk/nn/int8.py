@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.fused import decoding as kernels
-from fusetk.nn.inference_linear import ALL, InferenceLinear
+from fusetk.nn.inference_linear import ALL, InferenceLinear, KernelLinear
 
 LARGEST = 127.0
 
@@ -42,6 +42,24 @@ class Int8Linear(InferenceLinear):
         if kernels.usable(x):
             return kernels.rescale(sums, row_scale, scale, bias, relu)
         out = sums.float() * row_scale[:, None] * scale
+        if bias is not None:
+            out = out + bias
+        return out.relu() if relu else out
+
+
+class Int8KernelLinear(KernelLinear):
+    """Linear map with 8-bit W and x in the kernels. The results are those of ``Int8Linear``."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        """``weight`` (out, width) and ``bias`` (out,) are those of the map to replace."""
+        rounded, scale = quantize(weight.detach().float())
+        super().__init__(rounded, bias, scale)
+
+    def _plain(self, x: Tensor, bias: Tensor | None, relu: bool, part: slice) -> Tensor:
+        rounded, row_scale = quantize(x.float())
+        assert self.packed.scale is not None
+        scale = self.packed.scale[: self.packed.size][part]
+        out = integer_product(rounded, self.weight[part]).float() * row_scale[:, None] * scale
         if bias is not None:
             out = out + bias
         return out.relu() if relu else out

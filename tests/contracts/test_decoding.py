@@ -225,7 +225,7 @@ def test_attention_of_a_step_is_that_of_forced_decoding(model):
 
 @pytest.mark.parametrize("uses_kernels", [False, True])
 def test_logits_of_a_bf16_model_are_float32(model, uses_kernels, monkeypatch):
-    if uses_kernels and not kernels.has_bf16_products():
+    if uses_kernels and not kernels.has_products(torch.bfloat16):
         pytest.skip("the processor has no products of bf16")
     uses_kernels = uses_kernels and isinstance(model.output, (OutputProjection, NormedLinear))
     set_kernels(monkeypatch, torch.bfloat16, uses_kernels)
@@ -356,8 +356,13 @@ def test_groups_of_sentences_are_as_large_as_possible():
     assert steps._groups([4, 4, 4], 12) == [(slice(0, 3), 4)]
 
 
+@pytest.mark.parametrize("uses_kernels", [False, True])
 @pytest.mark.parametrize("convert", [to_bf16, to_int8])
-def test_rounded_transformers_are_close_and_translate(searched_model, convert):
+def test_rounded_transformers_are_close_and_translate(
+    searched_model, convert, uses_kernels, monkeypatch
+):
+    for dtype in (torch.bfloat16, torch.int8):
+        set_kernels(monkeypatch, dtype, uses_kernels and kernels.has_products(dtype))
     if isinstance(searched_model, Transformer):
         check_rounded(searched_model, convert)
     elif convert is to_int8:

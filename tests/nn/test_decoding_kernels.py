@@ -11,7 +11,7 @@ from fusetk.nn import int8
 from fusetk.nn.fused import build
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, linear_part
-from fusetk.nn.int8 import Int8Linear, integer_product
+from fusetk.nn.int8 import Int8KernelLinear, Int8Linear, integer_product
 
 pytestmark = pytest.mark.skipif(
     build.library("decoding") is None, reason="there is no C++ compiler"
@@ -118,33 +118,34 @@ def test_best_tokens_of_8_bits():
     assert all(map(torch.equal, results, expected))
 
 
-needs_bf16 = pytest.mark.skipif(
-    not kernels.has_bf16_products(), reason="the processor has no products of bf16"
-)
+def needs(dtype: torch.dtype) -> pytest.MarkDecorator:
+    reason = f"the processor has no products of {dtype}"
+    return pytest.mark.skipif(not kernels.has_products(dtype), reason=reason)
 
 
-DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs_bf16)]
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs(torch.bfloat16))]
+
+
+SHAPES = [(1, 6, 5), (33, 40, 133), (64, 64, 96), (77, 600, 32)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tiles", [False, True])
-@pytest.mark.parametrize(
-    ("rows", "width", "size"), [(1, 6, 5), (33, 40, 133), (64, 64, 96), (77, 600, 32)]
-)
+@pytest.mark.parametrize(("rows", "width", "size"), SHAPES)
 def test_products(rows, width, size, tiles, dtype):
     x, weight = torch.randn(rows, width), torch.randn(size, width).to(dtype)
     bias = torch.randn(size)
     packed = kernels.pack(weight)
-    product = kernels.product(x, packed, size, tiles=tiles)
+    product = kernels.product(x, packed, tiles=tiles)
     exact = (x.to(dtype).double() @ weight.double().t()).float()
     close(product, exact, atol=1e-4)
-    close(kernels.product(x, packed, size, bias, tiles=tiles), exact + bias, atol=1e-4)
-    units = kernels.product(x, packed, size, bias, True, tiles)
+    close(kernels.product(x, packed, bias, tiles=tiles), exact + bias, atol=1e-4)
+    units = kernels.product(x, packed, bias, True, tiles)
     close(units, (exact + bias).relu(), atol=1e-4)
-    last = kernels.product(x[-1:], packed, size, tiles=tiles)
+    last = kernels.product(x[-1:], packed, tiles=tiles)
     assert torch.equal(last, product[-1:]), "a row does not depend on the other rows"
     x[0, 0] = math.nan
-    units = kernels.product(x, packed, size, bias, True, tiles)
+    units = kernels.product(x, packed, bias, True, tiles)
     assert units[0].isnan().all() and units[1:].isfinite().all()
 
 
@@ -165,6 +166,27 @@ def test_maps_in_kernels(dtype, monkeypatch):
             monkeypatch.setattr(kernels, "library", lambda name: None)
 
 
+@needs(torch.int8)
+@pytest.mark.parametrize(("rows", "width", "size"), SHAPES)
+def test_products_of_8_bits_in_kernels(rows, width, size, monkeypatch):
+    x, weight, bias = torch.randn(rows, width), torch.randn(size, width), torch.randn(size)
+    x[0] *= 100
+    linear, expected = Int8KernelLinear(weight, bias), Int8Linear(weight, bias)
+    parts = [slice(None), slice(1, size), slice(size // 2, size - 1)]
+    for usable in (True, False):
+        for part in parts:
+            for chosen in (None, bias[part]):
+                for relu in (False, True):
+                    arguments = x, chosen, relu, part
+                    close(linear.product(*arguments), expected.product(*arguments))
+        if usable:
+            assert torch.equal(linear(x[-1:]), linear(x)[-1:]), "rows do not depend on others"
+            x[0, 0] = math.nan
+            assert linear(x)[0].isnan().all() and linear(x)[1:].isfinite().all()
+            x[0, 0] = 0
+            monkeypatch.setattr(kernels, "library", lambda name: None)
+
+
 def test_a_map_in_kernels_has_gradients():
     weight = torch.randn(7, 5)
     with torch.inference_mode(False), torch.enable_grad():
@@ -173,18 +195,21 @@ def test_a_map_in_kernels_has_gradients():
         close(x.grad, weight.sum(0).expand(3, 5))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [*DTYPES, pytest.param(torch.int8, marks=needs(torch.int8))])
 @pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.parametrize("biased", [False, True])
-def test_best_tokens_of_a_map(rows, biased, dtype):
-    x, weight = torch.randn(rows, 24), torch.randn(133, 24).to(dtype)
+def test_best_tokens_of_a_map(rows, biased, kind):
+    x, weight = torch.randn(rows, 24), torch.randn(133, 24)
     bias = torch.randn(133) if biased else None
     forbidden, only = torch.tensor([0, 3]), torch.full((rows,), -1)
     only[1] = 5
-    packed = kernels.pack(weight)
-    logits = kernels.product(x, packed, 133)
-    expected = kernels.best_tokens(logits, bias, forbidden, only, 4)
-    results = kernels.best_tokens_of_map(x, packed, 133, bias, forbidden, only, 4)
+    if kind == torch.int8:
+        packed = Int8KernelLinear(weight, bias).packed
+    else:
+        packed = kernels.pack(weight.to(kind))
+    logits = kernels.product(x, packed, bias)
+    expected = kernels.best_tokens(logits, None, forbidden, only, 4)
+    results = kernels.best_tokens_of_map(x, packed, bias, forbidden, only, 4)
     assert all(map(torch.equal, results, expected))
 
 
@@ -210,10 +235,8 @@ def test_threads_give_the_same_bits():
         for threads in (1, 2):
             torch.set_num_threads(threads)
             results.append(kernels.best_tokens(logits.clone(), None, torch.tensor([0]), None, 5))
-            results[-1] += (kernels.product(x, packed, 200),)
-            results[-1] += kernels.best_tokens_of_map(
-                x, packed, 200, None, torch.tensor([0]), None, 5
-            )
+            results[-1] += (kernels.product(x, packed),)
+            results[-1] += kernels.best_tokens_of_map(x, packed, None, torch.tensor([0]), None, 5)
     finally:
         torch.set_num_threads(before)
     assert all(map(torch.equal, *results))

@@ -5,10 +5,6 @@
 
 #include "packed_products.h"
 
-#include <float.h>
-#include <math.h>
-#include <string.h>
-
 // The first n < 16 numbers; the others are `rest`.
 static inline Vector load_part(const float *p, Int n, float rest) {
     Vector v = fill(rest);
@@ -405,7 +401,7 @@ void best_tokens(
 // few rows at a time stay in the cache.
 template <class T>
 static void best_of_map(
-    Int threads, Int rows, const T *x, const Map<T> &map, const TokenRules &rules,
+    Int threads, Int rows, const Rows<T> &x, const Map<T> &map, const TokenRules &rules,
     const Best &results
 ) {
     const Int stride = up(map.size, BLOCK);
@@ -415,67 +411,42 @@ static void best_of_map(
         map.begin();
 #pragma omp for schedule(static)
         for (Int first = 0; first < rows; first += BLOCK_ROWS) {
-            const Int height = rows - first < BLOCK_ROWS ? rows - first : BLOCK_ROWS;
+            const Int height = smaller(rows - first, BLOCK_ROWS);
             for (Int j = 0; j < map.size; j += BLOCK)
-                map.compute(height, x + first * map.width, j, logits.at + j, stride);
+                map.compute(first, height, x, j, logits.at + j, stride);
             for (Int i = 0; i < height; i++)
                 best_of_row(first + i, map.size, logits.at + i * stride, NULL, rules, results);
         }
-        map.finish();
+        map.end();
     }
 }
 
 extern "C" {
 
-// best_tokens of the logits x W^T + bias for x (rows, width) and a packed W (size, width)
-void best_tokens_of_float32(
-    Int threads, Int rows, Int size, Int width, const float *x, const float *packed,
-    const float *bias, Int num_forbidden, const Int *forbidden, const Int *only, Int n,
-    float *best, Int *token, float *log_z
-) {
-    const Map<float> map = {size, width, packed, bias, false, false};
-    best_of_map(threads, rows, x, map, {num_forbidden, forbidden, only}, {n, best, token, log_z});
-}
+// best_tokens_of_float32 and so on: best_tokens of the logits that float32_product and so on compute
+#define BEST_TOKENS(name, T)                                                                   \
+    void best_tokens_of_##name(                                                                \
+        Int threads, Int rows, Int size, Int width, const float *x, const T *packed,           \
+        const float *scale, const int32_t *correction, const float *bias, Int num_forbidden,   \
+        const Int *forbidden, const Int *only, Int n, float *best, Int *token, float *log_z    \
+    ) {                                                                                        \
+        const Rows<T> own(threads, rows, width, x);                                            \
+        const bool tiles = sizeof(T) == 2 && with_tiles(1);                                    \
+        const Int stored = stored_width<T>(width);                                             \
+        const Map<T> map = {size, stored, packed, scale, correction, bias, false, tiles};      \
+        const TokenRules rules = {num_forbidden, forbidden, only};                             \
+        best_of_map(threads, rows, own, map, rules, {n, best, token, log_z});                  \
+    }
+FOR_TYPES(BEST_TOKENS)
+#undef BEST_TOKENS
 
-void best_tokens_of_bf16(
-    Int threads, Int rows, Int size, Int width, const float *x, const Bf16 *packed,
-    const float *bias, Int num_forbidden, const Int *forbidden, const Int *only, Int n,
-    float *best, Int *token, float *log_z
-) {
-#ifdef BF16_VECTORS
-    const RoundedRows rounded(threads, rows, width, x);
-    const Map<Bf16> map = {size, stored_width<Bf16>(width), packed, bias, false, with_tiles(1)};
-    const TokenRules rules = {num_forbidden, forbidden, only};
-    best_of_map(threads, rows, rounded.at, map, rules, {n, best, token, log_z});
-#endif
-}
-
-// Each row of x (R, D) as int8, with a scale that maps its largest absolute value to 127. With NaN
-// in a row, its scale is NaN.
+// quantize_row for each row of x (rows, width)
 void quantize(
     Int threads, Int rows, Int width, const float *x, int8_t *rounded, float *scale
 ) {
 #pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
-    for (Int r = 0; r < rows; r++) {
-        const float *from = x + r * width;
-        int8_t *to = rounded + r * width;
-        const Int full = width / LANES * LANES;
-        Vector maxima = fill(FLT_MIN);
-        Condition is_nan = {};
-        for (Int j = 0; j < full; j += LANES) {
-            const Vector v = load(from + j);
-            maxima = larger(larger(maxima, v), -v);
-            is_nan |= v != v;
-        }
-        float highest = contains_true(is_nan) ? NAN : max(maxima);
-        for (Int j = full; j < width; j++)
-            if (fabsf(from[j]) > highest || from[j] != from[j]) highest = fabsf(from[j]);
-        const float factor = 127.0f / highest;
-        for (Int j = 0; j < full; j += LANES)
-            store_integers(to + j, (load(from + j) * factor + ROUND) - ROUND);
-        for (Int j = full; j < width; j++) to[j] = (int8_t)((from[j] * factor + ROUND) - ROUND);
-        scale[r] = highest / 127.0f;
-    }
+    for (Int r = 0; r < rows; r++)
+        scale[r] = quantize_row(width, x + r * width, rounded + r * width);
 }
 
 }  // extern "C"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fusetk.nn.fused.build import library
 from fusetk.nn.fused.structs import FLOAT, INT, POINTER
@@ -159,68 +160,85 @@ def best_tokens(
     return results
 
 
+NAMES = {torch.float32: "float32", torch.bfloat16: "bf16", torch.int8: "int8"}
+
+
 @cache
-def has_bf16_products() -> bool:
-    """Whether the kernels have products of bf16 for this processor."""
+def has_products(dtype: torch.dtype) -> bool:
+    """Whether the kernels have products of this type for this processor."""
     kernels = library("decoding")
-    return kernels is not None and bool(kernels.has_bf16_products(INT(0)))
+    return kernels is not None and hasattr(kernels, f"{NAMES[dtype]}_product")
 
 
-def pack(weight: Tensor) -> Tensor:
-    """Return the matrix (V, D), float32 or bf16, in the order of ``product``.
+class Packed(NamedTuple):
+    """A matrix W (V, D) of float32, bf16 or int8 in the order of ``product``."""
 
-    The rows from a multiple of ``BLOCK`` on are the packed form of the rows from there on.
-    """
+    matrix: Tensor  # (V, D), each rounded up to a multiple of ``BLOCK``; D of float32 is not
+    size: int  # V
+    # int8 W is multiplied by the scales (V,). The corrections (V,) are 128 times the sums of the
+    # rows. Both have the rounded V.
+    scale: Tensor | None = None
+    correction: Tensor | None = None
+
+    def part(self, start: int, stop: int) -> "Packed":
+        """Return the outputs from ``start``, a multiple of ``BLOCK``, to ``stop``."""
+        scale, correction = (None if numbers is None else numbers[start:] for numbers in self[2:])
+        return Packed(self.matrix[start:], stop - start, scale, correction)
+
+
+def pack(weight: Tensor, scale: Tensor | None = None) -> Packed:
+    """Return W (V, D) as ``Packed``; int8 has the scales (V,) of its outputs."""
     size, width = weight.shape
-    bf16 = weight.dtype == torch.bfloat16
-    stored_width = -(-width // BLOCK) * BLOCK if bf16 else width
-    packed = weight.new_zeros(-(-size // BLOCK) * BLOCK, stored_width)
-    _call("pack_bf16" if bf16 else "pack_float32", size, width, weight.contiguous(), packed)
-    return packed
+    rows = -(-size // BLOCK) * BLOCK
+    stored_width = width if weight.dtype == torch.float32 else -(-width // BLOCK) * BLOCK
+    matrix = weight.new_zeros(rows, stored_width)
+    _call(f"pack_{NAMES[weight.dtype]}", size, width, weight.contiguous(), matrix)
+    if scale is None:
+        return Packed(matrix, size)
+    correction = 128 * weight.sum(1, dtype=torch.int32)
+    return Packed(matrix, size, F.pad(scale, (0, rows - size)), F.pad(correction, (0, rows - size)))
 
 
 def product(
     x: Tensor,
-    packed: Tensor,
-    size: int,
+    packed: Packed,
     bias: Tensor | None = None,
     relu: bool = False,
     tiles: bool = True,
 ) -> Tensor:
-    """Return x W^T + ``bias`` (R, V), float32, for x (R, D).
+    """Return x W^T + ``bias`` (R, V), float32, for x (R, D), which is rounded to the type of W.
 
-    ``packed`` is the result of ``pack`` for W (V, D), and ``size`` is V. If W is bf16, x is rounded
-    to bf16. With ``relu``, negative results become 0. A row of the result does not depend on the
-    other rows. Without ``tiles``, vectors compute products of bf16 also on processors with AMX.
+    Each row of x is rounded to int8 with a scale of its own. With ``relu``, negative results become
+    0. A row of the result does not depend on the other rows. Without ``tiles``, vectors compute
+    products of bf16 also on processors with AMX.
     """
     rows, width = x.shape
+    matrix, size, scale, correction = packed
     out = torch.empty(rows, size)
-    arguments = rows, size, width, x.contiguous(), packed, bias, int(relu)
-    if packed.dtype == torch.bfloat16:
-        _call("bf16_product", *arguments, int(tiles), out)
-    else:
-        _call("float32_product", *arguments, out)
+    _call(
+        *(f"{NAMES[matrix.dtype]}_product", rows, size, width, x.contiguous(), matrix),
+        *(scale, correction, bias, int(relu), int(tiles), out),
+    )
     return out
 
 
 def best_tokens_of_map(
     x: Tensor,
-    packed: Tensor,
-    size: int,
+    packed: Packed,
     bias: Tensor | None,
     forbidden: Tensor,
     only: Tensor | None,
     count: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``best_tokens`` of the logits ``product(x, packed, size, bias)`` for x (R, D)."""
+    """Return ``best_tokens`` of the logits ``product(x, packed, bias)`` for x (R, D)."""
     rows, width = x.shape
     if rows < BLOCK * torch.get_num_threads():  # the threads share the products of all rows
-        return best_tokens(product(x, packed, size), bias, forbidden, only, count)
+        return best_tokens(product(x, packed, bias), None, forbidden, only, count)
+    matrix, size, scale, correction = packed
     results = _empty_results(rows, count)
-    bf16 = packed.dtype == torch.bfloat16
     _call(
-        "best_tokens_of_bf16" if bf16 else "best_tokens_of_float32",
-        *(rows, size, width, x.contiguous(), packed, bias, len(forbidden), forbidden),
+        *(f"best_tokens_of_{NAMES[matrix.dtype]}", rows, size, width, x.contiguous(), matrix),
+        *(scale, correction, bias, len(forbidden), forbidden),
         *(None if only is None else only.contiguous(), count, *results),
     )
     return results

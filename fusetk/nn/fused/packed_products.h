@@ -1,11 +1,12 @@
-// Products x W^T of float32 rows x with a packed matrix W of float32 or bf16. For bf16, the rows are
-// rounded to bf16. Sums and results are float32. Vectors compute them, or for bf16 tiles (AMX). The
+// Products x W^T of float32 rows x with a packed matrix W of float32, bf16 or int8. The rows are
+// rounded to the type of W. Results are float32. Vectors compute them, or for bf16 tiles (AMX). The
 // order of a sum does not depend on the number of rows or threads.
 
 #pragma once
 
 #include "vectors.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -18,10 +19,14 @@
 #include <unistd.h>
 #endif
 #endif
+#ifdef __AVX512VNNI__
+#define INT8_VECTORS 1
+#include <immintrin.h>
+#endif
 
 // W (N, K) is stored in groups of GROUP outputs. A group has lines of 4 bytes for each output: one
-// input of float32 or two of bf16. N is padded with zeros to a multiple of BLOCK, and K of bf16 to a
-// multiple of STEP.
+// input of float32, two of bf16 or four of int8. N is padded with zeros to a multiple of BLOCK, and
+// K to a multiple of STEP, but not for float32.
 enum { GROUP = LANES, BLOCK = 2 * GROUP, STEP = 32, PART = 256, BLOCK_ROWS = 32, CHUNK = 64 };
 
 static inline Int smaller(Int a, Int b) { return a < b ? a : b; }
@@ -43,21 +48,35 @@ static void pack(Int size, Int width, const T *matrix, T *packed) {
     }
 }
 
-// The additions to the products of a block: a bias of BLOCK numbers, and the lowest result
+// The computation of results from the sums of products of a block: a bias of BLOCK numbers and the
+// lowest result. For int8, `correction` is subtracted first, and the scales of rows and outputs
+// multiply the sums.
 struct Finish {
     const float *bias;
     Vector lowest;
-    Vector operator()(Vector sums, Int group) const {
+    const float *row_scale, *scale;
+    const int32_t *correction;
+
+    Vector operator()(Vector sums, Int, Int group) const {
         return larger(sums + load(bias + group * GROUP), lowest);
     }
+
+#ifdef INT8_VECTORS
+    Vector operator()(__m512i sums, Int row, Int group) const {
+        IntRegister integers = (IntRegister)sums;
+        integers -= *(const IntRegister *)(correction + group * GROUP);
+        const Vector numbers = {{__builtin_convertvector(integers, Register)}};
+        return (*this)(numbers * row_scale[row] * load(scale + group * GROUP), row, group);
+    }
+#endif
 };
 
-// out (ROWS, BLOCK) for x (ROWS, width) and two groups of W. The rounding errors of long sums are
-// smaller if they are sums of parts.
+// ROWS rows of out (rows, BLOCK) from `row` on, for x (rows, width) and two groups of W. The rounding
+// errors of long sums are smaller if they are sums of parts.
 template <int ROWS>
 static inline void vector_rows(
-    Int width, const float *x, const float *first, const float *second, Finish finish, float *out,
-    Int stride
+    Int row, Int width, const float *x, const float *first, const float *second, const Finish &finish,
+    float *out, Int stride
 ) {
     for (Int start = 0; start < width; start += PART) {
         Vector sums[ROWS][2];
@@ -66,17 +85,17 @@ static inline void vector_rows(
         for (Int k = start; k < end; k++) {
             const Vector w = load(first + k * GROUP), v = load(second + k * GROUP);
             for (int r = 0; r < ROWS; r++) {
-                const Vector both = fill(x[r * width + k]);
+                const Vector both = fill(x[(row + r) * width + k]);
                 sums[r][0] += both * w;
                 sums[r][1] += both * v;
             }
         }
         const bool last = end == width;
         for (int r = 0; r < ROWS; r++) {
-            float *to = out + r * stride;
+            float *to = out + (row + r) * stride;
             if (start) sums[r][0] += load(to), sums[r][1] += load(to + GROUP);
-            store(to, last ? finish(sums[r][0], 0) : sums[r][0]);
-            store(to + GROUP, last ? finish(sums[r][1], 1) : sums[r][1]);
+            store(to, last ? finish(sums[r][0], row + r, 0) : sums[r][0]);
+            store(to + GROUP, last ? finish(sums[r][1], row + r, 1) : sums[r][1]);
         }
     }
 }
@@ -85,8 +104,8 @@ static inline void vector_rows(
 
 template <int ROWS>
 static inline void vector_rows(
-    Int width, const Bf16 *x, const Bf16 *first, const Bf16 *second, Finish finish, float *out,
-    Int stride
+    Int row, Int width, const Bf16 *x, const Bf16 *first, const Bf16 *second, const Finish &finish,
+    float *out, Int stride
 ) {
     __m512 sums[ROWS][2];
     for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
@@ -94,28 +113,47 @@ static inline void vector_rows(
         const __m512bh w = (__m512bh)_mm512_loadu_si512(first + k * GROUP);
         const __m512bh v = (__m512bh)_mm512_loadu_si512(second + k * GROUP);
         for (int r = 0; r < ROWS; r++) {
-            int pair;
-            memcpy(&pair, x + r * width + k, sizeof pair);
-            const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+            int32_t line;
+            memcpy(&line, x + (row + r) * width + k, sizeof line);
+            const __m512bh both = (__m512bh)_mm512_set1_epi32(line);
             sums[r][0] = _mm512_dpbf16_ps(sums[r][0], both, w);
             sums[r][1] = _mm512_dpbf16_ps(sums[r][1], both, v);
         }
     }
-    for (int r = 0; r < ROWS; r++)
-        for (int group = 0; group < 2; group++) {
-            const Vector total = {{(Register)sums[r][group]}};
-            store(out + r * stride + group * GROUP, finish(total, group));
-        }
+    for (int r = 0; r < ROWS; r++) {
+        const Vector a = {{(Register)sums[r][0]}}, b = {{(Register)sums[r][1]}};
+        store(out + (row + r) * stride, finish(a, row + r, 0));
+        store(out + (row + r) * stride + GROUP, finish(b, row + r, 1));
+    }
 }
 
-// Round n numbers to bf16.
-static inline void round_numbers(Bf16 *to, const float *x, Int n) {
-    Int k = 0;
-    for (; k + LANES <= n; k += LANES)
-        _mm256_storeu_si256(
-            (__m256i_u *)(to + k), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + k))
-        );
-    for (; k < n; k++) put(to, k, x[k]);
+#endif
+
+#ifdef INT8_VECTORS
+
+// The numbers of x have the offset 128, because the instruction needs factors without a sign.
+template <int ROWS>
+static inline void vector_rows(
+    Int row, Int width, const int8_t *x, const int8_t *first, const int8_t *second, const Finish &finish,
+    float *out, Int stride
+) {
+    __m512i sums[ROWS][2];
+    for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = _mm512_setzero_si512();
+    for (Int k = 0; k < width; k += 4) {
+        const __m512i w = _mm512_loadu_si512(first + k * GROUP);
+        const __m512i v = _mm512_loadu_si512(second + k * GROUP);
+        for (int r = 0; r < ROWS; r++) {
+            int32_t line;
+            memcpy(&line, x + (row + r) * width + k, sizeof line);
+            const __m512i both = _mm512_set1_epi32(line);
+            sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], both, w);
+            sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], both, v);
+        }
+    }
+    for (int r = 0; r < ROWS; r++) {
+        store(out + (row + r) * stride, finish(sums[r][0], row + r, 0));
+        store(out + (row + r) * stride + GROUP, finish(sums[r][1], row + r, 1));
+    }
 }
 
 #endif
@@ -144,8 +182,8 @@ static void configure_tiles() {
 
 // out (BLOCK_ROWS, BLOCK) for x (BLOCK_ROWS, width) and two groups of W
 static inline void tiles(
-    Int width, const Bf16 *x, const Bf16 *first, const Bf16 *second, Finish finish, float *out,
-    Int stride
+    Int width, const Bf16 *x, const Bf16 *first, const Bf16 *second, const Finish &finish,
+    float *out, Int stride
 ) {
     _tile_zero(0);
     _tile_zero(1);
@@ -168,7 +206,7 @@ static inline void tiles(
     for (int r = 0; r < BLOCK_ROWS; r++)
         for (int group = 0; group < 2; group++) {
             float *to = out + r * stride + group * GROUP;
-            store(to, finish(load(to), group));
+            store(to, finish(load(to), r, group));
         }
 }
 
@@ -176,125 +214,188 @@ static inline void tiles(
 
 template <int ROWS, class T>
 static inline Int blocks_of_rows(
-    Int r, Int rows, Int width, const T *x, const T *groups, Finish finish, float *out, Int stride
-) {
-    const T *second = groups + GROUP * width;
-    for (; r + ROWS <= rows; r += ROWS)
-        vector_rows<ROWS>(width, x + r * width, groups, second, finish, out + r * stride, stride);
-    return r;
-}
-
-// out (rows, BLOCK) for x (rows, width) and two groups of W
-template <class T>
-static inline void block(
-    Int rows, Int width, const T *x, const T *groups, Finish finish, float *out, Int stride
-) {
-    Int r = blocks_of_rows<8>(0, rows, width, x, groups, finish, out, stride);
-    r = blocks_of_rows<4>(r, rows, width, x, groups, finish, out, stride);
-    r = blocks_of_rows<2>(r, rows, width, x, groups, finish, out, stride);
-    blocks_of_rows<1>(r, rows, width, x, groups, finish, out, stride);
-}
-
-static inline void block(
-    Int rows, Int width, const float *x, const float *groups, Finish finish, bool, float *out,
+    Int row, Int rows, Int width, const T *x, const T *groups, const Finish &finish, float *out,
     Int stride
 ) {
-    block(rows, width, x, groups, finish, out, stride);
+    for (; row + ROWS <= rows; row += ROWS)
+        vector_rows<ROWS>(row, width, x, groups, groups + GROUP * width, finish, out, stride);
+    return row;
 }
+
+// out (rows, BLOCK) for x (rows, width) and two groups of W. With tiles, which only bf16 has, there
+// is memory for BLOCK_ROWS rows.
+template <class T>
+static inline void block(
+    Int rows, Int width, const T *x, const T *groups, const Finish &finish, bool, float *out,
+    Int stride
+) {
+    Int row = blocks_of_rows<8>(0, rows, width, x, groups, finish, out, stride);
+    row = blocks_of_rows<4>(row, rows, width, x, groups, finish, out, stride);
+    row = blocks_of_rows<2>(row, rows, width, x, groups, finish, out, stride);
+    blocks_of_rows<1>(row, rows, width, x, groups, finish, out, stride);
+}
+
+#ifdef BF16_TILES
+
+static inline void block(
+    Int rows, Int width, const Bf16 *x, const Bf16 *groups, const Finish &finish, bool use_tiles,
+    float *out, Int stride
+) {
+    if (use_tiles)
+        tiles(width, x, groups, groups + GROUP * width, finish, out, stride);
+    else
+        block<Bf16>(rows, width, x, groups, finish, false, out, stride);
+}
+
+#endif
+
+// Rows x (rows, width) in the type of a map's matrix, with its stored width
+template <class T>
+struct Rows;
+
+template <>
+struct Rows<float> {
+    const float *at, *scale;
+    Rows(Int, Int, Int, const float *x) : at(x), scale(x) {}
+};
 
 #ifdef BF16_VECTORS
 
-// With tiles, there is memory for BLOCK_ROWS rows.
-static inline void block(
-    Int rows, Int width, const Bf16 *x, const Bf16 *groups, Finish finish, bool use_tiles,
-    float *out, Int stride
-) {
-#ifdef BF16_TILES
-    if (use_tiles) return tiles(width, x, groups, groups + GROUP * width, finish, out, stride);
-#endif
-    block(rows, width, x, groups, finish, out, stride);
+static inline void round_row(Int width, const float *x, Bf16 *to) {
+    Int k = 0;
+    for (; k + LANES <= width; k += LANES)
+        _mm256_storeu_si256(
+            (__m256i_u *)(to + k), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + k))
+        );
+    for (; k < width; k++) put(to, k, x[k]);
 }
 
+// There is memory for a multiple of BLOCK_ROWS rows.
+template <>
+struct Rows<Bf16> {
+    Bf16 *at;
+    const float *scale;
+    Rows(Int threads, Int rows, Int width, const float *x) : scale(x) {
+        const Int stored = stored_width<Bf16>(width);
+        at = (Bf16 *)malloc(up(rows, BLOCK_ROWS) * stored * sizeof(Bf16));
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+        for (Int r = 0; r < up(rows, BLOCK_ROWS); r++) {
+            const Int used = r < rows ? width : 0;
+            round_row(used, x + r * width, at + r * stored);
+            memset(at + r * stored + used, 0, (stored - used) * sizeof(Bf16));
+        }
+    }
+    ~Rows() { free(at); }
+};
+
 #endif
 
-// A packed matrix W (size, width), with the stored width, and a bias (size), which may be null
+// Round a row to int8, and return the scale that multiplies its numbers. The largest absolute value
+// becomes 127. With NaN in the row, the scale is NaN.
+static inline float quantize_row(Int width, const float *x, int8_t *to) {
+    const Int full = width / LANES * LANES;
+    Vector maxima = fill(FLT_MIN);
+    Condition is_nan = {};
+    for (Int j = 0; j < full; j += LANES) {
+        const Vector v = load(x + j);
+        maxima = larger(larger(maxima, v), -v);
+        is_nan |= v != v;
+    }
+    float highest = contains_true(is_nan) ? NAN : max(maxima);
+    for (Int j = full; j < width; j++)
+        if (fabsf(x[j]) > highest || x[j] != x[j]) highest = fabsf(x[j]);
+    const float factor = 127.0f / highest;
+    for (Int j = 0; j < full; j += LANES)
+        store_integers(to + j, (load(x + j) * factor + ROUND) - ROUND);
+    for (Int j = full; j < width; j++) to[j] = (int8_t)((x[j] * factor + ROUND) - ROUND);
+    return highest / 127.0f;
+}
+
+#ifdef INT8_VECTORS
+
+template <>
+struct Rows<int8_t> {
+    int8_t *at;
+    Scratch scales;
+    const float *scale;
+    Rows(Int threads, Int rows, Int width, const float *x) : scales(rows), scale(scales.at) {
+        const Int stored = stored_width<int8_t>(width);
+        at = (int8_t *)malloc(rows * stored);
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+        for (Int r = 0; r < rows; r++) {
+            int8_t *row = at + r * stored;
+            scales.at[r] = quantize_row(width, x + r * width, row);
+            memset(row + width, 0, stored - width);
+            for (Int k = 0; k < stored; k++) row[k] ^= (int8_t)0x80;  // plus 128, without a sign
+        }
+    }
+    ~Rows() { free(at); }
+};
+
+#endif
+
+// A packed matrix W (size, width), with the stored width. The bias (size) may be null. int8 has
+// scales of the outputs and corrections: 128 times the sums of the rows of W. Both have a multiple
+// of BLOCK numbers.
 template <class T>
 struct Map {
     Int size, width;
     const T *packed;
+    const float *scale;
+    const int32_t *correction;
     const float *bias;
     bool relu, use_tiles;
 
-    // out (rows, BLOCK) from output n on, for x (rows, width). The rows of `out` have `stride`
-    // numbers. With tiles, x has BLOCK_ROWS rows of memory, and rows <= BLOCK_ROWS.
-    void compute(Int rows, const T *x, Int n, float *out, Int stride) const {
-        const T *groups = packed + n * width;
+    // out (rows, BLOCK) from output n on, for the rows of x from `first` on. The rows of `out` have
+    // `stride` numbers. With tiles, there are at most BLOCK_ROWS rows.
+    void compute(
+        Int first, Int rows, const Rows<T> &x, Int n, float *out, Int stride
+    ) const {
+        const T *groups = packed + n * width, *from = x.at + first * width;
         const Int columns = smaller(size - n, BLOCK);
         float edge[BLOCK_ROWS * BLOCK], own_bias[BLOCK] = {};
-        Finish finish = {bias + n, fill(relu ? 0 : -INFINITY)};
+        const Vector lowest = fill(relu ? 0 : -INFINITY);
+        Finish finish = {bias + n, lowest, x.scale + first, scale + n, correction + n};
         if (!bias || columns < BLOCK) {
             if (bias) memcpy(own_bias, bias + n, columns * sizeof(float));
             finish.bias = own_bias;
         }
         if (columns == BLOCK && (rows == BLOCK_ROWS || !use_tiles)) {
-            block(rows, width, x, groups, finish, use_tiles, out, stride);
+            block(rows, width, from, groups, finish, use_tiles, out, stride);
             return;
         }
-        block(rows, width, x, groups, finish, use_tiles, edge, BLOCK);
+        block(rows, width, from, groups, finish, use_tiles, edge, BLOCK);
         for (Int r = 0; r < rows; r++)
             memcpy(out + r * stride, edge + r * BLOCK, columns * sizeof(float));
     }
 
-    // out (rows, size) = x (rows, width) W^T + bias, by all threads of a team. With tiles, x has
-    // memory for a multiple of BLOCK_ROWS rows.
-    void operator()(Int rows, const T *x, float *out) const {
+    // out (rows, size) for x (rows, width), by all threads of a team
+    void operator()(Int rows, const Rows<T> &x, float *out) const {
         begin();
         // A chunk of the rows stays in the cache while all outputs are computed.
 #pragma omp for collapse(2) schedule(static)
         for (Int chunk = 0; chunk < rows; chunk += CHUNK)
             for (Int n = 0; n < size; n += BLOCK) {
                 const Int end = smaller(rows, chunk + CHUNK);
-                for (Int r = chunk; r < end; r += BLOCK_ROWS) {
-                    const Int height = smaller(end - r, BLOCK_ROWS);
-                    compute(height, x + r * width, n, out + r * size + n, size);
-                }
+                for (Int r = chunk; r < end; r += BLOCK_ROWS)
+                    compute(r, smaller(end - r, BLOCK_ROWS), x, n, out + r * size + n, size);
             }
-        finish();
+        end();
     }
 
+    // Each thread calls these functions before and after `compute`.
     void begin() const {
 #ifdef BF16_TILES
         if (use_tiles) configure_tiles();
 #endif
     }
 
-    void finish() const {
+    void end() const {
 #ifdef BF16_TILES
         if (use_tiles) _tile_release();
 #endif
     }
 };
-
-#ifdef BF16_VECTORS
-
-// Rows (rows, width), rounded to bf16, with the stored width. There is memory for a multiple of
-// BLOCK_ROWS rows.
-struct RoundedRows {
-    Bf16 *at;
-    RoundedRows(Int threads, Int rows, Int width, const float *x) {
-        const Int stored = stored_width<Bf16>(width);
-        at = (Bf16 *)malloc(up(rows, BLOCK_ROWS) * stored * sizeof(Bf16));
-#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
-        for (Int r = 0; r < up(rows, BLOCK_ROWS); r++) {
-            const Int used = r < rows ? width : 0;
-            round_numbers(at + r * stored, x + r * width, used);
-            memset(at + r * stored + used, 0, (stored - used) * sizeof(Bf16));
-        }
-    }
-    ~RoundedRows() { free(at); }
-};
-
-#endif
 
 #ifdef BF16_TILES
 static inline bool with_tiles(Int use_tiles) { return use_tiles && tiles_allowed(); }
@@ -302,50 +403,44 @@ static inline bool with_tiles(Int use_tiles) { return use_tiles && tiles_allowed
 static inline bool with_tiles(Int) { return false; }
 #endif
 
+// The number types for which this processor has products: their names and C++ types
+#ifdef BF16_VECTORS
+#define IF_BF16(function) function(bf16, Bf16)
+#else
+#define IF_BF16(function)
+#endif
+#ifdef INT8_VECTORS
+#define IF_INT8(function) function(int8, int8_t)
+#else
+#define IF_INT8(function)
+#endif
+#define FOR_TYPES(function) function(float32, float) IF_BF16(function) IF_INT8(function)
+
 extern "C" {
 
-// Whether these kernels know the processor's products of bf16.
-Int has_bf16_products(Int) {
-#ifdef BF16_VECTORS
-    return 1;
-#else
-    return 0;
-#endif
-}
-
-void pack_float32(Int, Int size, Int width, const float *matrix, float *packed) {
-    pack(size, width, matrix, packed);
-}
-
-void pack_bf16(Int, Int size, Int width, const Bf16 *matrix, Bf16 *packed) {
-    pack(size, width, matrix, packed);
-}
-
-// out (rows, size) = x (rows, width) W^T + bias (size) for a packed W (size, width). With `relu`,
-// negative results become 0. The bias may be null.
-void float32_product(
-    Int threads, Int rows, Int size, Int width, const float *x, const float *packed,
-    const float *bias, Int relu, float *out
-) {
-    const Map<float> map = {size, width, packed, bias, relu != 0, false};
-#pragma omp parallel num_threads((int)threads) if (threads > 1)
-    map(rows, x, out);
-}
-
-// The same for a W of bf16. If `use_tiles` is 0, vectors compute it also where the processor has
-// tiles.
-void bf16_product(
-    Int threads, Int rows, Int size, Int width, const float *x, const Bf16 *packed,
-    const float *bias, Int relu, Int use_tiles, float *out
-) {
-#ifdef BF16_VECTORS
-    const RoundedRows rounded(threads, rows, width, x);
-    const Map<Bf16> map = {
-        size, stored_width<Bf16>(width), packed, bias, relu != 0, with_tiles(use_tiles)
-    };
-#pragma omp parallel num_threads((int)threads) if (threads > 1)
-    map(rows, rounded.at, out);
-#endif
-}
+// pack_float32 and so on: store the matrix (size, width) for the other functions. `packed` is 0
+// before.
+//
+// float32_product and so on: out (rows, size) = x (rows, width) W^T + bias (size) for a packed W
+// (size, width). With `relu`, negative results become 0. Null pointers: the bias may be null; scale
+// and correction are null, except for int8. If `use_tiles` is 0, vectors compute products of bf16
+// also where the processor has tiles.
+#define PRODUCT(name, T)                                                                       \
+    void pack_##name(Int, Int size, Int width, const T *matrix, T *packed) {                   \
+        pack(size, width, matrix, packed);                                                     \
+    }                                                                                          \
+    void name##_product(                                                                       \
+        Int threads, Int rows, Int size, Int width, const float *x, const T *packed,           \
+        const float *scale, const int32_t *correction, const float *bias, Int relu,            \
+        Int use_tiles, float *out                                                              \
+    ) {                                                                                        \
+        const Rows<T> own(threads, rows, width, x);                                            \
+        const bool tiles = sizeof(T) == 2 && with_tiles(use_tiles);                            \
+        const Int stored = stored_width<T>(width);                                             \
+        const Map<T> map = {size, stored, packed, scale, correction, bias, relu != 0, tiles};  \
+        _Pragma("omp parallel num_threads((int)threads) if (threads > 1)") map(rows, own, out); \
+    }
+FOR_TYPES(PRODUCT)
+#undef PRODUCT
 
 }  // extern "C"
