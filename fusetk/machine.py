@@ -131,8 +131,8 @@ class Choices:
 PRODUCTS = "float32 products"  # name of a choice
 # PyTorch's default is replaced only if the alternative is this many times as fast.
 MIN_SPEEDUP = 1.15
-# The kernels for linear maps may be a little slower in the measurement of one shape. In a search they
-# save passes over memory, and oneDNN compiles a product for each number of rows.
+# The kernels for linear maps may be a little slower in the measurement of one shape. In a search
+# they save passes over memory, and oneDNN compiles a product for each number of rows.
 MIN_SPEEDUP_LINEAR = 0.97
 
 

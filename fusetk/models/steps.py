@@ -21,7 +21,7 @@ from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.exact import has_hooks
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as kernels
-from fusetk.nn.inference_linear import InferenceLinear
+from fusetk.nn.inference_linear import InferenceLinear, KernelLinear
 from fusetk.nn.output import PIECE
 
 # Padding is removed if the real tokens are less than this fraction. The removal copies rows.
@@ -67,6 +67,7 @@ class Shared(NamedTuple):
     sentences: Tensor  # (B,), the numbers of the sentences
     sources: tuple[kernels.Source, ...]  # ``keys_values``, as the kernels read them
     steps: tuple[tuple[Tensor, ...], ...]  # for each layer, the projections (R_t, 3D) of each step
+    layers: tuple[kernels.DecoderLayer | None, ...]  # None: the parts are computed one by one
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Shared":
         """Return the same object: the selection of hypotheses changes ``Hypotheses`` only."""
@@ -93,8 +94,10 @@ class Hypotheses(NamedTuple):
     def contexts(self) -> list["StepContext"]:
         """Return the context of each layer."""
         return [
-            StepContext(source, self.sentences, self.ancestors, steps)
-            for source, steps in zip(self.shared.sources, self.shared.steps, strict=True)
+            StepContext(source, self.sentences, self.ancestors, steps, layer)
+            for source, steps, layer in zip(
+                self.shared.sources, self.shared.steps, self.shared.layers, strict=True
+            )
         ]
 
     def with_steps(self, steps: Iterable[tuple[Tensor, ...]]) -> "Hypotheses":
@@ -109,6 +112,7 @@ class StepContext(NamedTuple):
     sentences: Tensor  # (R,)
     ancestors: Tensor  # (R, t + 1)
     steps: tuple[Tensor, ...]  # projections of the t earlier steps
+    layer: kernels.DecoderLayer | None  # the layer in one call of a kernel, if there is one
 
 
 def usable(module: Parts | nn.Module, x: Tensor) -> bool:
@@ -125,7 +129,9 @@ def needs_caches(decoder: nn.Module, tgt_in: Tensor) -> bool:
     return tgt_in.shape[1] > 1 or any(trace.wanted(attention.name) for attention in attentions)
 
 
-def start(keys_values: Sequence[Tensor], mask: Tensor) -> Hypotheses:
+def start(
+    layers: Sequence[DecoderParts], keys_values: Sequence[Tensor], mask: Tensor
+) -> Hypotheses:
     """Return one empty hypothesis of each sentence; for the arguments see ``Shared``."""
     lengths = mask.sum(1)
     sources = []
@@ -135,7 +141,8 @@ def start(keys_values: Sequence[Tensor], mask: Tensor) -> Hypotheses:
         sources.append(kernels.source(keys, values, None, lengths))
     sentences = torch.arange(len(mask))
     steps = ((),) * len(keys_values)
-    shared = Shared(tuple(keys_values), mask, sentences, tuple(sources), steps)
+    fused = tuple(map(_in_one_call, layers))
+    shared = Shared(tuple(keys_values), mask, sentences, tuple(sources), steps, fused)
     return Hypotheses(sentences, sentences.new_empty(len(mask), 0), shared)
 
 
@@ -148,6 +155,12 @@ def decoder_layer(
     """
     shape = x.shape
     x = _read(layer, x)
+    if context.layer is not None and not trace.wanted(layer.cross.name):
+        out, projections = kernels.decoder_layer(
+            *(context.layer, x, context.steps, context.ancestors),
+            *(context.source, context.sentences),
+        )
+        return out.view(*shape[:-1], layer.width), (*context.steps, projections)
     attention = layer.attention
     projections = _product(attention.project, _before(layer.attention_residual, x))
     steps = (*context.steps, projections)
@@ -166,6 +179,25 @@ def decoder_layer(
         bias = None
     x = _after(layer.cross_residual, x, z, bias)
     return _feed_forward(layer, x).view(*shape[:-1], layer.width), steps
+
+
+def _in_one_call(layer: DecoderParts) -> kernels.DecoderLayer | None:
+    """Return a layer for ``kernels.decoder_layer``; None if that cannot compute it."""
+    attention, cross, ffn = layer.attention, layer.cross, layer.ffn
+    assert isinstance(ffn, FeedForward)
+    linear = attention.project, attention.out, cross.query, cross.out, ffn.hidden, ffn.out
+    maps = [packed for packed in map(_packed, linear) if packed is not None]
+    if len(maps) < len(linear) or layer.gate is not None or ffn.activation is not torch.relu_:
+        return None
+    residuals = layer.attention_residual, layer.cross_residual, layer.ffn_residual
+    norms = [_norm(residual) for residual in residuals]
+    return kernels.DecoderLayer(maps, norms, attention.heads, residuals[0].pre)
+
+
+def _packed(linear: nn.Module) -> kernels.PackedMap | None:
+    if not isinstance(linear, KernelLinear):
+        return None
+    return kernels.PackedMap(linear.packed, linear.bias, linear.weight.shape[1])
 
 
 def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:

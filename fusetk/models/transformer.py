@@ -537,7 +537,7 @@ class Transformer(Seq2Seq):
         layers = self._decoder_layers()
         ordinary = all(type(layer) is TransformerDecoderLayer for layer in layers)
         if ordinary and steps.decoder_is_usable(layers, keys_values[0]):
-            return State(None, steps.start(keys_values, memory.mask), 0)
+            return State(None, steps.start(layers, keys_values, memory.mask), 0)
         return self._start_with_caches(keys_values, memory.mask)
 
     def _start_with_caches(self, keys_values: tuple[Tensor, ...], mask: Tensor) -> State:

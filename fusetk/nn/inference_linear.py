@@ -57,6 +57,8 @@ class KernelLinear(InferenceLinear):
     x is rounded to the type of W. Sums of float32 and bf16, b and results are float32.
     """
 
+    packed: kernels.Packed
+
     def __init__(self, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None):
         """``weight`` (out, width), in its final type, is that of the map to replace.
 

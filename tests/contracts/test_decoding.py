@@ -323,6 +323,26 @@ def test_products_in_kernels_find_the_same(searched_model, beam, monkeypatch):
         assert_same(hypotheses, same)
 
 
+@pytest.mark.parametrize("convert", [to_kernels, to_bf16, to_int8])
+@pytest.mark.parametrize("system", ["transformer", "transformer, pre-norm, attend layerwise"])
+def test_a_layer_in_one_call_computes_what_its_parts_compute(system, convert, monkeypatch):
+    dtype = {to_kernels: torch.float32, to_bf16: torch.bfloat16, to_int8: torch.int8}[convert]
+    if not kernels.has_products(dtype):
+        pytest.skip(f"the processor has no products of {dtype}")
+    set_kernels(monkeypatch, dtype, True)
+    model = convert(SYSTEMS[system]())
+    in_one_call = begin(model)
+    monkeypatch.setattr(steps, "_in_one_call", lambda layer: None)
+    in_parts = begin(model)
+    for state, expected in ((in_one_call, True), (in_parts, False)):
+        layers = state.per_hypothesis.shared.layers
+        assert all((layer is not None) == expected for layer in layers)
+    for tokens in prefixes(len(SOURCES)).split(1, 1):
+        features, in_one_call = model.decode(tokens, in_one_call)
+        expected, in_parts = model.decode(tokens, in_parts)
+        assert torch.equal(features, expected)
+
+
 @pytest.mark.parametrize("max_numbers", [1, 240])
 def test_the_encoder_may_read_groups_of_sentences(searched_model, max_numbers, monkeypatch):
     config = SearchConfig(beam=2, max_length_extra=6)

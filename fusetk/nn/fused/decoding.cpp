@@ -1,16 +1,8 @@
-// The computations between the matrix products of a Transformer in inference, float32: attention to
-// a short source and to the earlier tokens of hypotheses, residual sum and layer normalisation,
-// activation, the best tokens with the logarithm of the sum of the softmax, and the rounding to 8
-// bits. Products come without their bias: the next kernel adds it.
+// The computations of a Transformer in inference, float32: attention to a short source and to the
+// earlier tokens of hypotheses, residual sum and layer normalisation, activation, and a whole decoder
+// layer. Products come without their bias: the next kernel adds it.
 
-#include "packed_products.h"
-
-// The first n < 16 numbers; the others are `rest`.
-static inline Vector load_part(const float *p, Int n, float rest) {
-    Vector v = fill(rest);
-    memcpy(&v, p, n * sizeof(float));
-    return v;
-}
+#include "best_tokens.h"
 
 // Replace the numbers x, which -inf pads to full vectors, by e^(x - max x). Return their sum.
 static inline float softmax(float *x, Int vectors) {
@@ -253,200 +245,98 @@ void add_bias(Int threads, Int rows, Int width, float *x, const float *bias, Int
     }
 }
 
-// Multiply integers `sums` (R, D) by the scales of rows and columns, and add the bias, which may be
-// null. The results are floats in the memory of the integers. With `relu`, negative ones become 0.
-void rescale(
-    Int threads, Int rows, Int width, int32_t *sums, const float *row_scale,
-    const float *column_scale, const float *bias, Int relu
-) {
-    const Vector lowest = fill(relu ? 0 : -INFINITY);
-#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
-    for (Int r = 0; r < rows; r++) {
-        int32_t *from = sums + r * width;
-        float *to = (float *)from;
-        const float scale = row_scale[r];
-        Int j = 0;
-        for (; j + LANES <= width; j += LANES) {
-            Vector v = to_float(from + j) * scale * load(column_scale + j);
-            if (bias) v += load(bias + j);
-            store(to + j, larger(v, lowest));
-        }
-        for (; j < width; j++) {
-            float v = (float)from[j] * scale * column_scale[j] + (bias ? bias[j] : 0);
-            v = relu && v < 0 ? 0 : v;
-            memcpy(to + j, &v, sizeof v);
-        }
-    }
-}
-
-}  // extern "C"
-
-// The tokens that a search may choose. For each row, `only` has the only allowed token or -1; it may
-// be null.
-struct TokenRules {
-    Int num_forbidden;
-    const Int *forbidden, *only;
+// A linear map: its matrix is packed, with numbers of 4, 2 or 1 bytes; see packed_products.h.
+struct Linear {
+    Int bytes, size, width;
+    const void *matrix;
+    const float *scale;
+    const int32_t *correction;
+    const float *bias;
 };
 
-// The results of best_tokens
-struct Best {
-    Int n;
-    float *best;
-    Int *token;
-    float *log_z;
+struct Norm {
+    const float *gain, *shift;
+    float eps;
 };
 
-// Fill row r of the results from its logits x (size) + bias.
-static void best_of_row(
-    Int r, Int size, float *x, const float *bias, const TokenRules &rules, const Best &results
-) {
-    const Int full = size / LANES * LANES, n = results.n;
-    const Int single = rules.only ? rules.only[r] : -1;
-    float *top = results.best + r * n;
-    Int *id = results.token + r * n;
-    for (Int i = 0; i < n; i++) top[i] = -INFINITY, id[i] = 0;
-    if (single >= 0) {
-        top[0] = x[single] + (bias ? bias[single] : 0);
-        id[0] = single;
-    }
-    float highest = -INFINITY, excluded = 0;
-    Vector maxima = fill(-INFINITY), total = {};
-    {
-        Scratch values(rules.num_forbidden);
-        for (Int i = 0; i < rules.num_forbidden; i++) {
-            values.at[i] = x[rules.forbidden[i]] + (bias ? bias[rules.forbidden[i]] : 0);
-            highest = values.at[i] > highest ? values.at[i] : highest;
-            x[rules.forbidden[i]] = -INFINITY;
-        }
-        for (Int j = 0; j < full; j += LANES) {
-            Vector v = load(x + j);
-            if (bias) v += load(bias + j);
-            store(x + j, v);
-            maxima = larger(maxima, v);
-        }
-        if (bias)
-            for (Int j = full; j < size; j++) x[j] += bias[j];
-        if (full < size)
-            maxima = larger(maxima, load_part(x + full, size - full, -INFINITY));
-        highest = max(maxima) > highest ? max(maxima) : highest;
-        for (Int i = 0; i < rules.num_forbidden; i++) excluded += expf(values.at[i] - highest);
-    }
-    for (Int j = 0; j < full; j += LANES) total += exp_(load(x + j) - highest);
-    if (full < size)
-        total += exp_(load_part(x + full, size - full, -INFINITY) - highest);
-    results.log_z[r] = highest + logf(sum(total) + excluded);
-    if (single >= 0) return;
+// A Transformer's decoder layer. `pre` says that the norms precede the sub-layers.
+struct DecoderLayer {
+    Int width, heads, hidden_size, pre;
+    Linear project, out, query, context, hidden, result;
+    Norm norms[3];
+};
 
-    // The maxima of the lanes are different tokens. So the n-th best token has at least the
-    // n-th highest maximum.
-    float least = -INFINITY;
-    if (n <= LANES) {
-        float unsorted[LANES], sorted[LANES];
-        store(unsorted, maxima);
-        for (Int i = 0; i < LANES; i++) {
-            Int place = i;
-            for (; place > 0 && unsorted[i] > sorted[place - 1]; place--)
-                sorted[place] = sorted[place - 1];
-            sorted[place] = unsorted[i];
-        }
-        least = sorted[n - 1];
-    }
-    const Int block = 8 * LANES;
-    for (Int start = 0; start < size; start += block) {
-        const Int end = start + block < size ? start + block : size;
-        if (end - start == block) {
-            Condition any = {};
-            for (Int j = start; j < end; j += LANES) any |= load(x + j) >= least;
-            if (!contains_true(any)) continue;
-        }
-        for (Int j = start; j < end; j++) {
-            if (!(x[j] >= least && x[j] > top[n - 1])) continue;
-            Int place = n - 1;
-            for (; place > 0 && x[j] > top[place - 1]; place--) {
-                top[place] = top[place - 1];
-                id[place] = id[place - 1];
-            }
-            top[place] = x[j];
-            id[place] = j;
-        }
-    }
+// The sources that attend_source reads
+struct Source {
+    Int count, length;
+    const Int *lengths;
+    const float *keys, *values;
+    Int stride;
+    const float *value_bias;
+};
+
+static void apply(
+    Int threads, Int rows, const Linear &map, const float *bias, Int relu, const float *x,
+    float *out
+) {
+#define APPLY(name, T)                                                                         \
+    if (map.bytes == sizeof(T))                                                                \
+        name##_product(                                                                        \
+            threads, rows, map.size, map.width, x, (const T *)map.matrix, map.scale,           \
+            map.correction, bias, relu, 1, out                                                 \
+        );
+    FOR_TYPES(APPLY)
+#undef APPLY
 }
 
-extern "C" {
-
-// The n best tokens of each row of logits + bias, best first, the lower id first among equal ones,
-// and log_z, the logarithm of the sum of exp(logits). The tokens of `forbidden` are never chosen.
-// If only[r] >= 0, row r has this token alone. Other places of a row have the score -inf and token
-// 0. With NaN in a row, its log_z is NaN. `logits` is overwritten. With row_scale and column_scale,
-// the logits are integers, and the scales multiply them.
-void best_tokens(
-    Int threads, Int rows, Int size, float *logits, const float *row_scale,
-    const float *column_scale, const float *bias, Int num_forbidden, const Int *forbidden,
-    const Int *only, Int n, float *best, Int *token, float *log_z
+// The computation of a layer for one token of each hypothesis, x (rows, width) -> out (rows, width).
+// The projections of this step (rows, 3 width) are steps[length - 1]. The results are those of the
+// functions for its parts, one after the other.
+void decoder_layer(
+    Int threads, Int rows, const DecoderLayer *layer, const float *x, Int length,
+    float *const *steps, const Int *ancestors, const Source *source, const Int *sentences,
+    float *out
 ) {
-    const TokenRules rules = {num_forbidden, forbidden, only};
-    const Best results = {n, best, token, log_z};
-#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
-    for (Int r = 0; r < rows; r++) {
-        float *x = logits + r * size;
-        if (row_scale)
-            rescale(1, 1, size, (int32_t *)x, row_scale + r, column_scale, NULL, 0);
-        best_of_row(r, size, x, bias, rules, results);
-    }
-}
+    const Int width = layer->width, size = rows * width;
+    Scratch normed(size), y(size), z(size), sum(size), next(size);
+    Scratch hidden(rows * layer->hidden_size);
+    const auto before = [&](const float *stream, Int i) -> const float * {
+        const Norm &norm = layer->norms[i];
+        if (!layer->pre) return stream;
+        add_norm(
+            threads, rows, width, stream, 0, 0, norm.gain, norm.shift, norm.eps, 0, normed.at
+        );
+        return normed.at;
+    };
+    const auto after = [&](const float *stream, const float *change, const float *bias, Int i,
+                           float *to) {
+        const Norm &norm = layer->norms[i];
+        float *total = layer->pre ? to : 0, *result = layer->pre ? 0 : to;
+        add_norm(
+            threads, rows, width, stream, change, bias, norm.gain, norm.shift, norm.eps, total,
+            result
+        );
+    };
+    const Linear &project = layer->project;
+    apply(threads, rows, project, 0, 0, before(x, 0), steps[length - 1]);
+    attend_history(
+        threads, rows, layer->heads, width, length, steps, ancestors, project.bias, y.at
+    );
+    apply(threads, rows, layer->out, 0, 0, y.at, z.at);
+    after(x, z.at, layer->out.bias, 0, sum.at);
 
-}  // extern "C"
+    apply(threads, rows, layer->query, 0, 0, before(sum.at, 1), y.at);
+    attend_source(
+        threads, rows, layer->heads, width, source->count, source->length, sentences,
+        source->lengths, y.at, width, layer->query.bias, source->keys, source->values,
+        source->stride, source->value_bias, z.at, 0
+    );
+    apply(threads, rows, layer->context, 0, 0, z.at, y.at);
+    after(sum.at, y.at, layer->context.bias, 1, next.at);
 
-// The best tokens of the logits (rows, size) that a map computes of x (rows, width). The logits of a
-// few rows at a time stay in the cache.
-template <class T>
-static void best_of_map(
-    Int threads, Int rows, const Rows<T> &x, const Map<T> &map, const TokenRules &rules,
-    const Best &results
-) {
-    const Int stride = up(map.size, BLOCK);
-#pragma omp parallel num_threads((int)threads) if (threads > 1)
-    {
-        Scratch logits(BLOCK_ROWS * stride);
-        map.begin();
-#pragma omp for schedule(static)
-        for (Int first = 0; first < rows; first += BLOCK_ROWS) {
-            const Int height = smaller(rows - first, BLOCK_ROWS);
-            for (Int j = 0; j < map.size; j += BLOCK)
-                map.compute(first, height, x, j, logits.at + j, stride);
-            for (Int i = 0; i < height; i++)
-                best_of_row(first + i, map.size, logits.at + i * stride, NULL, rules, results);
-        }
-        map.end();
-    }
-}
-
-extern "C" {
-
-// best_tokens_of_float32 and so on: best_tokens of the logits that float32_product and so on compute
-#define BEST_TOKENS(name, T)                                                                   \
-    void best_tokens_of_##name(                                                                \
-        Int threads, Int rows, Int size, Int width, const float *x, const T *packed,           \
-        const float *scale, const int32_t *correction, const float *bias, Int num_forbidden,   \
-        const Int *forbidden, const Int *only, Int n, float *best, Int *token, float *log_z    \
-    ) {                                                                                        \
-        const Rows<T> own(threads, rows, width, x);                                            \
-        const bool tiles = sizeof(T) == 2 && with_tiles(1);                                    \
-        const Int stored = stored_width<T>(width);                                             \
-        const Map<T> map = {size, stored, packed, scale, correction, bias, false, tiles};      \
-        const TokenRules rules = {num_forbidden, forbidden, only};                             \
-        best_of_map(threads, rows, own, map, rules, {n, best, token, log_z});                  \
-    }
-FOR_TYPES(BEST_TOKENS)
-#undef BEST_TOKENS
-
-// quantize_row for each row of x (rows, width)
-void quantize(
-    Int threads, Int rows, Int width, const float *x, int8_t *rounded, float *scale
-) {
-#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
-    for (Int r = 0; r < rows; r++)
-        scale[r] = quantize_row(width, x + r * width, rounded + r * width);
+    apply(threads, rows, layer->hidden, layer->hidden.bias, 1, before(next.at, 2), hidden.at);
+    apply(threads, rows, layer->result, 0, 0, hidden.at, y.at);
+    after(next.at, y.at, layer->result.bias, 2, out);
 }
 
 }  // extern "C"

@@ -3,6 +3,7 @@
 All tensors are float32 on CPU. Products come without their bias, and the functions here add it.
 """
 
+import ctypes
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk.nn.fused.build import library
-from fusetk.nn.fused.structs import FLOAT, INT, POINTER
+from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct
 from fusetk.nn.precision import product_dtype
 
 LANES = 16  # numbers in a vector; vectors.h has the same constant
@@ -247,6 +248,90 @@ def best_tokens_of_map(
 def _empty_results(rows: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
     token = torch.empty(rows, count, dtype=torch.int64)
     return torch.empty(rows, count), token, torch.empty(rows, 1)
+
+
+# A decoder layer ----------------------------------------------------------------------------------
+
+# The structs have the same members in the same order as in decoding.cpp.
+_LINEAR = struct("_Linear", ("bytes size width", INT), ("matrix scale correction bias", POINTER))
+_NORM = struct("_Norm", ("gain shift", POINTER), ("eps", FLOAT))
+_MAPS = "project out query context hidden result"
+_LAYER = struct(
+    "_Layer", ("width heads hidden_size pre", INT), (_MAPS, _LINEAR), ("norms", _NORM * 3)
+)
+_SOURCE = struct(
+    "_Source",
+    ("count length", INT),
+    ("lengths keys values", POINTER),
+    ("stride", INT),
+    ("value_bias", POINTER),
+)
+
+
+class PackedMap(NamedTuple):
+    """A linear map with a packed matrix (V, D) and a bias (V,)."""
+
+    packed: Packed
+    bias: Tensor | None
+    width: int  # D
+
+    def struct(self) -> ctypes.Structure:
+        matrix, size, scale, correction = self.packed
+        pointers = map(address, (matrix, scale, correction, self.bias))
+        return _LINEAR(matrix.element_size(), size, self.width, *pointers)
+
+
+class DecoderLayer:
+    """A Transformer's decoder layer with ReLU, as ``decoder_layer`` reads it."""
+
+    def __init__(
+        self, maps: Sequence[PackedMap], norms: Sequence[nn.LayerNorm], heads: int, pre: bool
+    ):
+        """The maps are those of self-attention (all projections, result), attention to the source
+        (queries, result) and FFN (hidden units, result). ``norms`` are those of the three
+        sub-layers. They precede the sub-layers if ``pre``, or else follow them.
+        """
+        self._tensors = maps, norms  # keeps the memory that the struct names
+        self.width = maps[0].width
+        structs = [each.struct() for each in maps]
+        layer_norms = [_NORM(*map(address, (n.weight, n.bias)), n.eps) for n in norms]
+        hidden_size = maps[4].packed.size
+        self.struct = _LAYER(
+            *(self.width, heads, hidden_size, int(pre), *structs, (_NORM * 3)(*layer_norms))
+        )
+
+
+def decoder_layer(
+    layer: DecoderLayer,
+    x: Tensor,
+    steps: Sequence[Tensor],
+    ancestors: Tensor,
+    source: Source,
+    sentences: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Compute a layer for one token of each of R hypotheses, x (R, D).
+
+    Return the output (R, D) and the projections (R, 3D) of this step. The results are those of the
+    functions for the parts of the layer. ``steps`` are the projections of the earlier steps; for
+    the other arguments see ``attend_history`` and ``attend_source``.
+    """
+    rows, width = x.shape
+    projections = x.new_empty(rows, 3 * width)
+    out = torch.empty_like(x)
+    addresses = torch.tensor([step.data_ptr() for step in (*steps, projections)])
+    sources, length = source.values.shape[1:3]
+    described = _SOURCE(
+        *(sources, length, *map(address, (source.lengths, source.keys, source.values))),
+        *(source.values.stride(2), address(source.value_bias)),
+    )
+    _call(
+        *("decoder_layer", rows, ctypes.addressof(layer.struct), x, len(addresses), addresses),
+        *(ancestors.contiguous(), ctypes.addressof(described), sentences, out),
+    )
+    return out, projections
+
+
+# Rounding for the products of 8 bits of PyTorch ---------------------------------------------------
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,7 @@
 
 #pragma once
 
-#include "vectors.h"
-
-#include <float.h>
-#include <math.h>
-#include <string.h>
+#include "int8.h"
 
 #ifdef __AVX512BF16__
 #define BF16_VECTORS 1
@@ -289,27 +285,6 @@ struct Rows<Bf16> {
 };
 
 #endif
-
-// Round a row to int8, and return the scale that multiplies its numbers. The largest absolute value
-// becomes 127. With NaN in the row, the scale is NaN.
-static inline float quantize_row(Int width, const float *x, int8_t *to) {
-    const Int full = width / LANES * LANES;
-    Vector maxima = fill(FLT_MIN);
-    Condition is_nan = {};
-    for (Int j = 0; j < full; j += LANES) {
-        const Vector v = load(x + j);
-        maxima = larger(larger(maxima, v), -v);
-        is_nan |= v != v;
-    }
-    float highest = contains_true(is_nan) ? NAN : max(maxima);
-    for (Int j = full; j < width; j++)
-        if (fabsf(x[j]) > highest || x[j] != x[j]) highest = fabsf(x[j]);
-    const float factor = 127.0f / highest;
-    for (Int j = 0; j < full; j += LANES)
-        store_integers(to + j, (load(x + j) * factor + ROUND) - ROUND);
-    for (Int j = full; j < width; j++) to[j] = (int8_t)((x[j] * factor + ROUND) - ROUND);
-    return highest / 127.0f;
-}
 
 #ifdef INT8_VECTORS
 

@@ -5,6 +5,8 @@
 
 #include "common.h"
 
+#include <string.h>
+
 #if defined(__AVX512F__)
 enum { WIDTH = 16 };  // numbers in a register
 #elif defined(__AVX__)
@@ -36,6 +38,13 @@ static inline Vector fill(float x) {
 static inline Vector load(const float *x) {
     Vector v;
     for (int k = 0; k < REGISTERS; k++) v.registers[k] = *(const Register *)(x + k * WIDTH);
+    return v;
+}
+
+// The first n < 16 numbers; the others are `rest`.
+static inline Vector load_part(const float *p, Int n, float rest) {
+    Vector v = fill(rest);
+    memcpy(&v, p, n * sizeof(float));
     return v;
 }
 
