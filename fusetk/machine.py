@@ -153,6 +153,7 @@ def _choices(matmul: str, threads: int) -> Choices:
         "torch": torch.__version__,
         "processor": processor(),
         "choices": [choice.name for choice in CHOICES],
+        "kernels": [name for dtype, name in kernels.NAMES.items() if kernels.has_products(dtype)],
     }
     name = f"machine-{hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]}.json"
     for folder in cache_folders():
@@ -268,7 +269,7 @@ def fastest(
     """
     usable = [way for way in ways if way == ways[0] or exact(way)]
     seconds = _seconds(*(run(way) for way in usable))
-    best = min(range(len(usable)), key=seconds.__getitem__)
+    best = min(range(1, len(usable)), key=seconds.__getitem__, default=0)
     return usable[best] if seconds[0] > speedup * seconds[best] else usable[0]
 
 
@@ -370,7 +371,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way) -> None:
 # Linear maps in inference -------------------------------------------------------------------------
 
 KERNELS = "kernels"  # a way
-ROWS = 200  # of the products that are measured, a typical number of hypotheses
+ROWS = 200  # number of rows in the measured products: a typical number of hypotheses
 MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
 PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
 
@@ -393,7 +394,7 @@ def _measure_linear(dtype: torch.dtype, operation: str) -> Way:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread for operations: decoding gives each thread a batch, if there are enough."""
+    """Use one thread for operations, as a search does if there are as many batches as threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -414,7 +415,15 @@ def _run_projection(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     rules: Any = torch.tensor([0, 2]), None, 6
     if isinstance(linear, KernelLinear):
         return lambda: kernels.best_tokens_of_map(x, linear.packed, None, *rules)
+    if isinstance(linear, Int8Linear):
+        return lambda: _best_of_sums(linear, x, rules)
     return lambda: kernels.best_tokens(linear(x), None, *rules)
+
+
+def _best_of_sums(linear: Int8Linear, x: Tensor, rules: Any) -> object:
+    sums, scales = linear.sums(x)
+    forbidden, only, count = rules
+    return kernels.best_tokens(sums.to(torch.int32), None, forbidden, only, count, scales)
 
 
 def _linear(dtype: torch.dtype, way: Way, shape: tuple[int, int]) -> nn.Module:
@@ -433,13 +442,11 @@ def _linear(dtype: torch.dtype, way: Way, shape: tuple[int, int]) -> nn.Module:
 
 # The ways by type of the weights and operation, the keys of ``in_kernels``.
 LINEAR_WAYS: dict[tuple[torch.dtype, str], tuple[Way, ...]] = {
-    (torch.bfloat16, "maps"): ("PyTorch", KERNELS),
-    (torch.bfloat16, "projection"): ("float32", KERNELS),
-    (torch.float32, "maps"): ("PyTorch", KERNELS),
-    (torch.float32, "projection"): ("PyTorch", KERNELS),
-    (torch.int8, "maps"): ("PyTorch", KERNELS),
-    (torch.int8, "projection"): ("PyTorch", KERNELS),
+    (dtype, operation): ("PyTorch", KERNELS)
+    for dtype, operations in in_kernels.items()
+    for operation in operations
 }
+LINEAR_WAYS[torch.bfloat16, "projection"] = ("float32", KERNELS)
 
 
 # Choices -----------------------------------------------------------------------------------------

@@ -77,6 +77,27 @@ MUTATIONS = [
         ("nn/test_fused_transformer.py",),
     ),
     Mutation(
+        "the last part of a long sum replaces the other parts",
+        "nn/fused/packed_products.h",
+        "if (start) sums[r][0] += load(to), sums[r][1] += load(to + GROUP);",
+        "",
+        ("nn/test_decoding_kernels.py",),
+    ),
+    Mutation(
+        "the offset of rows of 8 bits is not subtracted",
+        "nn/fused/packed_products.h",
+        "integers -= *(const IntRegister *)(correction + group * GROUP);",
+        "",
+        ("nn/test_decoding_kernels.py",),
+    ),
+    Mutation(
+        "a decoder layer in one call has the bias of another map",
+        "nn/fused/decoding.cpp",
+        "after(after_self.at, y.at, layer->cross_out.bias, 1, after_cross.at);",
+        "after(after_self.at, y.at, layer->self_out.bias, 1, after_cross.at);",
+        ("contracts/test_decoding.py",),
+    ),
+    Mutation(
         "the gradient of the logits lacks the smoothing term in the kernel",
         "nn/fused/transformer.cpp",
         "put(at, v, logits[v] * inverse - other);",

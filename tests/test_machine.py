@@ -140,6 +140,17 @@ def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.Monk
     assert products.measure() == "oneDNN", "oneDNN takes half the time"
 
 
+def test_the_speedup_that_another_way_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_seconds", lambda *runs: [run() for run in runs])
+    seconds = {"default": 1.0, "other": 1.02, "slow": 1.5}
+
+    def chosen(speedup: float) -> machine.Way:
+        return machine.fastest(list(seconds), lambda way: lambda: seconds[way], speedup=speedup)
+
+    assert (chosen(1.0), chosen(0.99), chosen(0.97)) == ("default", "default", "other")
+    assert machine.fastest(["default"], lambda way: lambda: 1.0) == "default"
+
+
 def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new choice is measured, applied and restored; files without it are still read."""
     path = cache.parent / "run.json"

@@ -7,8 +7,8 @@ words occurs in it twice. For each training and checkpoint the command prints:
 
 - repeats: the share of the translations that repeat words;
 - all: the number of all sentences, then sacreBLEU and the difference to that of the baseline;
-- without: the number of sentences whose translations by both systems repeat no words, then BLEU
-  and Δ of these sentences.
+- without repeats: the number of sentences whose translations by both systems repeat no words, then
+  BLEU and Δ of these sentences.
 
 If the second Δ is as large as the first, repetitions are not the reason for the difference.
 """
@@ -24,6 +24,7 @@ from fusetk.errors import DataError, FusetkError
 from fusetk.evaluation.metric import Metric, MetricOptions
 from fusetk.evaluation.metrics import make_metrics
 from fusetk.reporting.result_files import RunResult, read_columns, read_results, translations_path
+from fusetk.reporting.saved_run import SavedRun
 
 LENGTH = 4  # words of a repeated sequence
 
@@ -44,7 +45,7 @@ def rows(folder: Path, set_name: str, references: list[str], base: str) -> Itera
     results = [
         (path.stem, result)
         for path, result in read_results(folder).items()
-        if not any(key.endswith(".end.epochs") for key in result.overrides)
+        if not SavedRun(path.stem, result).changes_end
     ]
     stems = {_config(result): stem for stem, result in results if result.system == base}
     if not stems:
@@ -56,7 +57,7 @@ def rows(folder: Path, set_name: str, references: list[str], base: str) -> Itera
                 _translations(translations_path(folder, name, set_name), len(references))
                 for name in (stem, base_stem)
             )
-            for checkpoint in own:
+            for checkpoint in (name for name in own if name in other):
                 cells = _cells(metric, own[checkpoint], other[checkpoint])
                 yield [result.row, str(result.seed), checkpoint, *cells]
 
@@ -94,13 +95,24 @@ def main() -> None:
     parser.add_argument("reference", type=Path)
     parser.add_argument("base", help="system of the baseline, for example pre_norm")
     options = parser.parse_args()
-    heads = ["", "seed", "checkpoint", "repeats", "all", "BLEU", "Δ", "without", "BLEU", "Δ"]
+    headings = [
+        "",
+        "seed",
+        "checkpoint",
+        "repeats",
+        "all",
+        "BLEU",
+        "Δ",
+        "without repeats",
+        "BLEU",
+        "Δ",
+    ]
     try:
         references = list(read_lines(options.reference))
         table = list(rows(options.results, options.set_name, references, options.base))
     except FusetkError as error:
         sys.exit(f"tools.repetitions: {error}")
-    print(markdown_table("", heads, table, ()).partition("\n\n")[2])
+    print(markdown_table("", headings, table, ()).partition("\n\n")[2])
 
 
 if __name__ == "__main__":

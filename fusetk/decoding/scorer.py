@@ -114,7 +114,11 @@ class Scorer:
         Only the tokens that ``rules`` allows are among them. The property ``chooses`` must be True.
         """
         [features], next_states, attention = self._read(tokens, states)
-        rows = max(1, PIECE // len(self.models[0].output.weight))
+        output: Any = self.models[0].output
+        rows = PIECE // len(output.weight)
+        if isinstance(output, KernelLinear):
+            rows = len(features)  # the kernel divides them
+        rows = max(1, rows)
         only: Iterable[Tensor | None] = repeat(None)
         if rules.only is not None:
             only = rules.only.split(rows)

@@ -11,21 +11,21 @@ from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.transformer import Transformer
 from fusetk.nn.exact import is_exactly
-from fusetk.nn.inference_linear import Bf16Linear, InferenceLinear, KernelLinear, in_kernels
+from fusetk.nn.inference_linear import Bf16Linear, InferenceLinear, KernelLinear, uses_kernels
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.weightnorm import NormedLinear
 
 
 def to_kernels(model: Seq2Seq) -> Seq2Seq:
-    """Let the kernels compute the products of float32, where they are faster on this machine.
+    """Replace float32 maps by maps in kernels, where they are faster on this machine.
 
-    The results are equal up to rounding. On CPU these are the products of a Transformer's layers
-    and those of the output projection of any model.
+    These are the maps of a Transformer's layers and the output projection of any model, on CPU.
+    Subclasses of the usual maps and maps with hooks stay. Only the rounding of results changes.
     """
     if _device(model) != "cpu" or next(model.parameters()).dtype != torch.float32:
         return model
-    if isinstance(model, Transformer) and in_kernels[torch.float32]["maps"]:
+    if isinstance(model, Transformer) and uses_kernels(torch.float32, "maps"):
         _replace_maps(model, KernelLinear)
     if projection := _projection(model, torch.float32):
         model.output = projection
@@ -37,14 +37,15 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
 
     The logits stay float32. In bf16 they would have 8 significant bits, so different logits would
     become equal. This would cause most of the loss of accuracy. The weights of the output
-    projection are converted on CPU, if its product with float32 results is faster than that of
-    float32 factors on this machine. In a Transformer on CPU, only linear maps are converted,
-    because the kernels for inference compute in float32. The embeddings and norms stay float32.
+    projection are converted only on CPU, and only if this machine computes the product of bf16 in
+    kernels faster than the float32 product. In a Transformer on CPU, only linear maps are
+    converted, because the kernels for inference compute in float32. The embeddings and norms stay
+    float32, and so do subclasses of the usual maps and maps with hooks.
     """
     on_cpu = _device(model) == "cpu"
     output: Any = _projection(model, torch.bfloat16) if on_cpu else None
     if on_cpu and isinstance(model, Transformer):
-        _replace_maps(model, _kernel_bf16 if in_kernels[torch.bfloat16]["maps"] else Bf16Linear)
+        _replace_maps(model, _kernel_bf16 if uses_kernels(torch.bfloat16, "maps") else Bf16Linear)
         output = output or _projection(model, torch.float32) or model.output
     else:
         if output is None:
@@ -58,7 +59,8 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
 def to_int8(model: Seq2Seq) -> Seq2Seq:
     """Replace the linear maps of the layers, and the output projection, by maps of 8 bits.
 
-    Embeddings, normalisations and fusions stay float32. Raises ConfigError if the model is not a
+    Embeddings, normalisations and fusions stay float32, and so do subclasses of the usual maps and
+    maps with hooks. Raises ConfigError if the model is not a
     Transformer on CPU.
     """
     device = _device(model)
@@ -71,11 +73,11 @@ def to_int8(model: Seq2Seq) -> Seq2Seq:
             "precision int8 needs the backbone transformer, and this model has another one: "
             "choose fp32 or bf16"
         )
-    uses_kernels = in_kernels[torch.int8]
-    _replace_maps(model, Int8KernelLinear if uses_kernels["maps"] else Int8Linear)
-    assert isinstance(model.output, OutputProjection)
-    kind: Any = Int8KernelLinear if uses_kernels["projection"] else Int8Linear
-    model.output = kind(model.output.weight, model.output.bias)
+    _replace_maps(model, Int8KernelLinear if uses_kernels(torch.int8, "maps") else Int8Linear)
+    if is_exactly(model.output, OutputProjection):
+        in_kernels = uses_kernels(torch.int8, "projection")
+        kind: Any = Int8KernelLinear if in_kernels else Int8Linear
+        model.output = kind(model.output.weight, model.output.bias)
     return model
 
 
@@ -90,7 +92,7 @@ def _projection(model: Seq2Seq, dtype: torch.dtype) -> Any:
     """
     output = model.output
     replaceable = is_exactly(output, OutputProjection) or is_exactly(output, NormedLinear)
-    if not replaceable or not in_kernels[dtype]["projection"]:
+    if not replaceable or not uses_kernels(dtype, "projection"):
         return None
     return KernelLinear(output.weight.to(dtype), output.bias)
 

@@ -67,7 +67,7 @@ class Shared(NamedTuple):
     sentences: Tensor  # (B,), the numbers of the sentences
     sources: tuple[kernels.Source, ...]  # ``keys_values``, as the kernels read them
     steps: tuple[tuple[Tensor, ...], ...]  # for each layer, the projections (R_t, 3D) of each step
-    layers: tuple[kernels.DecoderLayer | None, ...]  # None: the parts are computed one by one
+    fused_layers: tuple[kernels.DecoderLayer | None, ...]  # None: computed part by part
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Shared":
         """Return the same object: the selection of hypotheses changes ``Hypotheses`` only."""
@@ -96,7 +96,7 @@ class Hypotheses(NamedTuple):
         return [
             StepContext(source, self.sentences, self.ancestors, steps, layer)
             for source, steps, layer in zip(
-                self.shared.sources, self.shared.steps, self.shared.layers, strict=True
+                self.shared.sources, self.shared.steps, self.shared.fused_layers, strict=True
             )
         ]
 
@@ -112,7 +112,7 @@ class StepContext(NamedTuple):
     sentences: Tensor  # (R,)
     ancestors: Tensor  # (R, t + 1)
     steps: tuple[Tensor, ...]  # projections of the t earlier steps
-    layer: kernels.DecoderLayer | None  # the layer in one call of a kernel, if there is one
+    fused_layer: kernels.DecoderLayer | None  # the layer for one call of a kernel
 
 
 def usable(module: Parts | nn.Module, x: Tensor) -> bool:
@@ -141,7 +141,7 @@ def start(
         sources.append(kernels.source(keys, values, None, lengths))
     sentences = torch.arange(len(mask))
     steps = ((),) * len(keys_values)
-    fused = tuple(map(_in_one_call, layers))
+    fused = tuple(map(_fused_layer, layers))
     shared = Shared(tuple(keys_values), mask, sentences, tuple(sources), steps, fused)
     return Hypotheses(sentences, sentences.new_empty(len(mask), 0), shared)
 
@@ -155,9 +155,9 @@ def decoder_layer(
     """
     shape = x.shape
     x = _read(layer, x)
-    if context.layer is not None and not trace.wanted(layer.cross.name):
+    if context.fused_layer is not None and not trace.wanted(layer.cross.name):
         out, projections = kernels.decoder_layer(
-            *(context.layer, x, context.steps, context.ancestors),
+            *(context.fused_layer, x, context.steps, context.ancestors),
             *(context.source, context.sentences),
         )
         return out.view(*shape[:-1], layer.width), (*context.steps, projections)
@@ -181,8 +181,8 @@ def decoder_layer(
     return _feed_forward(layer, x).view(*shape[:-1], layer.width), steps
 
 
-def _in_one_call(layer: DecoderParts) -> kernels.DecoderLayer | None:
-    """Return a layer for ``kernels.decoder_layer``; None if that cannot compute it."""
+def _fused_layer(layer: DecoderParts) -> kernels.DecoderLayer | None:
+    """Return a layer for ``kernels.decoder_layer``, or None if the kernel cannot compute it."""
     attention, cross, ffn = layer.attention, layer.cross, layer.ffn
     assert isinstance(ffn, FeedForward)
     linear = attention.project, attention.out, cross.query, cross.out, ffn.hidden, ffn.out
@@ -197,7 +197,7 @@ def _in_one_call(layer: DecoderParts) -> kernels.DecoderLayer | None:
 def _packed(linear: nn.Module) -> kernels.PackedMap | None:
     if not isinstance(linear, KernelLinear):
         return None
-    return kernels.PackedMap(linear.packed, linear.bias, linear.weight.shape[1])
+    return kernels.PackedMap(linear.packed, linear.bias)
 
 
 def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:

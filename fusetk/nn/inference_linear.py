@@ -1,5 +1,7 @@
 """Linear maps that replace those of a model for inference on CPU."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -7,8 +9,8 @@ from torch.nn import functional as F
 from fusetk.nn.fused import decoding as kernels
 
 ALL = slice(None)
-# Whether the kernels of fusetk compute linear maps and the output projection, by type of the
-# weights; fusetk.machine measures it.
+# Whether the kernels of fusetk are the fastest way to compute linear maps and the output
+# projection, by type of the weights; fusetk.machine measures it.
 in_kernels = {
     torch.float32: {"maps": False, "projection": False},
     torch.bfloat16: {"maps": False, "projection": False},
@@ -16,23 +18,36 @@ in_kernels = {
 }
 
 
+def uses_kernels(dtype: torch.dtype, operation: str) -> bool:
+    """Return whether new maps for "maps" or "projection" with this type use the kernels."""
+    return in_kernels[dtype][operation] and kernels.has_products(dtype)
+
+
 class InferenceLinear(nn.Module):
     """x W^T + b: (..., width) -> (..., out), float32. W and x may be rounded."""
 
     weight: Tensor
-    """(out, width), rounded."""
+    """(out, width), in the type of the products."""
     bias: Tensor | None
     """(out,), float32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        """``weight`` is already rounded; ``bias`` (out,) is that of the map to replace."""
+        """``weight`` has the type of the products, and ``bias`` (out,) that of the replaced map."""
         super().__init__()
         self.register_buffer("weight", weight)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.product(x.reshape(-1, x.shape[-1]), self.bias)
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
 
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
@@ -54,22 +69,38 @@ class InferenceLinear(nn.Module):
 class KernelLinear(InferenceLinear):
     """Linear map in the kernels, for W of float32, bf16 or int8.
 
-    x is rounded to the type of W. Sums of float32 and bf16, b and results are float32.
+    x is rounded to the type of W. The sums (except for int8), b and the result are float32. W
+    cannot be changed later, because the kernels read a copy of it.
     """
 
     packed: kernels.Packed
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None):
-        """``weight`` (out, width), in its final type, is that of the map to replace.
+        """``weight`` (out, width) already has the type of the products.
 
         If it is int8, ``scale`` (out,) multiplies its rows.
         """
         super().__init__(weight.detach(), bias)
         self.packed = kernels.pack(self.weight, scale)
 
+    def _apply(self, *args: Any, **kwargs: Any) -> "KernelLinear":  # to() and similar call it
+        before = self.weight.dtype, self.weight.device
+        super()._apply(*args, **kwargs)
+        if (self.weight.dtype, self.weight.device) != before:
+            raise RuntimeError(
+                "the model was loaded for inference on CPU: to use another device or number type, "
+                "load it with other values of device and precision"
+            )
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("the model was loaded for inference: its weights cannot be replaced")
+
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
     ) -> Tensor:
+        if x.dtype == torch.bfloat16:
+            x = x.float()
         if not kernels.usable(x):
             return self._plain(x, bias, relu, part)
         start, stop, _ = part.indices(len(self.weight))
@@ -111,5 +142,5 @@ def linear_part(linear: nn.Linear | InferenceLinear, x: Tensor, part: slice) -> 
     bias = None if linear.bias is None else linear.bias[part]
     if isinstance(linear, InferenceLinear):
         out = linear.product(x.reshape(-1, x.shape[-1]), bias, part=part)
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], out.shape[-1])
     return F.linear(x, linear.weight[part], bias)

@@ -14,6 +14,7 @@ from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.inference_linear import ALL, InferenceLinear, KernelLinear
 
 LARGEST = 127.0
+SMALLEST = 1e-35  # smallest largest absolute value of a row; int8.h has the same constant
 
 
 class Int8Linear(InferenceLinear):
@@ -41,10 +42,7 @@ class Int8Linear(InferenceLinear):
         sums, (row_scale, scale) = self.sums(x, part)
         if kernels.usable(x):
             return kernels.rescale(sums, row_scale, scale, bias, relu)
-        out = sums.float() * row_scale[:, None] * scale
-        if bias is not None:
-            out = out + bias
-        return out.relu() if relu else out
+        return _rescale(sums, row_scale, scale, bias, relu)
 
 
 class Int8KernelLinear(KernelLinear):
@@ -59,10 +57,17 @@ class Int8KernelLinear(KernelLinear):
         rounded, row_scale = quantize(x.float())
         assert self.packed.scale is not None
         scale = self.packed.scale[: self.packed.size][part]
-        out = integer_product(rounded, self.weight[part]).float() * row_scale[:, None] * scale
-        if bias is not None:
-            out = out + bias
-        return out.relu() if relu else out
+        return _rescale(integer_product(rounded, self.weight[part]), row_scale, scale, bias, relu)
+
+
+def _rescale(
+    sums: Tensor, row_scale: Tensor, scale: Tensor, bias: Tensor | None, relu: bool
+) -> Tensor:
+    """Compute ``kernels.rescale`` by PyTorch."""
+    out = sums.float() * row_scale[:, None] * scale
+    if bias is not None:
+        out = out + bias
+    return out.relu() if relu else out
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +75,7 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
     With NaN in a row, its scale is NaN.
     """
-    highest = x.abs().amax(1).clamp_min(torch.finfo(x.dtype).tiny)
+    highest = x.abs().amax(1).clamp_min(SMALLEST)
     rounded = (x * (LARGEST / highest)[:, None]).round().to(torch.int8)
     return rounded, highest / LARGEST
 

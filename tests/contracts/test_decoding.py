@@ -311,6 +311,8 @@ def test_searches_without_kernels_find_the_same(searched_model, beam, stop, monk
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_products_in_kernels_find_the_same(searched_model, beam, monkeypatch):
+    if not kernels.has_products(torch.float32):
+        pytest.skip("there is no C++ compiler")
     config = SearchConfig(beam=beam, max_length_extra=6)
     expected = search([searched_model], *batch(SOURCES), config)
     set_kernels(monkeypatch, torch.float32, True)
@@ -332,10 +334,10 @@ def test_a_layer_in_one_call_computes_what_its_parts_compute(system, convert, mo
     set_kernels(monkeypatch, dtype, True)
     model = convert(SYSTEMS[system]())
     in_one_call = begin(model)
-    monkeypatch.setattr(steps, "_in_one_call", lambda layer: None)
+    monkeypatch.setattr(steps, "_fused_layer", lambda layer: None)
     in_parts = begin(model)
     for state, expected in ((in_one_call, True), (in_parts, False)):
-        layers = state.per_hypothesis.shared.layers
+        layers = state.per_hypothesis.shared.fused_layers
         assert all((layer is not None) == expected for layer in layers)
     for tokens in prefixes(len(SOURCES)).split(1, 1):
         features, in_one_call = model.decode(tokens, in_one_call)

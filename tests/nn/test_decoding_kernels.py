@@ -1,5 +1,6 @@
 """The kernels for decoding compute what torch computes."""
 
+import ctypes
 import math
 
 import pytest
@@ -118,21 +119,26 @@ def test_best_tokens_of_8_bits():
     assert all(map(torch.equal, results, expected))
 
 
-def needs(dtype: torch.dtype) -> pytest.MarkDecorator:
+def needs_products(dtype: torch.dtype) -> pytest.MarkDecorator:
     reason = f"the processor has no products of {dtype}"
     return pytest.mark.skipif(not kernels.has_products(dtype), reason=reason)
 
 
-DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs(torch.bfloat16))]
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs_products(torch.bfloat16))]
 
 
 SHAPES = [(1, 6, 5), (33, 40, 133), (64, 64, 96), (77, 600, 32)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tiles", [False, True])
+bf16_without_tiles = pytest.param(torch.bfloat16, False, marks=needs_products(torch.bfloat16))
+bf16_with_tiles = pytest.param(torch.bfloat16, True, marks=needs_products(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tiles"), [(torch.float32, False), bf16_without_tiles, bf16_with_tiles]
+)
 @pytest.mark.parametrize(("rows", "width", "size"), SHAPES)
-def test_products(rows, width, size, tiles, dtype):
+def test_products(rows, width, size, dtype, tiles):
     x, weight = torch.randn(rows, width), torch.randn(size, width).to(dtype)
     bias = torch.randn(size)
     packed = kernels.pack(weight)
@@ -154,7 +160,7 @@ def test_maps_in_kernels(dtype, monkeypatch):
     x, weight, bias = torch.randn(5, 40), torch.randn(96, 40).to(dtype), torch.randn(96)
     linear = KernelLinear(weight, bias)
     exact = x.to(dtype).float() @ weight.float().t() + bias
-    for usable in (True, False):
+    for with_kernels in (True, False):
         close(linear(x), exact)
         close(linear.hidden_units(x, relu=True), exact.relu())
         close(linear.product(x, relu=True), (exact - bias).relu())
@@ -162,29 +168,65 @@ def test_maps_in_kernels(dtype, monkeypatch):
             part = slice(start, stop)
             close(linear.product(x, bias[part], part=part), exact[:, part])
             close(linear.product(x, None, True, part), (exact - bias)[:, part].relu())
-        if usable:
+        if with_kernels:
             monkeypatch.setattr(kernels, "library", lambda name: None)
 
 
-@needs(torch.int8)
+@needs_products(torch.int8)
 @pytest.mark.parametrize(("rows", "width", "size"), SHAPES)
 def test_products_of_8_bits_in_kernels(rows, width, size, monkeypatch):
     x, weight, bias = torch.randn(rows, width), torch.randn(size, width), torch.randn(size)
     x[0] *= 100
     linear, expected = Int8KernelLinear(weight, bias), Int8Linear(weight, bias)
     parts = [slice(None), slice(1, size), slice(size // 2, size - 1)]
-    for usable in (True, False):
+    for with_kernels in (True, False):
         for part in parts:
             for chosen in (None, bias[part]):
                 for relu in (False, True):
                     arguments = x, chosen, relu, part
                     close(linear.product(*arguments), expected.product(*arguments))
-        if usable:
+        if with_kernels:
             assert torch.equal(linear(x[-1:]), linear(x)[-1:]), "rows do not depend on others"
             x[0, 0] = math.nan
             assert linear(x)[0].isnan().all() and linear(x)[1:].isfinite().all()
             x[0, 0] = 0
             monkeypatch.setattr(kernels, "library", lambda name: None)
+
+
+def test_python_and_the_kernels_have_the_same_constants():
+    values = [ctypes.c_int64() for _ in range(3)]
+    build.library("decoding").product_constants(0, *map(ctypes.byref, values))
+    expected = kernels.BLOCK, kernels.STEP, kernels.BLOCK_ROWS
+    assert tuple(value.value for value in values) == expected
+
+
+def test_a_map_in_kernels_cannot_be_changed():
+    linear = KernelLinear(torch.randn(7, 5), None)
+    assert linear.float() is linear and linear(torch.randn(0, 5)).shape == (0, 7)
+    assert (linear.in_features, linear.out_features) == (5, 7)
+    with pytest.raises(RuntimeError, match="loaded for inference on CPU"):
+        linear.to(torch.float64)
+    with pytest.raises(RuntimeError, match="weights cannot be replaced"):
+        linear.load_state_dict(linear.state_dict())
+    with pytest.raises(AssertionError):
+        linear(torch.randn(2, 4))
+
+
+@needs_products(torch.bfloat16)
+def test_rows_of_bf16_use_the_kernel(monkeypatch):
+    linear = KernelLinear(torch.randn(7, 5).bfloat16(), None)
+    x = torch.randn(3, 5).bfloat16()
+    monkeypatch.setattr(linear, "_plain", None)
+    close(linear(x), x.float() @ linear.weight.float().t())
+
+
+@pytest.mark.parametrize("place", [0, 19])
+def test_tiny_rows_become_zeros(place):
+    x = torch.zeros(2, 20)
+    x[1, place] = 1e-36
+    rounded, scale = kernels.quantize(x)
+    assert not rounded[0].any() and scale.isfinite().all()
+    assert torch.equal(int8.quantize(x)[0], rounded)
 
 
 def test_a_map_in_kernels_has_gradients():
@@ -195,18 +237,20 @@ def test_a_map_in_kernels_has_gradients():
         close(x.grad, weight.sum(0).expand(3, 5))
 
 
-@pytest.mark.parametrize("kind", [*DTYPES, pytest.param(torch.int8, marks=needs(torch.int8))])
+@pytest.mark.parametrize(
+    "dtype", [*DTYPES, pytest.param(torch.int8, marks=needs_products(torch.int8))]
+)
 @pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.parametrize("biased", [False, True])
-def test_best_tokens_of_a_map(rows, biased, kind):
+def test_best_tokens_of_a_map(rows, biased, dtype):
     x, weight = torch.randn(rows, 24), torch.randn(133, 24)
     bias = torch.randn(133) if biased else None
     forbidden, only = torch.tensor([0, 3]), torch.full((rows,), -1)
     only[1] = 5
-    if kind == torch.int8:
+    if dtype == torch.int8:
         packed = Int8KernelLinear(weight, bias).packed
     else:
-        packed = kernels.pack(weight.to(kind))
+        packed = kernels.pack(weight.to(dtype))
     logits = kernels.product(x, packed, bias)
     expected = kernels.best_tokens(logits, None, forbidden, only, 4)
     results = kernels.best_tokens_of_map(x, packed, bias, forbidden, only, 4)

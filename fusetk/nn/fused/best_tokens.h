@@ -1,33 +1,32 @@
-// The choice of tokens in a search: the best tokens of each hypothesis and the logarithm of the sum of
-// the softmax.
+// The choice of tokens in a search: the best tokens, and the logarithm of the sum of the softmax
 
 #pragma once
 
 #include "packed_products.h"
 
-// The tokens that a search may choose. For each row, `only` has the only allowed token or -1; it may
+// The tokens that a search may choose. `only` has the only allowed token of each row, or -1. It may
 // be null.
 struct TokenRules {
     Int num_forbidden;
     const Int *forbidden, *only;
 };
 
-// The results of best_tokens
-struct Best {
-    Int n;
-    float *best;
-    Int *token;
+// The results of best_tokens: `count` logits and tokens for each row, and log_z
+struct BestTokens {
+    Int count;
+    float *logits;
+    Int *tokens;
     float *log_z;
 };
 
 // Fill row r of the results from its logits x (size) + bias.
 static void best_of_row(
-    Int r, Int size, float *x, const float *bias, const TokenRules &rules, const Best &results
+    Int r, Int size, float *x, const float *bias, const TokenRules &rules, const BestTokens &results
 ) {
-    const Int full = size / LANES * LANES, n = results.n;
+    const Int full = size / LANES * LANES, n = results.count;
     const Int single = rules.only ? rules.only[r] : -1;
-    float *top = results.best + r * n;
-    Int *id = results.token + r * n;
+    float *top = results.logits + r * n;
+    Int *id = results.tokens + r * n;
     for (Int i = 0; i < n; i++) top[i] = -INFINITY, id[i] = 0;
     if (single >= 0) {
         top[0] = x[single] + (bias ? bias[single] : 0);
@@ -61,8 +60,8 @@ static void best_of_row(
     results.log_z[r] = highest + logf(sum(total) + excluded);
     if (single >= 0) return;
 
-    // The maxima of the lanes are different tokens. So the n-th best token has at least the
-    // n-th highest maximum.
+    // The maxima of the lanes are logits of different tokens. So the n-th best logit is at least
+    // the n-th highest maximum.
     float least = -INFINITY;
     if (n <= LANES) {
         float unsorted[LANES], sorted[LANES];
@@ -109,7 +108,7 @@ void best_tokens(
     const Int *only, Int n, float *best, Int *token, float *log_z
 ) {
     const TokenRules rules = {num_forbidden, forbidden, only};
-    const Best results = {n, best, token, log_z};
+    const BestTokens results = {n, best, token, log_z};
 #pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
     for (Int r = 0; r < rows; r++) {
         float *x = logits + r * size;
@@ -121,12 +120,13 @@ void best_tokens(
 
 }  // extern "C"
 
-// The best tokens of the logits (rows, size) that a map computes of x (rows, width). The logits of a
-// few rows at a time stay in the cache.
+// The best tokens of the logits (rows, size) that a map computes from x (rows, width). Each thread
+// has the logits of BLOCK_ROWS rows at a time, which fit into a processor's cache if the vocabulary
+// is small.
 template <class T>
 static void best_of_map(
     Int threads, Int rows, const Rows<T> &x, const Map<T> &map, const TokenRules &rules,
-    const Best &results
+    const BestTokens &results
 ) {
     const Int stride = up(map.size, BLOCK);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
@@ -147,7 +147,7 @@ static void best_of_map(
 
 extern "C" {
 
-// best_tokens_of_float32 and so on: best_tokens of the logits that float32_product and so on compute
+// best_tokens_of_float32 and so on: best_tokens of the logits of float32_product and so on
 #define BEST_TOKENS(name, T)                                                                   \
     void best_tokens_of_##name(                                                                \
         Int threads, Int rows, Int size, Int width, const float *x, const T *packed,           \

@@ -15,8 +15,8 @@ static int omp_get_thread_num() { return 0; }
 typedef int64_t Int;
 typedef uint16_t Bf16;
 
-// Memory of one thread, aligned to cache lines. It is on the heap, because long sentences would need
-// a large stack.
+// Memory of one thread, aligned to cache lines. It is on the heap, because long sentences would
+// need a large stack.
 struct Scratch {
     float *at;
     explicit Scratch(Int size) : at((float *)aligned_alloc(64, (size + 15) / 16 * 64)) {}

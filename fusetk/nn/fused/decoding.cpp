@@ -1,6 +1,6 @@
-// The computations of a Transformer in inference, float32: attention to a short source and to the
-// earlier tokens of hypotheses, residual sum and layer normalisation, activation, and a whole decoder
-// layer. Products come without their bias: the next kernel adds it.
+// Kernels of a Transformer in inference: attention to a short source and to the earlier tokens of
+// hypotheses, residual sum and layer normalisation, activation, and a whole decoder layer. add_norm
+// and the attention add the bias of the product before them.
 
 #include "best_tokens.h"
 
@@ -245,8 +245,8 @@ void add_bias(Int threads, Int rows, Int width, float *x, const float *bias, Int
     }
 }
 
-// A linear map: its matrix is packed, with numbers of 4, 2 or 1 bytes; see packed_products.h.
-struct Linear {
+// A linear map with a packed matrix, whose numbers have 4, 2 or 1 bytes; see packed_products.h.
+struct PackedMap {
     Int bytes, size, width;
     const void *matrix;
     const float *scale;
@@ -262,7 +262,7 @@ struct Norm {
 // A Transformer's decoder layer. `pre` says that the norms precede the sub-layers.
 struct DecoderLayer {
     Int width, heads, hidden_size, pre;
-    Linear project, out, query, context, hidden, result;
+    PackedMap project, self_out, query, cross_out, hidden, ffn_out;
     Norm norms[3];
 };
 
@@ -276,20 +276,24 @@ struct Source {
 };
 
 static void apply(
-    Int threads, Int rows, const Linear &map, const float *bias, Int relu, const float *x,
+    Int threads, Int rows, const PackedMap &map, const float *bias, Int relu, const float *x,
     float *out
 ) {
+    switch (map.bytes) {
 #define APPLY(name, T)                                                                         \
-    if (map.bytes == sizeof(T))                                                                \
+    case sizeof(T):                                                                            \
         name##_product(                                                                        \
             threads, rows, map.size, map.width, x, (const T *)map.matrix, map.scale,           \
             map.correction, bias, relu, 1, out                                                 \
-        );
-    FOR_TYPES(APPLY)
+        );                                                                                     \
+        break;
+        FOR_TYPES(APPLY)
 #undef APPLY
+        default: abort();
+    }
 }
 
-// The computation of a layer for one token of each hypothesis, x (rows, width) -> out (rows, width).
+// The computation of a layer for one token of each hypothesis: x (rows, width), out (rows, width).
 // The projections of this step (rows, 3 width) are steps[length - 1]. The results are those of the
 // functions for its parts, one after the other.
 void decoder_layer(
@@ -298,7 +302,7 @@ void decoder_layer(
     float *out
 ) {
     const Int width = layer->width, size = rows * width;
-    Scratch normed(size), y(size), z(size), sum(size), next(size);
+    Scratch normed(size), y(size), z(size), after_self(size), after_cross(size);
     Scratch hidden(rows * layer->hidden_size);
     const auto before = [&](const float *stream, Int i) -> const float * {
         const Norm &norm = layer->norms[i];
@@ -317,26 +321,27 @@ void decoder_layer(
             result
         );
     };
-    const Linear &project = layer->project;
+    const PackedMap &project = layer->project;
     apply(threads, rows, project, 0, 0, before(x, 0), steps[length - 1]);
     attend_history(
         threads, rows, layer->heads, width, length, steps, ancestors, project.bias, y.at
     );
-    apply(threads, rows, layer->out, 0, 0, y.at, z.at);
-    after(x, z.at, layer->out.bias, 0, sum.at);
+    apply(threads, rows, layer->self_out, 0, 0, y.at, z.at);
+    after(x, z.at, layer->self_out.bias, 0, after_self.at);
 
-    apply(threads, rows, layer->query, 0, 0, before(sum.at, 1), y.at);
+    apply(threads, rows, layer->query, 0, 0, before(after_self.at, 1), y.at);
     attend_source(
         threads, rows, layer->heads, width, source->count, source->length, sentences,
         source->lengths, y.at, width, layer->query.bias, source->keys, source->values,
         source->stride, source->value_bias, z.at, 0
     );
-    apply(threads, rows, layer->context, 0, 0, z.at, y.at);
-    after(sum.at, y.at, layer->context.bias, 1, next.at);
+    apply(threads, rows, layer->cross_out, 0, 0, z.at, y.at);
+    after(after_self.at, y.at, layer->cross_out.bias, 1, after_cross.at);
 
-    apply(threads, rows, layer->hidden, layer->hidden.bias, 1, before(next.at, 2), hidden.at);
-    apply(threads, rows, layer->result, 0, 0, hidden.at, y.at);
-    after(next.at, y.at, layer->result.bias, 2, out);
+    const PackedMap &units = layer->hidden;
+    apply(threads, rows, units, units.bias, 1, before(after_cross.at, 2), hidden.at);
+    apply(threads, rows, layer->ffn_out, 0, 0, hidden.at, y.at);
+    after(after_cross.at, y.at, layer->ffn_out.bias, 2, out);
 }
 
 }  // extern "C"

@@ -1,6 +1,8 @@
-"""The computations between the products of a Transformer in inference: calls of ``decoding.cpp``.
+"""The computations of a Transformer in inference: calls of ``decoding.cpp``.
 
-All tensors are float32 on CPU. Products come without their bias, and the functions here add it.
+These are products, attention, norms, the choice of tokens, and a whole decoder layer. All tensors
+are float32 on CPU, except packed matrices. ``add_norm`` and the attention add the bias of the
+product before them.
 """
 
 import ctypes
@@ -17,7 +19,10 @@ from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct
 from fusetk.nn.precision import product_dtype
 
 LANES = 16  # numbers in a vector; vectors.h has the same constant
-BLOCK = 32  # multiple of the sizes of packed matrices; packed_products.h has the same constant
+# The constants of packed_products.h with these names
+BLOCK = 32  # outputs that are computed together, and the multiple of their number
+STEP = 32  # multiple of the width of packed matrices, except those of float32
+BLOCK_ROWS = 32  # rows that are computed together
 
 
 def usable(x: Tensor) -> bool:
@@ -174,8 +179,9 @@ def has_products(dtype: torch.dtype) -> bool:
 class Packed(NamedTuple):
     """A matrix W (V, D) of float32, bf16 or int8 in the order of ``product``."""
 
-    matrix: Tensor  # (V, D), each rounded up to a multiple of ``BLOCK``; D of float32 is not
+    matrix: Tensor  # (V, D), rounded up to multiples of ``BLOCK`` and, except for float32, ``STEP``
     size: int  # V
+    width: int  # D
     # int8 W is multiplied by the scales (V,). The corrections (V,) are 128 times the sums of the
     # rows. Both have the rounded V.
     scale: Tensor | None = None
@@ -183,21 +189,24 @@ class Packed(NamedTuple):
 
     def part(self, start: int, stop: int) -> "Packed":
         """Return the outputs from ``start``, a multiple of ``BLOCK``, to ``stop``."""
-        scale, correction = (None if numbers is None else numbers[start:] for numbers in self[2:])
-        return Packed(self.matrix[start:], stop - start, scale, correction)
+        scale = None if self.scale is None else self.scale[start:]
+        correction = None if self.correction is None else self.correction[start:]
+        return Packed(self.matrix[start:], stop - start, self.width, scale, correction)
 
 
 def pack(weight: Tensor, scale: Tensor | None = None) -> Packed:
     """Return W (V, D) as ``Packed``; int8 has the scales (V,) of its outputs."""
     size, width = weight.shape
     rows = -(-size // BLOCK) * BLOCK
-    stored_width = width if weight.dtype == torch.float32 else -(-width // BLOCK) * BLOCK
+    stored_width = width if weight.dtype == torch.float32 else -(-width // STEP) * STEP
     matrix = weight.new_zeros(rows, stored_width)
     _call(f"pack_{NAMES[weight.dtype]}", size, width, weight.contiguous(), matrix)
     if scale is None:
-        return Packed(matrix, size)
+        return Packed(matrix, size, width)
     correction = 128 * weight.sum(1, dtype=torch.int32)
-    return Packed(matrix, size, F.pad(scale, (0, rows - size)), F.pad(correction, (0, rows - size)))
+    return Packed(
+        matrix, size, width, F.pad(scale, (0, rows - size)), F.pad(correction, (0, rows - size))
+    )
 
 
 def product(
@@ -214,7 +223,8 @@ def product(
     products of bf16 also on processors with AMX.
     """
     rows, width = x.shape
-    matrix, size, scale, correction = packed
+    matrix, size, map_width, scale, correction = packed
+    assert width == map_width
     out = torch.empty(rows, size)
     _call(
         *(f"{NAMES[matrix.dtype]}_product", rows, size, width, x.contiguous(), matrix),
@@ -233,9 +243,10 @@ def best_tokens_of_map(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``best_tokens`` of the logits ``product(x, packed, bias)`` for x (R, D)."""
     rows, width = x.shape
-    if rows < BLOCK * torch.get_num_threads():  # the threads share the products of all rows
+    if rows < BLOCK_ROWS * torch.get_num_threads():  # the threads share the products of all rows
         return best_tokens(product(x, packed, bias), None, forbidden, only, count)
-    matrix, size, scale, correction = packed
+    matrix, size, map_width, scale, correction = packed
+    assert width == map_width
     results = _empty_results(rows, count)
     _call(
         *(f"best_tokens_of_{NAMES[matrix.dtype]}", rows, size, width, x.contiguous(), matrix),
@@ -253,12 +264,10 @@ def _empty_results(rows: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
 # A decoder layer ----------------------------------------------------------------------------------
 
 # The structs have the same members in the same order as in decoding.cpp.
-_LINEAR = struct("_Linear", ("bytes size width", INT), ("matrix scale correction bias", POINTER))
+_MAP = struct("_Map", ("bytes size width", INT), ("matrix scale correction bias", POINTER))
 _NORM = struct("_Norm", ("gain shift", POINTER), ("eps", FLOAT))
-_MAPS = "project out query context hidden result"
-_LAYER = struct(
-    "_Layer", ("width heads hidden_size pre", INT), (_MAPS, _LINEAR), ("norms", _NORM * 3)
-)
+_MAPS = "project self_out query cross_out hidden ffn_out"
+_LAYER = struct("_Layer", ("width heads hidden_size pre", INT), (_MAPS, _MAP), ("norms", _NORM * 3))
 _SOURCE = struct(
     "_Source",
     ("count length", INT),
@@ -273,12 +282,11 @@ class PackedMap(NamedTuple):
 
     packed: Packed
     bias: Tensor | None
-    width: int  # D
 
     def struct(self) -> ctypes.Structure:
-        matrix, size, scale, correction = self.packed
+        matrix, size, width, scale, correction = self.packed
         pointers = map(address, (matrix, scale, correction, self.bias))
-        return _LINEAR(matrix.element_size(), size, self.width, *pointers)
+        return _MAP(matrix.element_size(), size, width, *pointers)
 
 
 class DecoderLayer:
@@ -291,8 +299,9 @@ class DecoderLayer:
         (queries, result) and FFN (hidden units, result). ``norms`` are those of the three
         sub-layers. They precede the sub-layers if ``pre``, or else follow them.
         """
-        self._tensors = maps, norms  # keeps the memory that the struct names
-        self.width = maps[0].width
+        # The struct has the addresses of these tensors.
+        self._tensors = maps, [(norm.weight, norm.bias) for norm in norms]
+        self.width = maps[0].packed.width
         structs = [each.struct() for each in maps]
         layer_norms = [_NORM(*map(address, (n.weight, n.bias)), n.eps) for n in norms]
         hidden_size = maps[4].packed.size

@@ -4,14 +4,16 @@
 
 #include "vectors.h"
 
-#include <float.h>
 #include <math.h>
+
+// Rows whose absolute values are all smaller become 0. fusetk/nn/int8.py has this constant, too.
+static const float SMALLEST = 1e-35f;
 
 // Round a row to int8, and return the scale that multiplies its numbers. The largest absolute value
 // becomes 127. With NaN in the row, the scale is NaN.
 static inline float quantize_row(Int width, const float *x, int8_t *to) {
     const Int full = width / LANES * LANES;
-    Vector maxima = fill(FLT_MIN);
+    Vector maxima = fill(SMALLEST);
     Condition is_nan = {};
     for (Int j = 0; j < full; j += LANES) {
         const Vector v = load(x + j);

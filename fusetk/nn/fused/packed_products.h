@@ -1,6 +1,7 @@
 // Products x W^T of float32 rows x with a packed matrix W of float32, bf16 or int8. The rows are
-// rounded to the type of W. Results are float32. Vectors compute them, or for bf16 tiles (AMX). The
-// order of a sum does not depend on the number of rows or threads.
+// rounded to the type of W. Results are float32. Vector instructions compute them. For bf16, tiles
+// (AMX) do so if the processor has them. The order of a sum does not depend on the number of rows
+// or threads.
 
 #pragma once
 
@@ -22,7 +23,8 @@
 
 // W (N, K) is stored in groups of GROUP outputs. A group has lines of 4 bytes for each output: one
 // input of float32, two of bf16 or four of int8. N is padded with zeros to a multiple of BLOCK, and
-// K to a multiple of STEP, but not for float32.
+// K to a multiple of STEP, but not for float32. A long sum of float32 is divided into parts of PART
+// products, which reduces its rounding error. decoding.py has BLOCK, STEP and BLOCK_ROWS, too.
 enum { GROUP = LANES, BLOCK = 2 * GROUP, STEP = 32, PART = 256, BLOCK_ROWS = 32, CHUNK = 64 };
 
 static inline Int smaller(Int a, Int b) { return a < b ? a : b; }
@@ -33,7 +35,7 @@ static inline Int stored_width(Int width) {
     return sizeof(T) == sizeof(float) ? width : up(width, STEP);
 }
 
-// Store the matrix (size, width). `packed` is 0 before.
+// Store the matrix (size, width). `packed` contains zeros before.
 template <class T>
 static void pack(Int size, Int width, const T *matrix, T *packed) {
     const Int inputs = sizeof(float) / sizeof(T);  // of a line
@@ -44,10 +46,9 @@ static void pack(Int size, Int width, const T *matrix, T *packed) {
     }
 }
 
-// The computation of results from the sums of products of a block: a bias of BLOCK numbers and the
-// lowest result. For int8, `correction` is subtracted first, and the scales of rows and outputs
-// multiply the sums.
-struct Finish {
+// The last operations on the sums of a block: add the bias (BLOCK), and replace numbers below
+// `lowest`. For int8, first subtract `correction`, and multiply by the scales of rows and outputs.
+struct Epilogue {
     const float *bias;
     Vector lowest;
     const float *row_scale, *scale;
@@ -67,12 +68,11 @@ struct Finish {
 #endif
 };
 
-// ROWS rows of out (rows, BLOCK) from `row` on, for x (rows, width) and two groups of W. The rounding
-// errors of long sums are smaller if they are sums of parts.
+// ROWS rows of out (rows, BLOCK) from `row` on, for x (rows, width) and two groups of W
 template <int ROWS>
 static inline void vector_rows(
-    Int row, Int width, const float *x, const float *first, const float *second, const Finish &finish,
-    float *out, Int stride
+    Int row, Int width, const float *x, const float *first, const float *second,
+    const Epilogue &finish, float *out, Int stride
 ) {
     for (Int start = 0; start < width; start += PART) {
         Vector sums[ROWS][2];
@@ -81,9 +81,9 @@ static inline void vector_rows(
         for (Int k = start; k < end; k++) {
             const Vector w = load(first + k * GROUP), v = load(second + k * GROUP);
             for (int r = 0; r < ROWS; r++) {
-                const Vector both = fill(x[(row + r) * width + k]);
-                sums[r][0] += both * w;
-                sums[r][1] += both * v;
+                const Vector input = fill(x[(row + r) * width + k]);
+                sums[r][0] += input * w;
+                sums[r][1] += input * v;
             }
         }
         const bool last = end == width;
@@ -100,8 +100,8 @@ static inline void vector_rows(
 
 template <int ROWS>
 static inline void vector_rows(
-    Int row, Int width, const Bf16 *x, const Bf16 *first, const Bf16 *second, const Finish &finish,
-    float *out, Int stride
+    Int row, Int width, const Bf16 *x, const Bf16 *first, const Bf16 *second,
+    const Epilogue &finish, float *out, Int stride
 ) {
     __m512 sums[ROWS][2];
     for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
@@ -109,11 +109,11 @@ static inline void vector_rows(
         const __m512bh w = (__m512bh)_mm512_loadu_si512(first + k * GROUP);
         const __m512bh v = (__m512bh)_mm512_loadu_si512(second + k * GROUP);
         for (int r = 0; r < ROWS; r++) {
-            int32_t line;
-            memcpy(&line, x + (row + r) * width + k, sizeof line);
-            const __m512bh both = (__m512bh)_mm512_set1_epi32(line);
-            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], both, w);
-            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], both, v);
+            int32_t bits;
+            memcpy(&bits, x + (row + r) * width + k, sizeof bits);
+            const __m512bh inputs = (__m512bh)_mm512_set1_epi32(bits);
+            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], inputs, w);
+            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], inputs, v);
         }
     }
     for (int r = 0; r < ROWS; r++) {
@@ -130,8 +130,8 @@ static inline void vector_rows(
 // The numbers of x have the offset 128, because the instruction needs factors without a sign.
 template <int ROWS>
 static inline void vector_rows(
-    Int row, Int width, const int8_t *x, const int8_t *first, const int8_t *second, const Finish &finish,
-    float *out, Int stride
+    Int row, Int width, const int8_t *x, const int8_t *first, const int8_t *second,
+    const Epilogue &finish, float *out, Int stride
 ) {
     __m512i sums[ROWS][2];
     for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = _mm512_setzero_si512();
@@ -139,11 +139,11 @@ static inline void vector_rows(
         const __m512i w = _mm512_loadu_si512(first + k * GROUP);
         const __m512i v = _mm512_loadu_si512(second + k * GROUP);
         for (int r = 0; r < ROWS; r++) {
-            int32_t line;
-            memcpy(&line, x + (row + r) * width + k, sizeof line);
-            const __m512i both = _mm512_set1_epi32(line);
-            sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], both, w);
-            sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], both, v);
+            int32_t bits;
+            memcpy(&bits, x + (row + r) * width + k, sizeof bits);
+            const __m512i inputs = _mm512_set1_epi32(bits);
+            sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], inputs, w);
+            sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], inputs, v);
         }
     }
     for (int r = 0; r < ROWS; r++) {
@@ -168,17 +168,24 @@ struct TileConfig {
     uint8_t rows[16];
 };
 
-static void configure_tiles() {
+static TileConfig make_tile_config() {
     TileConfig config;
     memset(&config, 0, sizeof config);
     config.palette = 1;
     for (int tile = 0; tile < 8; tile++) config.bytes[tile] = 64, config.rows[tile] = 16;
+    return config;
+}
+
+// The instructions for tiles do not tell the compiler which memory they read.
+static void configure_tiles() {
+    static const TileConfig config = make_tile_config();
+    __asm__ volatile("" ::: "memory");
     _tile_loadconfig(&config);
 }
 
 // out (BLOCK_ROWS, BLOCK) for x (BLOCK_ROWS, width) and two groups of W
 static inline void tiles(
-    Int width, const Bf16 *x, const Bf16 *first, const Bf16 *second, const Finish &finish,
+    Int width, const Bf16 *x, const Bf16 *first, const Bf16 *second, const Epilogue &finish,
     float *out, Int stride
 ) {
     _tile_zero(0);
@@ -210,7 +217,7 @@ static inline void tiles(
 
 template <int ROWS, class T>
 static inline Int blocks_of_rows(
-    Int row, Int rows, Int width, const T *x, const T *groups, const Finish &finish, float *out,
+    Int row, Int rows, Int width, const T *x, const T *groups, const Epilogue &finish, float *out,
     Int stride
 ) {
     for (; row + ROWS <= rows; row += ROWS)
@@ -218,11 +225,11 @@ static inline Int blocks_of_rows(
     return row;
 }
 
-// out (rows, BLOCK) for x (rows, width) and two groups of W. With tiles, which only bf16 has, there
-// is memory for BLOCK_ROWS rows.
+// out (rows, BLOCK) for x (rows, width) and two groups of W. With tiles (bf16 only), x and out have
+// memory for BLOCK_ROWS rows, even if `rows` is smaller.
 template <class T>
 static inline void block(
-    Int rows, Int width, const T *x, const T *groups, const Finish &finish, bool, float *out,
+    Int rows, Int width, const T *x, const T *groups, const Epilogue &finish, bool, float *out,
     Int stride
 ) {
     Int row = blocks_of_rows<8>(0, rows, width, x, groups, finish, out, stride);
@@ -234,7 +241,7 @@ static inline void block(
 #ifdef BF16_TILES
 
 static inline void block(
-    Int rows, Int width, const Bf16 *x, const Bf16 *groups, const Finish &finish, bool use_tiles,
+    Int rows, Int width, const Bf16 *x, const Bf16 *groups, const Epilogue &finish, bool use_tiles,
     float *out, Int stride
 ) {
     if (use_tiles)
@@ -252,7 +259,7 @@ struct Rows;
 template <>
 struct Rows<float> {
     const float *at, *scale;
-    Rows(Int, Int, Int, const float *x) : at(x), scale(x) {}
+    Rows(Int, Int, Int, const float *x) : at(x), scale(0) {}
 };
 
 #ifdef BF16_VECTORS
@@ -271,7 +278,7 @@ template <>
 struct Rows<Bf16> {
     Bf16 *at;
     const float *scale;
-    Rows(Int threads, Int rows, Int width, const float *x) : scale(x) {
+    Rows(Int threads, Int rows, Int width, const float *x) : scale(0) {
         const Int stored = stored_width<Bf16>(width);
         at = (Bf16 *)malloc(up(rows, BLOCK_ROWS) * stored * sizeof(Bf16));
 #pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
@@ -322,7 +329,7 @@ struct Map {
     bool relu, use_tiles;
 
     // out (rows, BLOCK) from output n on, for the rows of x from `first` on. The rows of `out` have
-    // `stride` numbers. With tiles, there are at most BLOCK_ROWS rows.
+    // `stride` numbers. There are at most BLOCK_ROWS rows.
     void compute(
         Int first, Int rows, const Rows<T> &x, Int n, float *out, Int stride
     ) const {
@@ -330,11 +337,10 @@ struct Map {
         const Int columns = smaller(size - n, BLOCK);
         float edge[BLOCK_ROWS * BLOCK], own_bias[BLOCK] = {};
         const Vector lowest = fill(relu ? 0 : -INFINITY);
-        Finish finish = {bias + n, lowest, x.scale + first, scale + n, correction + n};
-        if (!bias || columns < BLOCK) {
-            if (bias) memcpy(own_bias, bias + n, columns * sizeof(float));
-            finish.bias = own_bias;
-        }
+        if (bias) memcpy(own_bias, bias + n, columns * sizeof(float));
+        Epilogue finish = {own_bias, lowest, 0, 0, 0};
+        if (scale)
+            finish = {own_bias, lowest, x.scale + first, scale + n, correction + n};
         if (columns == BLOCK && (rows == BLOCK_ROWS || !use_tiles)) {
             block(rows, width, from, groups, finish, use_tiles, out, stride);
             return;
@@ -393,8 +399,13 @@ static inline bool with_tiles(Int) { return false; }
 
 extern "C" {
 
-// pack_float32 and so on: store the matrix (size, width) for the other functions. `packed` is 0
-// before.
+// The constants that Python has, too
+void product_constants(Int, Int *block, Int *step, Int *block_rows) {
+    *block = BLOCK, *step = STEP, *block_rows = BLOCK_ROWS;
+}
+
+// pack_float32 and so on: store the matrix (size, width) for the other functions. `packed` contains
+// zeros before.
 //
 // float32_product and so on: out (rows, size) = x (rows, width) W^T + bias (size) for a packed W
 // (size, width). With `relu`, negative results become 0. Null pointers: the bias may be null; scale
