@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -131,8 +132,8 @@ class Choices:
 PRODUCTS = "float32 products"  # name of a choice
 # PyTorch's default is replaced only if the alternative is this many times as fast.
 MIN_SPEEDUP = 1.15
-# The kernels for linear maps may be a little slower in the measurement of one shape. In a search
-# they save passes over memory, and oneDNN compiles a product for each number of rows.
+# The kernels for linear maps may be a little slower in the measurement, because they save passes
+# over memory in a search.
 MIN_SPEEDUP_LINEAR = 0.97
 
 
@@ -371,7 +372,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way) -> None:
 # Linear maps in inference -------------------------------------------------------------------------
 
 KERNELS = "kernels"  # a way
-ROWS = 200  # number of rows in the measured products: a typical number of hypotheses
+ROWS = 200  # the first number of rows in the measured products: a typical number of hypotheses
 MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
 PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
 
@@ -404,26 +405,37 @@ def _one_thread() -> Iterator[None]:
 
 
 def _run_maps(dtype: torch.dtype, way: Way) -> Callable[[], object]:
-    maps = [_linear(dtype, way, shape) for shape in MAPS]
-    inputs = [torch.ones(ROWS, width) for _, width in MAPS]
-    return lambda: [linear(x) for linear, x in zip(maps, inputs, strict=True)]
+    """Return a function that computes maps of rows, as many rows as no call before.
+
+    The number of hypotheses in a search changes often, and oneDNN compiles a product for each.
+    """
+    maps = [(_linear(dtype, way, shape), shape[1]) for shape in MAPS]
+    rows = count(ROWS)
+
+    def run() -> object:
+        number = next(rows)
+        return [linear(torch.ones(number, width)) for linear, width in maps]
+
+    return run
 
 
 def _run_projection(dtype: torch.dtype, way: Way) -> Callable[[], object]:
-    """Return a function that finds the best tokens of ``ROWS`` hypotheses, as a search does."""
-    linear, x = _linear(dtype, way, PROJECTION), torch.ones(ROWS, PROJECTION[1])
-    rules: Any = torch.tensor([0, 2]), None, 6
-    if isinstance(linear, KernelLinear):
-        return lambda: kernels.best_tokens_of_map(x, linear.packed, None, *rules)
-    if isinstance(linear, Int8Linear):
-        return lambda: _best_of_sums(linear, x, rules)
-    return lambda: kernels.best_tokens(linear(x), None, *rules)
+    """Return a function that finds the best tokens of hypotheses, as many as no call before."""
+    linear = _linear(dtype, way, PROJECTION)
+    forbidden, best = torch.tensor([0, 2]), 6
+    rows = count(ROWS)
 
+    def run() -> object:
+        x = torch.ones(next(rows), PROJECTION[1])
+        if isinstance(linear, KernelLinear):
+            return kernels.best_tokens_of_map(x, linear.packed, None, forbidden, None, best)
+        if isinstance(linear, Int8Linear):
+            sums, scales = linear.sums(x)
+            sums = sums.to(torch.int32)
+            return kernels.best_tokens(sums, None, forbidden, None, best, scales)
+        return kernels.best_tokens(linear(x), None, forbidden, None, best)
 
-def _best_of_sums(linear: Int8Linear, x: Tensor, rules: Any) -> object:
-    sums, scales = linear.sums(x)
-    forbidden, only, count = rules
-    return kernels.best_tokens(sums.to(torch.int32), None, forbidden, only, count, scales)
+    return run
 
 
 def _linear(dtype: torch.dtype, way: Way, shape: tuple[int, int]) -> nn.Module:

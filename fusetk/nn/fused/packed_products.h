@@ -27,6 +27,9 @@
 // products, which reduces its rounding error. decoding.py has BLOCK, STEP and BLOCK_ROWS, too.
 enum { GROUP = LANES, BLOCK = 2 * GROUP, STEP = 32, PART = 256, BLOCK_ROWS = 32, CHUNK = 64 };
 
+// In a larger function, GCC may keep the sums of a product in memory, which takes twice the time.
+#define NOT_INLINED __attribute__((noinline))
+
 static inline Int smaller(Int a, Int b) { return a < b ? a : b; }
 static inline Int up(Int n, Int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -70,7 +73,7 @@ struct Epilogue {
 
 // ROWS rows of out (rows, BLOCK) from `row` on, for x (rows, width) and two groups of W
 template <int ROWS>
-static inline void vector_rows(
+static NOT_INLINED void vector_rows(
     Int row, Int width, const float *x, const float *first, const float *second,
     const Epilogue &finish, float *out, Int stride
 ) {
@@ -99,7 +102,7 @@ static inline void vector_rows(
 #ifdef BF16_VECTORS
 
 template <int ROWS>
-static inline void vector_rows(
+static NOT_INLINED void vector_rows(
     Int row, Int width, const Bf16 *x, const Bf16 *first, const Bf16 *second,
     const Epilogue &finish, float *out, Int stride
 ) {
@@ -129,7 +132,7 @@ static inline void vector_rows(
 
 // The numbers of x have the offset 128, because the instruction needs factors without a sign.
 template <int ROWS>
-static inline void vector_rows(
+static NOT_INLINED void vector_rows(
     Int row, Int width, const int8_t *x, const int8_t *first, const int8_t *second,
     const Epilogue &finish, float *out, Int stride
 ) {
