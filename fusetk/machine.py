@@ -389,12 +389,12 @@ def _measure_linear(dtype: torch.dtype, operation: str) -> Way:
     if not kernels.has_products(dtype):
         return ways[0]
     run = _run_maps if operation == "maps" else _run_projection
-    with torch.inference_mode(), _one_thread():
+    with torch.inference_mode(), one_thread():
         return fastest(ways, partial(run, dtype), speedup=MIN_SPEEDUP_LINEAR)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Use one thread for operations, as a search does if there are as many batches as threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -29,6 +29,7 @@ from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError, FusetkError
 from fusetk.experiment.places import places
 from fusetk.machine import device_of, revision
+from fusetk.models.quantization import to_kernels
 from fusetk.processor import processor
 from fusetk.recipe import Recipe, load
 from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, write_costs
@@ -70,7 +71,7 @@ def decoding_turns(recipe: Recipe, sentences: int, device: torch.device) -> Iter
     folder = Path(recipe.data.folder)
     corpus = Corpus.open(folder, "valid")
     sources = [corpus.source[i].tolist() for i in range(min(sentences, len(corpus)))]
-    model = build(recipe, None).to(device).eval()
+    model = to_kernels(build(recipe, None).to(device).eval())
     search = system.changed(recipe.decoding, AS_LONG_AS_SOURCE)
     translator = Translator([model], Pipeline.load(folder / TEXT), search)
     clock = time.process_time if device.type == "cpu" else time.perf_counter

@@ -30,9 +30,9 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.decoding.translate import Translator
 from fusetk.errors import ConfigError
-from fusetk.machine import device_of
+from fusetk.machine import device_of, one_thread
 from fusetk.models import Seq2Seq
-from fusetk.models.quantization import to_bf16, to_int8
+from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.models.transformer import Transformer
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.positions import sinusoids
@@ -68,11 +68,11 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
     if ctranslate2 and device.type == "cpu":
         peers = {kind: peer(model, kind, sources, arguments) for kind in CT2_TYPES}
     plain = Translator([model], pipeline, config)
+    # The counter sees no other threads.
     with FlopCounterMode(display=False) as counter, without_kernels(), one_thread():
         plain.translate_ids(sources)
     work = product_operations(counter)
-    if precision != "fp32":
-        model = {"bf16": to_bf16, "int8": to_int8}[precision](model)
+    model = {"fp32": to_kernels, "bf16": to_bf16, "int8": to_int8}[precision](model)
     translator = Translator([model], pipeline, config)
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     ratios: dict[str, list[float]] = {"the limit of float32": []}
@@ -106,17 +106,6 @@ def without_kernels() -> Iterator[None]:
         yield
     finally:
         kernels.library = library
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let this thread search all batches; the counter sees no other threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def product_rate(device: torch.device, clock: Callable[[], float]) -> float:
