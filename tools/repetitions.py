@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusetk.cli.tables import markdown_table
+from fusetk.cli.tables import NONE, markdown_table
 from fusetk.data.text import read_lines
 from fusetk.errors import DataError, FusetkError
 from fusetk.evaluation.metric import Metric, MetricOptions
@@ -82,6 +82,9 @@ def _cells(metric: Metric, own: list[str], other: list[str]) -> list[str]:
     statistics = [metric.statistics(lines) for lines in (own, other)]
     cells = [f"{100 * sum(repeating) / len(own):.1f} %"]
     for sentences in (range(len(own)), chosen):
+        if not sentences:
+            cells += ["0", NONE, NONE]
+            continue
         score, base = (metric.score([row[i] for i in sentences]).value for row in statistics)
         cells += [str(len(sentences)), f"{score:.2f}", f"{score - base:+.2f}"]
     return cells

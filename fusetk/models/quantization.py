@@ -60,8 +60,7 @@ def to_int8(model: Seq2Seq) -> Seq2Seq:
     """Replace the linear maps of the layers, and the output projection, by maps of 8 bits.
 
     Embeddings, normalisations and fusions stay float32, and so do subclasses of the usual maps and
-    maps with hooks. Raises ConfigError if the model is not a
-    Transformer on CPU.
+    maps with hooks. Raises ConfigError if the model is not a Transformer on CPU.
     """
     device = _device(model)
     if device != "cpu":

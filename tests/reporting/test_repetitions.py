@@ -33,6 +33,12 @@ def test_sentences_with_repetitions_are_left_out(results: Path) -> None:
     assert share == f"{100 / number:.1f} %" and (everything, rest) == (str(number), str(number - 1))
     assert float(score) < 100 and rest_score == "100.00" and float(rest_difference) > 0
     assert table["plain", "1", "best"][3] == "+0.00"
+    columns["best.raw"] = ["a b c d a b c d"] * number
+    path.write_bytes(columns_bytes(columns))
+    cells = dict((tuple(row[:3]), row[3:]) for row in rows(results, SET, REFERENCES, "plain"))[
+        "fused", "1", "best"
+    ]
+    assert cells[0] == "100.0 %" and cells[-3:] == ["0", "-", "-"]
     with pytest.raises(DataError, match=f"has {number:,} lines, and the reference has 1"):
         list(rows(results, SET, REFERENCES[:1], "plain"))
     with pytest.raises(DataError, match="no complete training of the system absent"):
