@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.dropout_mask import DropoutMask, plain_random_words, random_words
 from fusetk.nn.fused import transformer as kernels
-from fusetk.training.loss import plain_cross_entropy
+from fusetk.nn.output_loss import plain_cross_entropy
 
 fused = pytest.mark.skipif(not kernels.usable(torch.zeros(1)), reason="there is no C++ compiler")
 MASKS = [None, DropoutMask(12345, 13_107)]

@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parent
 LOSSES = {
     "recurrence": "recurrent models run several times slower on CPU",
     "transformer": "Transformers train about half as fast on CPU",
+    "output_loss": "models with a large vocabulary train a few percent slower on CPU",
     "streams": "connections with several streams or sources train about half as fast on CPU",
     "decoding": "Transformers translate about half as fast on CPU",
 }
