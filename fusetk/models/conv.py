@@ -90,10 +90,10 @@ class ConvConfig(ModelConfig):
     """Dropout on embeddings, on the inputs of convolutions, and on the input of the output
     projection."""
     scale_encoder_gradient: bool | None = None
-    """Scale gradients that reach the encoder by 1 / (2 * attention layers) (Gehring et al. 2017,
-    section 3.4). DenseNMT's paper does not say which of its models use this scale. The default is
-    that of the authors' code: true if all decoder layers attend to one source (`attend: top` and
-    `dense-concat`)."""
+    """Scale the gradients of the encoder by 1 / (2 * attention layers), but not those of the
+    embeddings (Gehring et al. 2017, section 3.4). DenseNMT's paper does not say which of its models
+    use this scale. The default is that of the authors' code: true if all decoder layers attend to
+    one source (`attend: top` and `dense-concat`)."""
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> "ConvConfig":
@@ -105,6 +105,14 @@ class ConvConfig(ModelConfig):
             )
         attends_to_output(self.encoder, self.decoder)
         return self
+
+
+def _scale_gradient(x: Tensor, scale: float) -> Tensor:
+    """Return x. The gradient that x receives through the result is multiplied by ``scale``."""
+    if x.requires_grad and scale != 1:
+        x = x.view_as(x)
+        x.register_hook(lambda grad: grad * scale)
+    return x
 
 
 class ConvEmbedding(nn.Module):
@@ -335,7 +343,8 @@ class Conv(Seq2Seq):
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         embedding = self.source(src)
         contexts = [src_mask] * len(self.encoder.layers)
-        history, output, _ = self.encoder(self.encoder_in(embedding), contexts)
+        inputs = _scale_gradient(embedding, 1 / self.encoder_gradient_scale)
+        history, output, _ = self.encoder(self.encoder_in(inputs), contexts)
         return Memory(history, output, src_mask, embedding)
 
     def start(self, memory: Memory) -> State:
@@ -344,8 +353,7 @@ class Conv(Seq2Seq):
         keys = torch.stack(
             [project(source) for project, source in zip(self.memory, sources, strict=True)], 1
         )
-        if keys.requires_grad and self.encoder_gradient_scale != 1:
-            keys.register_hook(lambda grad: grad * self.encoder_gradient_scale)
+        keys = _scale_gradient(keys, self.encoder_gradient_scale)
         values = (keys + memory.embedding[:, None]) * SQRT_HALF  # (B, n, S, E)
         windows = tuple(
             keys.new_zeros(len(keys), layer.conv.kernel - 1, layer.conv.width)
