@@ -49,6 +49,9 @@ class AttentionFusionConfig(LayerFusionConfig):
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout on the result, before its normalisation. MLRF does not mention dropout here."""
 
+    def check(self, layers: int) -> None:
+        self.check_two_layers(layers)
+
 
 class AttentionFusion(LayerFusion):
     """Multi-hop self-attention over the layers (MLRF, Equations 5 to 7)."""

@@ -72,7 +72,7 @@ class LayerFusionConfig(FusionConfig):
     layers, this is the output of the last summary layer instead."""
     layer_embedding: bool = False
     """Add a learned vector to each layer (MLRF Equation 4). If both sides have one, of the same
-    width, they share it."""
+    width, they share it. Layers are counted from `embedding`, also above a summary layer."""
     norm_layers: bool = False
     """Normalise each layer before the fusion (Wang et al. 2019). The layers of a post-norm model,
     such as MLRF's, are normalised. With `norm: pre` they are not: higher layers have larger
@@ -83,6 +83,14 @@ class LayerFusionConfig(FusionConfig):
     highest layer. None of the five papers has this option."""
     norm: bool = True
     """Apply layer normalisation to the result (MLRF section 3.2)."""
+
+    def check_two_layers(self, layers: int) -> None:
+        """Raise ValueError if fewer than two layers are fused."""
+        if layers + self.embedding < 2:
+            raise ValueError(
+                f"fuse: {self.kind} needs two layers or more: make the stack deeper, or set "
+                "embedding: true"
+            )
 
 
 class LayerEmbedding(nn.Module):

@@ -17,11 +17,7 @@ class IterativeFusionConfig(AggregateConfig):
     kind: str = "iterative"
 
     def check(self, layers: int) -> None:
-        if layers + self.embedding < 2:
-            raise ValueError(
-                "fuse: iterative needs two layers or more: make the stack deeper, or set "
-                "embedding: true"
-            )
+        self.check_two_layers(layers)
 
 
 class IterativeFusion(LayerFusion):

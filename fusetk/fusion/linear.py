@@ -30,6 +30,10 @@ class LinearFusionConfig(LayerFusionConfig):
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout on the output of the feed-forward network of `ewp-ffn`."""
 
+    def check(self, layers: int) -> None:
+        if self.normalize == "softmax":  # the weight of one layer would always be 1
+            self.check_two_layers(layers)
+
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> "LinearFusionConfig":
         if self.weights == "matrix" and self.normalize != "none":
@@ -74,6 +78,10 @@ class MatrixMix(nn.Module):
     def __init__(self, layers: int, width: int):
         super().__init__()
         self.weight = nn.Linear(layers * width, width, bias=False)
+
+    def matrices(self) -> tuple[Tensor, ...]:
+        """Return the weights W_l (D, D) of the layers, which are parts of one parameter."""
+        return self.weight.weight.detach().split(self.weight.out_features, 1)
 
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
         """L layers (..., D) -> (..., D)."""

@@ -2,7 +2,8 @@
 
 One stack serves both languages. Layer i of the target reads layer i - 1 of source and target.
 Attention divides by the square root of a head's width, as in Vaswani et al. 2017. The paper prints
-that of the model's width.
+that of the model's width. Position encodings are those of Vaswani et al. 2017, too. The paper
+prints other exponents for the cosines.
 """
 
 from collections.abc import Sequence

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.fusion.base import Fusion
+from fusetk.fusion.linear import MatrixMix
 from fusetk.models.connect import Connection
 from fusetk.models.stack import Layer
 from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention
@@ -55,6 +56,10 @@ def _glorot(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding | Learned | OutputProjection):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+    for module in model.modules():
+        if isinstance(module, MatrixMix):
+            for matrix in module.matrices():
+                nn.init.xavier_uniform_(matrix)
 
 
 def _attention_matrices(module: nn.Module) -> Iterator[Tensor]:
@@ -85,6 +90,10 @@ def mlrf(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Embedding | Learned):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+        elif isinstance(module, MatrixMix):
+            for matrix in module.matrices():
+                bound = matrix.shape[1] ** -0.5
+                nn.init.uniform_(matrix, -bound, bound)
 
 
 def initialise_parts(model: nn.Module) -> None:

@@ -23,6 +23,7 @@ from fusetk.models.stack import Stack
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.corpus import TOKENS
 from fusetk.plotting.forward_trace import ForwardTrace, Pairs, trace_forward
+from fusetk.plotting.fusion import layer_names
 from fusetk.plotting.panel import Panel, near_square, split_rows
 
 if TYPE_CHECKING:
@@ -129,7 +130,10 @@ def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Read
         if attends:
             title = "decoder, weights of the encoder layers"
         rows = [f"l{i}" if depth is None or i <= depth else "top" for i in sorted(weights)]
-        columns = [f"l{i}" for i in range(max(values.shape[-1] for values in weights.values()))]
+        count = max(values.shape[-1] for values in weights.values())
+        columns = [f"l{i}" for i in range(count)]
+        if attends and "encoder" in stacks:
+            columns = layer_names(count, stacks["encoder"].depth)
         readings.append(
             Readings(
                 f"{site}{what}",

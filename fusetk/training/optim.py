@@ -39,6 +39,10 @@ class NAGConfig(ComponentConfig):
     """Decay rate of the velocity."""
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay: decay * weight is added to the gradient."""
+    rescale_velocity: bool = True
+    """At a change of the rate, multiply the velocity by the ratio of the rates, as fairseq for
+    Python does. With `false` the velocity keeps its length, as in Sutskever et al. 2013 and fairseq
+    for Lua."""
 
 
 class SGDConfig(ComponentConfig):
@@ -130,19 +134,21 @@ def _fused_if_unsharded(parameters: Iterable[Any]) -> list[Any]:
 
 @configured_by(NAGConfig)
 def nag(config: NAGConfig, parameters: "Iterable[nn.Parameter]") -> "torch.optim.Optimizer":
-    """v = mu v + g; w -= lr (g + mu v), Nesterov's momentum (Sutskever et al. 2013).
+    """u = mu c u - lr g; w += mu u - lr g, Nesterov's momentum (Sutskever et al. 2013).
 
-    This is PyTorch's SGD with ``nesterov``.
+    c is lr / lr_before with ``rescale_velocity``, and 1 without it. fairseq for Python has the
+    first rule, that for Lua the second one. Only the weight decay of fairseq for Python differs: it
+    subtracts lr * decay * w in addition to the step.
 
-    fairseq's ``nag`` keeps u = -lr v and computes, with c = lr / lr_before,
-
-        w += mu^2 c u - (1 + mu) lr g;  u = mu c u - lr g
-
-    Both rules give the same weights for all rates above 0. Only the weight decay of fairseq
-    differs: it subtracts lr * decay * w in addition to the step. v does not depend on the rate, so
-    a checkpoint stores only v.
+    The first rule is computed as PyTorch's SGD with ``nesterov``, whose v = -u / lr does not depend
+    on the rate: v = mu v + g; w -= lr (g + mu v). Both give the same weights for all rates above 0.
     """
     import torch
+
+    if not config.rescale_velocity:
+        from fusetk.training.nesterov import NAG
+
+        return NAG(parameters, config.momentum, config.weight_decay)
 
     return torch.optim.SGD(
         _fused_if_unsharded(parameters),

@@ -131,9 +131,45 @@ def test_a_plug_in_of_another_kind_is_refused(site: str) -> None:
         StackConfig.model_validate({"layers": 2, site: other})
 
 
-def test_iterative_fusion_of_one_layer_is_refused() -> None:
+@pytest.mark.parametrize(
+    "fuse",
+    [
+        {"kind": "iterative"},
+        {"kind": "attention", "embedding": False},
+        {"kind": "linear", "embedding": False, "normalize": "softmax"},
+    ],
+)
+def test_a_fusion_of_one_layer_is_refused(fuse: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="two layers or more"):
-        StackConfig.model_validate({"layers": 1, "fuse": "iterative"})
+        StackConfig.model_validate({"layers": 1, "fuse": fuse})
+
+
+@pytest.mark.parametrize(
+    ("connect", "said"),
+    [
+        ({"kind": "dense", "summary_every": 4}, "summary_every: 4 makes no summary"),
+        ({"kind": "depth-weighted", "dilation": 5}, "dilation 5 lets no layer read"),
+    ],
+)
+def test_options_of_connections_without_effect_are_refused(
+    connect: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        StackConfig.model_validate({"layers": 4, "connect": connect})
+
+
+@pytest.mark.parametrize(
+    ("init", "bound"),
+    [("xavier", (6 / 128) ** 0.5), ("tensor2tensor", (6 / 128) ** 0.5), ("mlrf", 64**-0.5)],
+)
+def test_each_matrix_of_a_linear_combination_is_initialised_as_one(init: str, bound: float) -> None:
+    fuse = {"kind": "linear", "weights": "matrix"}
+    encoder = {"layers": 3, "fuse": fuse}
+    model = build("transformer", scale=1.0, width=64, heads=2, init=init, encoder=encoder)
+    mix = model.encoder.fuse.combine
+    assert len(mix.matrices()) == 4
+    for matrix in mix.matrices():
+        assert 0.95 * bound < matrix.abs().max() <= bound
 
 
 def test_an_error_names_the_key_file_and_line(tmp_path) -> None:

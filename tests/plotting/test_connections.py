@@ -153,6 +153,12 @@ def test_learned_weights_need_no_text() -> None:
     assert list(panels["encoder.connect"].y) == ["l2"]
 
 
+def test_layers_above_a_summary_have_their_own_names() -> None:
+    encoder = {"layers": 4, "connect": {"kind": "dense", "growth": 8, "summary_every": 2}}
+    [panel] = connect.panels(noisy(encoder, {"attend": "transparent"}))
+    assert list(panel.x) == ["sum", "l3", "l4"]
+
+
 def test_a_model_without_weights_names_its_connections() -> None:
     dense = {"layers": 2, "connect": {"kind": "dense", "growth": 16}}
     with pytest.raises(DataError, match="connect: dense has no weights to draw"):

@@ -33,6 +33,9 @@ def adam(s: State, w: Array, g: Array, lr: float, t: int, c: Any) -> Array:
 
 def nag(s: State, w: Array, g: Array, lr: float, t: int, c: Any) -> Array:
     g = g + c.weight_decay * w
+    if not c.rescale_velocity:
+        s["u"] = c.momentum * s.get("u", 0) - lr * g
+        return w + c.momentum * s["u"] - lr * g
     s["v"] = c.momentum * s.get("v", 0) + g
     return w - lr * (g + c.momentum * s["v"])
 
@@ -80,6 +83,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("adam", {"weight_decay": 0.1, "betas": (0.9, 0.999), "eps": 1e-4}),
     ("adamw", {"weight_decay": 0.1}),
     ("nag", {"momentum": 0.9, "weight_decay": 0.1}),
+    ("nag", {"momentum": 0.9, "weight_decay": 0.1, "rescale_velocity": False}),
     ("sgd", {"weight_decay": 0.1}),
     ("sgd", {"momentum": 0.9}),
     ("sgd", {"momentum": 0.9, "weight_decay": 0.1}),

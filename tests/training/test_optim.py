@@ -67,11 +67,9 @@ def test_a_class_without_build_and_an_object_without_config_are_refused(
 
 
 @pytest.mark.parametrize("momentum", [0.5, 0.99])
-def test_nag_is_fairseqs_where_the_rate_changes(momentum: float) -> None:
-    """fairseq's buffer holds steps, so it corrects for a change of the rate.
-
-    Our buffer holds gradients and needs no correction.
-    """
+@pytest.mark.parametrize("rescale", [True, False])
+def test_nag_is_fairseqs_where_the_rate_changes(momentum: float, rescale: bool) -> None:
+    """The velocity is rescaled in fairseq for Python, and it is not in fairseq for Lua."""
     random = np.random.default_rng(3)
     gradients, rates = (
         random.normal(size=(12, 5)),
@@ -79,10 +77,11 @@ def test_nag_is_fairseqs_where_the_rate_changes(momentum: float) -> None:
     )
     w, u, before = (start := random.normal(size=5)).copy(), np.zeros(5), rates[0]
     p = torch.nn.Parameter(torch.tensor(start))
-    optimizer = nag(NAGConfig(momentum=momentum), [p])
+    optimizer = nag(NAGConfig(momentum=momentum, rescale_velocity=rescale), [p])
     for g, lr in zip(gradients, rates, strict=True):
-        w += momentum**2 * u * (lr / before) - (1 + momentum) * lr * g
-        u, before = momentum * u * (lr / before) - lr * g, lr
+        factor = lr / before if rescale else 1.0
+        w += momentum**2 * u * factor - (1 + momentum) * lr * g
+        u, before = momentum * u * factor - lr * g, lr
         optimizer.param_groups[0]["lr"] = lr
         p.grad = torch.tensor(g)
         optimizer.step()

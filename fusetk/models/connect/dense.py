@@ -24,12 +24,17 @@ class DenseConnectionConfig(ConnectConfig):
     (DenseNMT has no summary layers in stacks of 4 layers; in stacks of 8 layers the number is
     6.)"""
     summary_layer: Literal["in-place", "added"] = "in-place"
-    """`in-place`: every layer whose number is a multiple of `summary_every` is itself a summary,
-    except the highest layer, as in the authors' code. `added`: a simpler layer above it is the
-    summary. This is another reading of the paper's text."""
+    """`in-place`: every layer whose number is a multiple of `summary_every` is itself a summary, as
+    in the authors' code, except the highest layer (our choice). `added`: a simpler layer above it
+    is the summary. This is another reading of the paper's text."""
 
     def check(self, layers: int) -> None:
-        if self.summary_layer == "added" and not self.summarised_layers(layers):
+        if self.summary_every is not None and self.summary_every >= layers:
+            raise ValueError(
+                f"summary_every: {self.summary_every} makes no summary in a stack of {layers} "
+                "layers: give less than the number of layers, or remove it"
+            )
+        if self.summary_layer == "added" and self.summary_every is None:
             raise ValueError(
                 "summary_layer: added has no effect without a summary: set summary_every to less "
                 "than the number of layers"

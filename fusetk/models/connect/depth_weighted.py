@@ -27,6 +27,11 @@ class DepthWeightedConfig(ConnectConfig):
                 f"period {self.period} has no effect in a stack of {layers} layers: give at most "
                 f"{layers}"
             )
+        if self.dilation > layers:
+            raise ValueError(
+                f"dilation {self.dilation} lets no layer read another one than the layer below in "
+                f"a stack of {layers} layers: give at most {layers}"
+            )
 
 
 class DepthWeightedConnection(SourcesConnection):

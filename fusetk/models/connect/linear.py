@@ -28,7 +28,8 @@ class LinearConnection(SourcesConnection):
     """Dynamic linear combination of layers (Wang et al. 2019).
 
     Layer l reads sum_k w_lk LN(y_k), where y_k are the embedding and the outputs of the layers
-    below. With ``fuse: last`` the output of the stack is one more combination.
+    below. With ``fuse: last`` the output of the stack is one more combination. The authors' code
+    does not normalise the embedding, nor the input of the first layer with ``norm``.
     """
 
     Config = LinearConnectionConfig
