@@ -72,7 +72,7 @@ class LayerFusionConfig(FusionConfig):
     layers, this is the output of the last summary layer instead."""
     layer_embedding: bool = False
     """Add a learned vector to each layer (MLRF Equation 4). If both sides have one, of the same
-    width, they share it. Layers are counted from `embedding`, also above a summary layer."""
+    width, they share it."""
     norm_layers: bool = False
     """Normalise each layer before the fusion (Wang et al. 2019). The layers of a post-norm model,
     such as MLRF's, are normalised. With `norm: pre` they are not: higher layers have larger
