@@ -34,7 +34,7 @@ dist:
 	$(BIN)/python -m pip install --quiet -c constraints.txt build
 	rm -rf dist build
 	$(BIN)/python -m build --outdir dist
-	@! grep -l example.org setup.cfg CITATION.cff README.md docs/install.md >&2 || \
+	@! grep -l example.org setup.cfg CITATION.cff >&2 || \
 		echo "these files have https://example.org: write the address there" >&2
 
 test: $(VENV)/.installed-test

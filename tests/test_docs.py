@@ -1,6 +1,5 @@
 """The documentation: its links, its commands, its configs, and the site that it becomes."""
 
-import configparser
 import re
 import shlex
 import subprocess
@@ -97,14 +96,6 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             if token.type == "link_open" and link and not link.startswith("https://"):
                 waiting.append((page.parent / link).resolve())
     assert set(DOCS) <= reached
-
-
-def test_the_pages_clone_from_the_address_of_the_package() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    for page in (README, ROOT / "docs/install.md"):
-        text = page.read_text(encoding="utf-8")
-        assert re.findall(r"git clone (\S+)", text) == [setup["metadata"]["url"]]
 
 
 def test_the_readme_is_short() -> None:

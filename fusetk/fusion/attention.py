@@ -8,8 +8,8 @@ computes
     a^l_p = softmax over l of e^l_p    the weight of layer l in hop p           (Equation 6)
     s_p   = sum over l of a^l_p y^l    the weighted sum of the layers in hop p  (Equation 7)
 
-and phi(Z) = FNN([s_1; ...; s_n_hop]). With ``feature_wise`` each feature of y^l has its own energy
-and its own weight.
+and phi(Z) = LN(FNN([s_1; ...; s_n_hop])); the base class applies LN. With ``feature_wise`` each
+feature of y^l has its own energy and its own weight.
 """
 
 from collections.abc import Sequence
@@ -61,31 +61,31 @@ class AttentionFusion(LayerFusion):
     def __init__(self, config: AttentionFusionConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)
         self.hops = config.hops
-        self.features = width if config.feature_wise else 1
+        self.weights_per_hop = width if config.feature_wise else 1  # of a layer
         self.w1 = nn.ModuleList(
             nn.Linear(width, config.attention_hidden, bias=False)
             for _ in range(self.depth if config.independent_w1 else 1)
         )
-        self.w2 = nn.Linear(config.attention_hidden, self.hops * self.features, bias=False)
+        self.w2 = nn.Linear(config.attention_hidden, self.hops * self.weights_per_hop, bias=False)
         self.sigma = ACTIVATIONS[config.activation]
         self.ffn = FeedForward(self.hops * width, config.hidden, width, config.activation)
         self.dropout = Dropout(config.dropout)
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
-        energies = [self.energy(i, z) for i, z in enumerate(layers)]  # Equation 5
+        energies = [self.energy(i, y) for i, y in enumerate(layers)]  # Equation 5
         weights = torch.stack(energies, LAYER_AXIS).softmax(LAYER_AXIS)  # Equation 6
         if trace.wanted(f"{self.name}.hops"):
             trace.record(f"{self.name}.hops", weights.mean(-1).mT)  # (..., hops, L)
         sums = self.weighted_sums(weights, torch.stack(layers, -2))  # Equation 7
         return self.dropout(self.ffn(sums.flatten(-2)))
 
-    def energy(self, layer: int, z: Tensor) -> Tensor:
+    def energy(self, layer: int, y: Tensor) -> Tensor:
         """Equation 5 for one layer: (..., D) -> (..., hops, 1 or D)."""
         w1 = self.w1[layer if len(self.w1) > 1 else 0]
-        return self.w2(self.sigma(w1(z))).unflatten(-1, (self.hops, self.features))
+        return self.w2(self.sigma(w1(y))).unflatten(-1, (self.hops, self.weights_per_hop))
 
-    def weighted_sums(self, weights: Tensor, z: Tensor) -> Tensor:
+    def weighted_sums(self, weights: Tensor, y: Tensor) -> Tensor:
         """Equation 7: weights (..., L, hops, 1 or D), layers (..., L, D) -> (..., hops, D)."""
-        if self.features == 1:
-            return weights.squeeze(-1).mT @ z
-        return (weights * z.unsqueeze(-2)).sum(LAYER_AXIS)
+        if self.weights_per_hop == 1:
+            return weights.squeeze(-1).mT @ y
+        return (weights * y.unsqueeze(-2)).sum(LAYER_AXIS)

@@ -29,7 +29,7 @@ class Fusion(nn.Module):
 
     Config: type[FusionConfig] = FusionConfig
     reads_next_input = False
-    """Whether the fusion reads the input that one more layer would receive, not the history."""
+    """Whether ``forward`` gets one tensor only: the input that one more layer would receive."""
     fuses_several = True
     """Whether the fusion combines several layers."""
     out_width: int

@@ -154,11 +154,11 @@ class Stack(nn.Module):
             if self._feeds_connection(i):
                 self.connect.register_output(module.width, planned.starts_block)
 
-        fused_widths = self.history_widths
+        widths_to_fuse = self.history_widths
         if self.fuses_next_input:
-            fused_widths = [self.connect.register_end()]
+            widths_to_fuse = [self.connect.register_end()]
         self.readout = self.ends.readout() if self.fuses_next_input else nn.Identity()
-        self.fuse = build_fusion(config.fuse, fused_widths, widths[-1], f"{name}.fuse")
+        self.fuse = build_fusion(config.fuse, widths_to_fuse, widths[-1], f"{name}.fuse")
         self.out_width = self.fuse.out_width
 
     def _feeds_connection(self, i: int) -> bool:
@@ -205,15 +205,15 @@ class Stack(nn.Module):
                 break
             if self.plan[i].starts_block:
                 history = []
-                outputs = layer_input = None
+                outputs = layer_input = None  # frees memory: the layers above cannot read them
             history.append(output)
             if self._feeds_connection(i):
                 outputs = self.connect.append(outputs, output, layer_input)
         tensors = tuple(self.ends.state(item) for item in history)
         if output is None:
             return StackOutput(tensors, tensors[-1], tuple(states))
-        fused = [self.readout(self.connect.end(outputs))] if self.fuses_next_input else tensors
-        return StackOutput(tensors, self.fuse(fused), tuple(states))
+        to_fuse = [self.readout(self.connect.end(outputs))] if self.fuses_next_input else tensors
+        return StackOutput(tensors, self.fuse(to_fuse), tuple(states))
 
 
 def attends_to_output(encoder: StackConfig, decoder: DecoderConfig) -> bool:
