@@ -140,7 +140,7 @@ class Stack(nn.Module):
         self.fuses_next_input = uses_output and fusion_class(config.fuse).reads_next_input
         self.history_widths = [widths[0]]
 
-        self.connect.register_output(widths[0], first=True)
+        self.connect.register_output(widths[0], starts_block=True)
         summaries = 0
         for i, planned in enumerate(self.plan):
             summaries += planned.is_summary

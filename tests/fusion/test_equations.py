@@ -281,7 +281,7 @@ def test_dynamic_linear_combination(normalize: str, where: str) -> None:
     config = CONNECTIONS["linear"].Config.model_validate({"kind": "linear", **options})
     connect: Any = CONNECTIONS["linear"](config, "decoder.connect")
     for i in range(4):
-        connect.register_output(D, first=i == 0)
+        connect.register_output(D, starts_block=i == 0)
         assert connect.register_input() == D
     connect = connect.double()
     with torch.no_grad():

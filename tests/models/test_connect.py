@@ -32,9 +32,9 @@ class ConnectedChain(nn.Module):
         config = CONNECTIONS[options["kind"]].Config.model_validate(options)
         self.connect = CONNECTIONS[options["kind"]](config, "decoder.connect")
         for i in range(layers):
-            self.connect.register_output(D, first=i == 0)
+            self.connect.register_output(D, starts_block=i == 0)
             assert self.connect.register_input() == D
-        self.connect.register_output(D, first=False)
+        self.connect.register_output(D, starts_block=False)
         assert self.connect.register_end() == D
         generator = torch.Generator().manual_seed(2)
         self.matrices = torch.randn(layers, D, D, generator=generator, dtype=torch.float64) / 3

@@ -200,7 +200,7 @@ def test_one_buffer_has_the_gradients_of_concatenation() -> None:
     connect = DenseConnection(DenseConnectionConfig(), "side.connect")
     pieces = [torch.randn(2, 3, width, requires_grad=True) for width in (4, 2, 3)]
     for i, piece in enumerate(pieces):
-        connect.register_output(piece.shape[-1], first=i == 0)
+        connect.register_output(piece.shape[-1], starts_block=i == 0)
     readers = [torch.randn(width, 5) for width in (4, 6, 9)]
     stream, outputs = None, []
     total, expected = torch.zeros(()), torch.zeros(())

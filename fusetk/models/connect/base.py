@@ -124,10 +124,10 @@ class Connection(nn.Module):
         Models call it once, after `init`.
         """
 
-    def register_output(self, width: int, first: bool) -> None:
+    def register_output(self, width: int, starts_block: bool) -> None:
         """Announce an output of ``width`` features.
 
-        ``first``: the layers that are registered after it cannot read earlier outputs.
+        ``starts_block``: the layers that are registered after it cannot read earlier outputs.
         """
         raise NotImplementedError
 
@@ -166,8 +166,8 @@ class SourcesConnection(Connection):
         super().__init__(config, name)
         self.map = nn.ModuleList()
 
-    def register_output(self, width: int, first: bool) -> None:
-        if first:
+    def register_output(self, width: int, starts_block: bool) -> None:
+        if starts_block:
             self.width = width
         self.map.append(nn.Identity() if width == self.width else nn.Linear(width, self.width))
 

@@ -73,8 +73,8 @@ class DenseConnection(Connection):
         self.features = 0  # number of features since the last summary
         self.max_features = 0
 
-    def register_output(self, width: int, first: bool) -> None:
-        self.features = width if first else self.features + width
+    def register_output(self, width: int, starts_block: bool) -> None:
+        self.features = width if starts_block else self.features + width
         self.max_features = max(self.max_features, self.features)
 
     def register_input(self) -> int:

@@ -11,7 +11,7 @@ class LastConnection(Connection):
     With some kinds of `residual`, the output is a stream of several states.
     """
 
-    def register_output(self, width: int, first: bool) -> None:
+    def register_output(self, width: int, starts_block: bool) -> None:
         self.width = width
 
     def register_input(self) -> int:

@@ -41,8 +41,8 @@ class LinearConnection(SourcesConnection):
         self.combine = nn.ModuleList()
         self.norm = nn.ModuleList()
 
-    def register_output(self, width: int, first: bool) -> None:
-        super().register_output(width, first)
+    def register_output(self, width: int, starts_block: bool) -> None:
+        super().register_output(width, starts_block)
         norm_layers = self.config.norm_layers
         self.norm_layers.append(nn.LayerNorm(self.width) if norm_layers else nn.Identity())
 
