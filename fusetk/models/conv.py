@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk.fusion.base import share_layer_embedding
+from fusetk.models.attend import build_attended_sources
 from fusetk.models.initialise import initialise_parts
-from fusetk.models.memory import build_memory_attention
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_output
 from fusetk.nn.attention import scaled_dot_product
@@ -298,7 +298,7 @@ class Conv(Seq2Seq):
             ),
             uses_output=attends_to_output(config.encoder, config.decoder),
         )
-        self.attend = build_memory_attention(
+        self.attend = build_attended_sources(
             config.decoder.attend,
             self.encoder.history_widths,
             self.encoder.out_width,

@@ -15,13 +15,13 @@ from fusetk.config import ComponentConfig, Config, component
 from fusetk.errors import ConfigError
 from fusetk.fusion import FUSIONS, build_fusion
 from fusetk.fusion.base import Fusion, FusionConfig, share_layer_embedding
-from fusetk.models.initialise import initialise_parts
-from fusetk.models.memory import (
+from fusetk.models.attend import (
     ATTENDS,
-    MemoryAttention,
-    build_memory_attention,
-    memory_attention_class,
+    AttendedSources,
+    attended_sources_class,
+    build_attended_sources,
 )
+from fusetk.models.initialise import initialise_parts
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.transformer import check_tying
 from fusetk.nn.additive import AdditiveAttention
@@ -66,7 +66,7 @@ class RecurrentDecoderConfig(TransitionConfig):
     of a time step, the states of `query` first. The recurrence continues with the highest state in
     any case."""
     attend: Annotated[
-        ComponentConfig, component(ATTENDS, "an attention to encoder layers", MemoryAttention)
+        ComponentConfig, component(ATTENDS, "an attention to encoder layers", AttendedSources)
     ] = ComponentConfig(kind="top")
     """Which states of the encoder the decoder attends to. The decoder has one attention, so
     `layerwise` is not allowed."""
@@ -127,7 +127,7 @@ class RecurrentConfig(ModelConfig):
         encoder, decoder = self.encoder, self.decoder
         encoder.fuse.check(encoder.depth + 1)
         decoder.fuse.check(self.query.depth + decoder.depth + 2)
-        attend = memory_attention_class(decoder.attend)
+        attend = attended_sources_class(decoder.attend)
         if attend.layer_by_layer:
             raise ValueError(
                 f"decoder.attend: {decoder.attend.kind} needs an attention in each layer, but a "
@@ -196,7 +196,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         self.encoder = Transition(encoder.cell, encoder.depth, size, width, 2, norm, bias)
         encoder_widths = [size] + [2 * width] * (encoder.depth + 1)
         self.encoder_fuse = _fusion_of_states(encoder.fuse, encoder_widths, "encoder.fuse")
-        self.attend = build_memory_attention(
+        self.attend = build_attended_sources(
             decoder.attend, encoder_widths, self.encoder_fuse.out_width, layers=1
         )
         source_widths = self.attend.widths

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from fusetk.config import ComponentConfig, Config, component
 from fusetk.fusion import FUSIONS, build_fusion, fusion_class
 from fusetk.fusion.base import Fusion, FusionConfig
+from fusetk.models.attend import ATTENDS, AttendedSources, attended_sources_class
 from fusetk.models.connect import (
     CONNECTIONS,
     ConnectConfig,
@@ -17,7 +18,6 @@ from fusetk.models.connect import (
     PlannedModule,
     build_connection,
 )
-from fusetk.models.memory import ATTENDS, MemoryAttention, memory_attention_class
 from fusetk.models.residual import Residual, Stream, StreamEnds
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class DecoderConfig(StackConfig):
     """The decoder's side."""
 
     attend: Annotated[
-        ComponentConfig, component(ATTENDS, "an attention to encoder layers", MemoryAttention)
+        ComponentConfig, component(ATTENDS, "an attention to encoder layers", AttendedSources)
     ] = ComponentConfig(kind="top")
     """Which encoder layers each decoder layer attends to. `top`: the output of the encoder."""
 
@@ -221,7 +221,7 @@ def attends_to_output(encoder: StackConfig, decoder: DecoderConfig) -> bool:
 
     Raises ValueError, with a message for the user, if the two sides do not fit together.
     """
-    attend = memory_attention_class(decoder.attend)
+    attend = attended_sources_class(decoder.attend)
     kind = decoder.attend.kind
     if attend.layer_by_layer:
         if encoder.layers != decoder.layers:

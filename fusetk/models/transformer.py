@@ -12,9 +12,9 @@ from fusetk.config import component
 from fusetk.errors import ConfigError
 from fusetk.fusion.base import share_layer_embedding
 from fusetk.models import steps
+from fusetk.models.attend import build_attended_sources
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS, initialise_parts
-from fusetk.models.memory import build_memory_attention
 from fusetk.models.residual import (
     RESIDUALS,
     Norm,
@@ -467,7 +467,7 @@ class Transformer(Seq2Seq):
             ends=residuals.ends,
             uses_output=attends_to_output(config.encoder, config.decoder),
         )
-        self.attend = build_memory_attention(
+        self.attend = build_attended_sources(
             config.decoder.attend,
             self.encoder.history_widths,
             self.encoder.out_width,

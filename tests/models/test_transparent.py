@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusetk.models.memory import ATTENDS
+from fusetk.models.attend import ATTENDS
 from fusetk.models.seq2seq import Memory
 from tests.contracts.systems import build
 

@@ -14,8 +14,8 @@ from fusetk.nn.combine import weighted_sum
 from fusetk.nn.dropout import Dropout
 
 
-class MemoryAttention(nn.Module):
-    """Selection of the sources that the decoder attends to.
+class AttendedSources(nn.Module):
+    """The sources that the decoder attends to.
 
     A source is a tensor made from the encoder's layers, once for each sentence. Every decoder layer
     attends to one or more sources.
@@ -54,7 +54,7 @@ class MemoryAttention(nn.Module):
         return slice(None)
 
 
-class OutputAttention(MemoryAttention):
+class OutputSource(AttendedSources):
     """Attention of every decoder layer to the output of the encoder's stack."""
 
     reads_output = True
@@ -67,7 +67,7 @@ class OutputAttention(MemoryAttention):
         return [memory.output]
 
 
-class DenseConcatAttention(MemoryAttention):
+class DenseConcatSource(AttendedSources):
     """Attention of every decoder layer to the concatenated history (DenseNMT, DenseAtt-1)."""
 
     @property
@@ -78,7 +78,7 @@ class DenseConcatAttention(MemoryAttention):
         return [torch.cat(memory.history, -1)]
 
 
-class DenseSumAttention(MemoryAttention):
+class DenseSumSources(AttendedSources):
     """Attention of every decoder layer to each item of the history (DenseNMT, DenseAtt-2)."""
 
     @property
@@ -89,7 +89,7 @@ class DenseSumAttention(MemoryAttention):
         return memory.history
 
 
-class LayerwiseAttention(MemoryAttention):
+class LayerwiseSources(AttendedSources):
     """Attention of decoder layer i to the output of encoder layer i (after He et al. 2018).
 
     The attention to the source is separate from self-attention. In the paper, a target layer i
@@ -121,7 +121,7 @@ class TransparentConfig(ComponentConfig):
     """Dropout on the numbers from which the softmax makes the weights."""
 
 
-class TransparentAttention(MemoryAttention):
+class TransparentSources(AttendedSources):
     """Attention of decoder layer j to z_j = sum_i softmax_i(W)_ij h_i (Bapna et al. 2018).
 
     h_i are the embedding and the encoder layers. W is 0 at first, so z_j is their mean. A layer
@@ -169,26 +169,26 @@ class TransparentAttention(MemoryAttention):
         return slice(layer, layer + 1)
 
 
-ATTENDS: dict[str, type[MemoryAttention]] = {
-    "top": OutputAttention,
-    "layerwise": LayerwiseAttention,
-    "dense-concat": DenseConcatAttention,
-    "dense-sum": DenseSumAttention,
-    "transparent": TransparentAttention,
+ATTENDS: dict[str, type[AttendedSources]] = {
+    "top": OutputSource,
+    "layerwise": LayerwiseSources,
+    "dense-concat": DenseConcatSource,
+    "dense-sum": DenseSumSources,
+    "transparent": TransparentSources,
 }
 
 
-def memory_attention_class(config: ComponentConfig) -> type[MemoryAttention]:
+def attended_sources_class(config: ComponentConfig) -> type[AttendedSources]:
     """Return the class that ``config.kind`` names. Raises ValueError if there is none."""
-    cls: type[MemoryAttention] = resolve(config.kind, ATTENDS, MemoryAttention)
+    cls: type[AttendedSources] = resolve(config.kind, ATTENDS, AttendedSources)
     return cls
 
 
-def build_memory_attention(
+def build_attended_sources(
     config: ComponentConfig, history_widths: Sequence[int], output_width: int, layers: int
-) -> MemoryAttention:
-    """Build the class that ``config.kind`` names; for the arguments see ``MemoryAttention``.
+) -> AttendedSources:
+    """Build the class that ``config.kind`` names; for the arguments see ``AttendedSources``.
 
     Raises ValueError if there is none.
     """
-    return memory_attention_class(config)(config, history_widths, output_width, layers)
+    return attended_sources_class(config)(config, history_widths, output_width, layers)
