@@ -59,7 +59,7 @@ def command(
     Lines below the table name the runs that differ from each other or from their recipes, and those
     that were scored otherwise. A run may keep its files in another folder than its recipe. It may
     also change the seed, which checkpoints it keeps, and how often it saves and logs. Other names
-    of training, validation or test files count as differences.
+    of files of text, BPE codes or vocabularies count as differences.
 
     Markdown, CSV, LaTeX and JSON also have the updates, the hours, the speed in target tokens per
     second, the hardware and the seeds of the runs.

@@ -626,6 +626,28 @@ def test_the_same_sets_in_another_folder_are_no_deviation(sets: Path, tmp_path: 
     assert table_warnings(sets, tmp_path / "runs") == []
 
 
+def test_only_the_names_of_codes_and_vocabularies_count(recipes: Path, tmp_path: Path) -> None:
+    bpe = {"merges": None, "codes": ["old/both.codes"]}
+    vocabulary = {"source": "old/vocab.de", "target": "old/vocab.en"}
+    values = {
+        "extends": "base.yaml",
+        "data": {"bpe": bpe, "vocabulary": vocabulary},
+        "paper": {"table": TABLE, "row": "given", "line": 4},
+    }
+    (recipes / "d_given.yaml").write_text(yaml.safe_dump(values))
+    for name, codes in (("a", "both.codes"), ("b", "other.codes")):
+        settings = (
+            f"data.bpe.codes=/new/{codes}",
+            "data.vocabulary.source=/new/vocab.de",
+            "data.vocabulary.target=/new/vocab.en",
+        )
+        run = tmp_path / "runs" / name
+        make_run(run, recipes / "d_given.yaml", 1, bleu(1.0), settings=settings)
+    assert table_warnings(recipes, tmp_path / "runs")[-1] == (
+        'config differs from the recipe: b: data.bpe.codes.0 "other.codes", not "both.codes"'
+    )
+
+
 def test_runs_without_a_row_are_counted(recipes: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs / "a", recipes / "b_plain.yaml", 1, bleu(1.0))
