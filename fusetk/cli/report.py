@@ -46,11 +46,12 @@ def command(
     fusetk report RESULTS prints the table of a folder of results, which --save made.
 
     RECIPE is a config, or a folder with configs; configs without a row of a table (`paper.row`) are
-    ignored. The rows of other authors in the same table are printed too. A run belongs to the row
-    that its own config names, and to each row whose recipe has the same config. The scores are
-    those that `fusetk score --run` recorded. A cell has their mean and sample standard deviation
-    over the runs of a row, and in brackets the number of runs. Δ is the difference to the row that
-    the paper compares with, which is the first row if the recipe does not say.
+    ignored. In a folder, configs of runs and files in the folders of --runs are ignored as well.
+    The rows of other authors in the same table are printed too. A run belongs to the row that its
+    own config names, and to each row whose recipe has the same config. The scores are those that
+    `fusetk score --run` recorded. A cell has their mean and sample standard deviation over the runs
+    of a row, and in brackets the number of runs. Δ is the difference to the row that the paper
+    compares with, which is the first row if the recipe does not say.
 
     If the recipes say how the paper scored (`paper.metric`, `paper.checkpoint`, `paper.average`),
     the columns have only such scores, on the test sets that the paper prints. --all, --set-name,
@@ -129,7 +130,7 @@ def command(
         return
     if page:
         raise click.UsageError("--html needs a folder of results, which --save makes")
-    rows = read_rows(recipes)
+    rows = read_rows(recipes, folders)
     unmatched_runs, warnings = assign_runs(rows, folders)
     if save:
         save_and_inform(save, rows, warnings)

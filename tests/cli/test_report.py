@@ -19,6 +19,7 @@ from fusetk import config, recipe, runs
 from fusetk.cli.main import main
 from fusetk.cli.tables import show
 from fusetk.errors import CheckpointError, ConfigError, DataError
+from fusetk.experiment.places import Places
 from fusetk.reporting import score_log
 from fusetk.reporting.score_log import ScoreRecord
 
@@ -661,6 +662,23 @@ def test_runs_without_a_row_are_counted(recipes: Path, tmp_path: Path) -> None:
     assert line(result.stdout, "plain")[-2:] == ["1.00", "(1)"], (
         "a run that is found twice counts once"
     )
+
+
+def test_the_runs_may_be_in_the_folder_of_the_recipes(recipes: Path) -> None:
+    """`fusetk run` writes a config beside each run folder, which has the row of the recipe."""
+    out = recipes / "out"
+    for seed in (1, 2):
+        where = Places(out, "recipes", f"recipes.b_plain.seed{seed}")
+        run = make_run(where.run, recipes / "b_plain.yaml", seed, bleu(1.0))
+        where.config.write_text((run / "config.yaml").read_text())
+    make_run(recipes / "mine", recipes / "b_plain.yaml", 3, bleu(1.0))
+    for folder, number in ((out, 2), (recipes, 3)):
+        assert line(report(recipes, "--runs", folder), "plain")[-1] == f"({number})"
+    assert line(report(recipes), "plain")[-1] == "32.60"
+    copy = out / "b_plain.yaml"
+    copy.write_text((out / "run.recipes.b_plain.seed1.yaml").read_text())
+    report(recipes, "--runs", out)
+    assert line(report(copy, "--runs", out), "plain")[-1] == "(2)", "a config that is named is read"
 
 
 def test_a_damaged_run_is_a_warning(recipes: Path, tmp_path: Path) -> None:
