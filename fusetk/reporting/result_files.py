@@ -3,11 +3,13 @@
 A folder of results has a file ``SYSTEM.seedN.json`` for each run. The translations and the texts
 are compressed tables of columns, so that ``zcat FILE | cut -f N`` prints one text:
 ``translations/SYSTEM.seedN.SET.tsv.gz`` has a column for each translation of a test set, and
-``texts/SET.CHECKSUM.tsv.gz`` has its sources and references, once for all runs.
+``texts/SET.CHECKSUM.tsv.gz`` has its sources and references, once for all runs. A tab of a text is
+written as a backslash and t; see ``escaped``.
 """
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -187,18 +189,14 @@ def read_results(folder: Path) -> dict[Path, RunResult]:
 def columns_bytes(columns: Mapping[str, Sequence[str]]) -> bytes:
     """Return texts as a compressed table: a line of names, then a line for each sentence.
 
-    Equal texts have equal bytes. Raises DataError if the texts have different numbers of lines or
-    if a line has a tab.
+    Equal texts have equal bytes. Raises DataError if the texts have different numbers of lines.
     """
     numbers = {name: len(lines) for name, lines in columns.items()}
     if len(set(numbers.values())) > 1:
         counts = ", ".join(f"{name} has {number:,}" for name, number in numbers.items())
         raise DataError(f"the texts have different numbers of lines: {counts}")
-    for name, lines in columns.items():
-        for number, line in enumerate(lines, 1):
-            if "\t" in line:
-                raise DataError(f"{name}, line {number} has a tab: replace it by a space")
-    rows = ["\t".join(row) for row in (tuple(columns), *zip(*columns.values(), strict=True))]
+    table = (tuple(columns), *zip(*columns.values(), strict=True))
+    rows = ["\t".join(map(escaped, row)) for row in table]
     content = "".join(f"{row}\n" for row in rows).encode()
     return gzip.compress(content, compresslevel=9, mtime=0)
 
@@ -207,9 +205,10 @@ def read_columns(path: Path) -> Columns:
     """Read a file of ``columns_bytes``. Raises DataError if it is missing or damaged."""
     try:
         text = gzip.decompress(path.read_bytes()).decode()
-        names, *rows = (row.split("\t") for row in text.removesuffix("\n").split("\n"))
+        lines = text.removesuffix("\n").split("\n")
+        names, *rows = ([unescaped(cell) for cell in line.split("\t")] for line in lines)
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
-        return {name: list(lines) for name, lines in zip(names, columns, strict=True)}
+        return {name: list(column) for name, column in zip(names, columns, strict=True)}
     except FileNotFoundError:
         raise missing_text(path) from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
@@ -217,6 +216,30 @@ def read_columns(path: Path) -> Columns:
         raise DataError(
             f"{path} is damaged ({reason}): restore it, or remove it and save the results again"
         ) from None
+
+
+def escaped(cell: str) -> str:
+    r"""Replace each tab of a line by ``\t``.
+
+    Backslashes before a tab or before the letter t are doubled, so that ``unescaped`` can tell a
+    tab from the letter. Other backslashes do not change.
+    """
+
+    def replacement(match: re.Match[str]) -> str:
+        backslashes, last = match[0][:-1], match[0][-1]
+        return 2 * backslashes + (r"\t" if last == "\t" else last)
+
+    return re.sub(r"\\*\t|\\+t", replacement, cell)
+
+
+def unescaped(cell: str) -> str:
+    """Undo ``escaped``."""
+
+    def replacement(match: re.Match[str]) -> str:
+        pairs, odd = divmod(len(match[1]), 2)
+        return "\\" * pairs + ("\t" if odd else "t")
+
+    return re.sub(r"(\\+)t", replacement, cell)
 
 
 def missing_text(path: Path) -> DataError:

@@ -1,6 +1,7 @@
 """``fusetk report --save`` on run folders made by hand."""
 
 import gzip
+import itertools
 import json
 import re
 import time
@@ -151,6 +152,30 @@ def test_compressed_texts_have_no_time_stamp(monkeypatch: pytest.MonkeyPatch) ->
     assert gzip.decompress(first).decode() == "a\tb\nx\t\n\t2\nä b\t3\n"
 
 
+def test_a_tab_of_a_text_is_a_backslash_and_t_in_its_column() -> None:
+    columns = {"a": ["x\ty", r"C:\new\\", r"C:\to"], "b": ["1", "2", "3"]}
+    rows = gzip.decompress(columns_bytes(columns)).decode().splitlines()
+    assert rows == ["a\tb", "x\\ty\t1", "C:\\new\\\\\t2", "C:\\\\to\t3"]
+
+
+def test_all_texts_with_tabs_and_backslashes_are_read_as_written(tmp_path: Path) -> None:
+    lines = ["".join(letters) for n in range(7) for letters in itertools.product("\\\tt", repeat=n)]
+    (tmp_path / "a").write_bytes(columns_bytes({"a": lines, "b": lines[::-1]}))
+    assert read_columns(tmp_path / "a") == {"a": lines, "b": lines[::-1]}
+
+
+def test_texts_with_tabs_are_saved(work: Path) -> None:
+    source = work / "prepared" / f"test.{SET}.de.raw"
+    source.write_text(source.read_text().replace("eins zwei\n", "eins\tzwei\n", 1))
+    save_all(work)
+    folder = work / "results"
+    checksum = read_result(folder / "fused.seed1.json").texts[SET]
+    assert read_columns(result_files.texts_path(folder, SET, checksum))["source.raw"] == [
+        "eins\tzwei",
+        *SOURCES[1:],
+    ]
+
+
 @pytest.mark.parametrize("columns", [{"a": ["x", "y"]}, {"a": [""], "b": [""]}, {"a": []}])
 def test_columns_are_read_as_written(columns: dict[str, list[str]], tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(columns_bytes(columns))
@@ -160,8 +185,6 @@ def test_columns_are_read_as_written(columns: dict[str, list[str]], tmp_path: Pa
 def test_columns_that_are_no_table_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a has 1, b has 2"):
         columns_bytes({"a": ["x"], "b": ["y", "z"]})
-    with pytest.raises(DataError, match="b, line 2 has a tab"):
-        columns_bytes({"b": ["y", "a\tz"]})
     for content in (b"no gzip", columns_bytes({"a": ["x"]})[:-9], gzip.compress(b"a\tb\nx\n")):
         (tmp_path / "a").write_bytes(content)
         with pytest.raises(DataError, match="is damaged"):
