@@ -107,18 +107,18 @@ def command(
     if save and (chosen or markdown or as_csv or latex or as_json):
         raise click.UsageError("--save prints no table: leave the options of tables out")
     output = "csv" if as_csv else "latex" if latex else "markdown" if markdown else "text"
-    if any(map(holds_results, recipes)):
+    results = [path for path in recipes if holds_results(path, bool(folders or save))]
+    if results:
         if len(recipes) > 1 or folders or save:
             raise click.UsageError(
-                f"{next(filter(holds_results, recipes))} is a folder of results: give it alone, "
-                "without --runs and --save"
+                f"{results[0]} is a folder of results: give it alone, without --runs and --save"
             )
         if page and page.suffix not in (".html", ".htm"):
             raise click.UsageError(f"--html {page}: the name of a page ends with .html")
-        result_tables = read_tables(recipes[0], choices, all_scores)
+        result_tables = read_tables(results[0], choices, all_scores)
         try:
             if page:
-                save_results_page(result_tables, recipes[0], page)
+                save_results_page(result_tables, results[0], page)
             elif as_json:
                 print_json({"tables": [result_table_as_dict(table) for table in result_tables]})
             else:

@@ -170,12 +170,26 @@ def read_result(path: Path) -> RunResult:
         raise DataError(f"{path} is damaged ({reason}): {advice}") from None
 
 
-def holds_results(path: Path) -> bool:
-    """Whether a path is a folder of results, or a folder without any config."""
+def holds_results(path: Path, with_runs: bool = False) -> bool:
+    """Whether a path is a folder with a result, or a folder without any config.
+
+    With runs, a folder that has a config is a folder of recipes, also if it has results.
+    """
     if not path.is_dir():
         return False
     configs = (file for pattern in ("*.yaml", "*.yml") for file in path.rglob(pattern))
-    return any(path.glob("*.json")) or next(configs, None) is None
+    if next(configs, None) is None:
+        return True
+    return not with_runs and any(map(_is_result, path.glob("*.json")))
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a JSON file has all keys of a result."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and values.keys() >= RunResult.model_fields.keys()
 
 
 def read_results(folder: Path) -> dict[Path, RunResult]:

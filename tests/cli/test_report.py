@@ -157,6 +157,13 @@ def test_mean_deviation_and_number_of_seeds(recipes: Path, tmp_path: Path) -> No
     assert table["rows"][1]["measured"] == [] and table["warnings"] == []
 
 
+@pytest.mark.parametrize("text", ['{"panels": []}', "[]", "{", "\x00"])
+def test_a_folder_of_recipes_may_have_other_json_files(recipes: Path, text: str) -> None:
+    before = report(recipes)
+    (recipes / "heat.json").write_text(text)
+    assert report(recipes) == before
+
+
 def test_markdown(recipes: Path, tmp_path: Path) -> None:
     make_run(tmp_path / "run", recipes / "b_plain.yaml", 1, bleu(40.0))
     text = report(recipes, "--runs", tmp_path / "run", "--markdown")

@@ -119,6 +119,17 @@ def test_translations_and_texts_can_be_scored_without_the_runs(work: Path) -> No
     assert len(list((folder / "texts").iterdir())) == 1, "once for all runs"
 
 
+def test_results_may_be_in_the_folder_of_the_recipes(work: Path) -> None:
+    """With --runs or --save it is the folder of the recipes, otherwise that of the results."""
+    recipes, runs = work / "recipes", ("--runs", work / "runs")
+    before = call(recipes, *runs).stdout
+    save(recipes, *runs, "--save", recipes)
+    assert "3 unchanged" in save(recipes, *runs, "--save", recipes)
+    assert "0 results written" in save(recipes, "--save", recipes)
+    assert call(recipes, *runs).stdout == before
+    assert "validation loss" in call(recipes).stdout
+
+
 def test_no_result_names_a_folder_of_this_machine(work: Path) -> None:
     save_all(work)
     for path in (work / "results").glob("*.json"):
