@@ -46,11 +46,12 @@ def command(
     fusetk report RESULTS prints the table of a folder of results, which --save made.
 
     RECIPE is a config, or a folder with configs; configs without a row of a table (`paper.row`) are
-    ignored. The rows of other authors in the same table are printed too. A run belongs to the row
-    that its own config names, and to each row whose recipe has the same config. The scores are
-    those that `fusetk score --run` recorded. A cell has their mean and sample standard deviation
-    over the runs of a row, and in brackets the number of runs. Δ is the difference to the row that
-    the paper compares with, which is the first row if the recipe does not say.
+    ignored. In a folder, configs of runs and files in the folders of --runs are ignored as well.
+    The rows of other authors in the same table are printed too. A run belongs to the row that its
+    own config names, and to each row whose recipe has the same config. The scores are those that
+    `fusetk score --run` recorded. A cell has their mean and sample standard deviation over the runs
+    of a row, and in brackets the number of runs. Δ is the difference to the row that the paper
+    compares with, which is the first row if the recipe does not say.
 
     If the recipes say how the paper scored (`paper.metric`, `paper.checkpoint`, `paper.average`),
     the columns have only such scores, on the test sets that the paper prints. --all, --set-name,
@@ -59,7 +60,7 @@ def command(
     Lines below the table name the runs that differ from each other or from their recipes, and those
     that were scored otherwise. A run may keep its files in another folder than its recipe. It may
     also change the seed, which checkpoints it keeps, and how often it saves and logs. Other names
-    of training, validation or test files count as differences.
+    of files of text, BPE codes or vocabularies count as differences.
 
     Markdown, CSV, LaTeX and JSON also have the updates, the hours, the speed in target tokens per
     second, the hardware and the seeds of the runs.
@@ -70,9 +71,9 @@ def command(
     dec_sa.seed1.peak=0.0005.json, or a checksum of them if they are long. The file has the config,
     the revision of the code, the machine, the cost, the curves, the scores and the mean layer
     weights of the run. Compressed files beside it have the translations (DIR/translations) and,
-    once for all runs, the sources and references (DIR/texts). A second call writes only what
-    changed. Results in DIR are renamed if their recipe changed, so a pilot becomes a result of its
-    row if the recipe adopts its values.
+    once for all runs, the sources and references (DIR/texts). They write a tab of a text as a
+    backslash and t. A second call writes only what changed. Results in DIR are renamed if their
+    recipe changed, so a pilot becomes a result of its row if the recipe adopts its values.
 
     The table of a folder of results needs no runs and no recipes. It has BLEU of all checkpoints
     and chrF, their differences to the baseline, the lowest validation loss, and the cost: speed
@@ -106,18 +107,18 @@ def command(
     if save and (chosen or markdown or as_csv or latex or as_json):
         raise click.UsageError("--save prints no table: leave the options of tables out")
     output = "csv" if as_csv else "latex" if latex else "markdown" if markdown else "text"
-    if any(map(holds_results, recipes)):
+    results = [path for path in recipes if holds_results(path, bool(folders or save))]
+    if results:
         if len(recipes) > 1 or folders or save:
             raise click.UsageError(
-                f"{next(filter(holds_results, recipes))} is a folder of results: give it alone, "
-                "without --runs and --save"
+                f"{results[0]} is a folder of results: give it alone, without --runs and --save"
             )
         if page and page.suffix not in (".html", ".htm"):
             raise click.UsageError(f"--html {page}: the name of a page ends with .html")
-        result_tables = read_tables(recipes[0], choices, all_scores)
+        result_tables = read_tables(results[0], choices, all_scores)
         try:
             if page:
-                save_results_page(result_tables, recipes[0], page)
+                save_results_page(result_tables, results[0], page)
             elif as_json:
                 print_json({"tables": [result_table_as_dict(table) for table in result_tables]})
             else:
@@ -129,7 +130,7 @@ def command(
         return
     if page:
         raise click.UsageError("--html needs a folder of results, which --save makes")
-    rows = read_rows(recipes)
+    rows = read_rows(recipes, folders)
     unmatched_runs, warnings = assign_runs(rows, folders)
     if save:
         save_and_inform(save, rows, warnings)

@@ -249,7 +249,8 @@ class Experiment:
             return
         runs = [f"--runs={run}" for run in self.places.runs_of_all_seeds()]
         self._call("report", row, *runs)
-        self.say(f"the complete table: fusetk report {row.parent} --runs {self.places.out}")
+        words = launch.command("report", row.parent, "--runs", self.places.out)
+        self.say(f"the complete table: {launch.shown(words)}")
 
     # Files of the steps
 

@@ -214,18 +214,22 @@ def _curve(run: str, kind: str, what: str, records: Records) -> Curve:
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
     """Return the mean of the ``window`` values around each value, ignoring NaN and infinity.
 
-    Near the ends the window shrinks on both sides: a window cut off on one side would bend a steep
-    curve.
+    A window of 1 returns the values themselves, with their infinities. Near the ends the window
+    shrinks on both sides: a window cut off on one side would bend a steep curve.
     """
+    if window == 1:
+        return values
     is_finite = np.isfinite(values)
-    sums = np.concatenate(([0.0], np.cumsum(np.where(is_finite, values, 0.0))))
-    counts = np.concatenate(([0], np.cumsum(is_finite)))
     index = np.arange(len(values))
     to_end = np.minimum(index, index[::-1])
     start = index - np.minimum(to_end, (window - 1) // 2)
     end = index + np.minimum(to_end, window // 2) + 1
-    count = counts[end] - counts[start]
-    return np.where(count > 0, (sums[end] - sums[start]) / np.maximum(count, 1), math.nan)
+    # Each window is summed by itself: differences of one cumulative sum would have the rounding
+    # errors of all values before the window. The sums with odd numbers are those between windows.
+    bounds = np.stack((start, end), axis=1).ravel()
+    sums = np.add.reduceat(np.append(np.where(is_finite, values, 0.0), 0.0), bounds)[::2]
+    counts = np.add.reduceat(np.append(is_finite, False), bounds, dtype=np.int64)[::2]
+    return np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
 
 
 # Drawing ------------------------------------------------------------------------------------------
@@ -411,6 +415,10 @@ def _style_panel(axes: "Axes", what: str, x: str, values: np.ndarray, style: Sty
         axes.yaxis.set_minor_formatter(NullFormatter())
     # Room for the numbers beside the stars.
     axes.margins(x=0.07, y=0.12)
+    # Means of equal values differ by rounding errors, which must not be the range of the axis.
+    if len(values) and values.min() == values.max():
+        room = 0.06 * abs(values[0]) or 0.06
+        axes.set_ylim(values[0] - room, values[0] + room)
     axes.set_ylabel(TITLES.get(what, label(what)), fontsize=style.caption, parse_math=False)
     axes.set_xlabel("update" if x == "updates" else "epoch", fontsize=style.caption)
     axes.tick_params(labelsize=style.font)
@@ -422,11 +430,8 @@ def _short(value: float) -> str:
 
 
 def _smoothed(curve: Curve, window: int) -> np.ndarray:
-    """Return the values of a curve, smoothed if it is a training curve.
-
-    A window of 1 returns the values themselves, with their infinities.
-    """
-    return smooth(curve.value, window) if window > 1 and curve.kind == "train" else curve.value
+    """Return the values of a curve, smoothed if it is a training curve."""
+    return smooth(curve.value, window) if curve.kind == "train" else curve.value
 
 
 def _arrays(curves: Sequence[Curve], window: int) -> dict[str, np.ndarray]:

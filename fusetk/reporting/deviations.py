@@ -10,6 +10,8 @@ from fusetk.runs import CHECKPOINTS
 
 SECTIONS = ("data", "model", "training", "decoding")  # parts of a config that affect scores
 FILE_KEYS = ("train", "valid", "test")  # keys of the section data that name files
+# Keys with files in the parts of the section data.
+NESTED_FILE_KEYS = {"bpe": ("codes",), "vocabulary": ("source", "target")}
 SELECTORS = ("kind", "step")  # keys whose value decides which other keys a part of a config has
 
 
@@ -65,8 +67,12 @@ def without_folders(config: Mapping[str, Any]) -> dict[str, Any]:
     data, training = config.get("data"), config.get("training")
     if isinstance(data, dict):
         others = {key: value for key, value in data.items() if key != "folder"}
-        files = {key: _file_names(data[key]) for key in FILE_KEYS if key in data}
-        values["data"] = {**others, **files}
+        parts = {
+            name: _with_file_names(data[name], keys)
+            for name, keys in NESTED_FILE_KEYS.items()
+            if isinstance(data.get(name), dict)
+        }
+        values["data"] = {**_with_file_names(others, FILE_KEYS), **parts}
     if isinstance(training, dict) and isinstance(training.get("start_from"), str):
         values["training"] = {**training, "start_from": _run_name(training["start_from"])}
     return values
@@ -76,6 +82,11 @@ def _run_name(path: str) -> str:
     """Return the name of a run folder, or the end of a path that names a checkpoint in it."""
     parts = Path(path).parts
     return "/".join(parts[-3:] if parts[-2:-1] == (CHECKPOINTS,) else parts[-1:])
+
+
+def _with_file_names(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Replace the paths in the values of ``keys`` by file names."""
+    return {key: _file_names(value) if key in keys else value for key, value in values.items()}
 
 
 def _file_names(value: Any) -> Any:

@@ -3,11 +3,13 @@
 A folder of results has a file ``SYSTEM.seedN.json`` for each run. The translations and the texts
 are compressed tables of columns, so that ``zcat FILE | cut -f N`` prints one text:
 ``translations/SYSTEM.seedN.SET.tsv.gz`` has a column for each translation of a test set, and
-``texts/SET.CHECKSUM.tsv.gz`` has its sources and references, once for all runs.
+``texts/SET.CHECKSUM.tsv.gz`` has its sources and references, once for all runs. A tab of a text is
+written as a backslash and t; see ``escaped``.
 """
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -168,12 +170,26 @@ def read_result(path: Path) -> RunResult:
         raise DataError(f"{path} is damaged ({reason}): {advice}") from None
 
 
-def holds_results(path: Path) -> bool:
-    """Whether a path is a folder of results, or a folder without any config."""
+def holds_results(path: Path, with_runs: bool = False) -> bool:
+    """Whether a path is a folder with a result, or a folder without any config.
+
+    With runs, a folder that has a config is a folder of recipes, also if it has results.
+    """
     if not path.is_dir():
         return False
     configs = (file for pattern in ("*.yaml", "*.yml") for file in path.rglob(pattern))
-    return any(path.glob("*.json")) or next(configs, None) is None
+    if next(configs, None) is None:
+        return True
+    return not with_runs and any(map(_is_result, path.glob("*.json")))
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a JSON file has all keys of a result."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and values.keys() >= RunResult.model_fields.keys()
 
 
 def read_results(folder: Path) -> dict[Path, RunResult]:
@@ -187,18 +203,14 @@ def read_results(folder: Path) -> dict[Path, RunResult]:
 def columns_bytes(columns: Mapping[str, Sequence[str]]) -> bytes:
     """Return texts as a compressed table: a line of names, then a line for each sentence.
 
-    Equal texts have equal bytes. Raises DataError if the texts have different numbers of lines or
-    if a line has a tab.
+    Equal texts have equal bytes. Raises DataError if the texts have different numbers of lines.
     """
     numbers = {name: len(lines) for name, lines in columns.items()}
     if len(set(numbers.values())) > 1:
         counts = ", ".join(f"{name} has {number:,}" for name, number in numbers.items())
         raise DataError(f"the texts have different numbers of lines: {counts}")
-    for name, lines in columns.items():
-        for number, line in enumerate(lines, 1):
-            if "\t" in line:
-                raise DataError(f"{name}, line {number} has a tab: replace it by a space")
-    rows = ["\t".join(row) for row in (tuple(columns), *zip(*columns.values(), strict=True))]
+    table = (tuple(columns), *zip(*columns.values(), strict=True))
+    rows = ["\t".join(map(escaped, row)) for row in table]
     content = "".join(f"{row}\n" for row in rows).encode()
     return gzip.compress(content, compresslevel=9, mtime=0)
 
@@ -207,9 +219,10 @@ def read_columns(path: Path) -> Columns:
     """Read a file of ``columns_bytes``. Raises DataError if it is missing or damaged."""
     try:
         text = gzip.decompress(path.read_bytes()).decode()
-        names, *rows = (row.split("\t") for row in text.removesuffix("\n").split("\n"))
+        lines = text.removesuffix("\n").split("\n")
+        names, *rows = ([unescaped(cell) for cell in line.split("\t")] for line in lines)
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
-        return {name: list(lines) for name, lines in zip(names, columns, strict=True)}
+        return {name: list(column) for name, column in zip(names, columns, strict=True)}
     except FileNotFoundError:
         raise missing_text(path) from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
@@ -217,6 +230,30 @@ def read_columns(path: Path) -> Columns:
         raise DataError(
             f"{path} is damaged ({reason}): restore it, or remove it and save the results again"
         ) from None
+
+
+def escaped(cell: str) -> str:
+    r"""Replace each tab of a line by ``\t``.
+
+    Backslashes before a tab or before the letter t are doubled, so that ``unescaped`` can tell a
+    tab from the letter. Other backslashes do not change.
+    """
+
+    def replacement(match: re.Match[str]) -> str:
+        backslashes, last = match[0][:-1], match[0][-1]
+        return 2 * backslashes + (r"\t" if last == "\t" else last)
+
+    return re.sub(r"\\*\t|\\+t", replacement, cell)
+
+
+def unescaped(cell: str) -> str:
+    """Undo ``escaped``."""
+
+    def replacement(match: re.Match[str]) -> str:
+        pairs, odd = divmod(len(match[1]), 2)
+        return "\\" * pairs + ("\t" if odd else "t")
+
+    return re.sub(r"(\\+)t", replacement, cell)
 
 
 def missing_text(path: Path) -> DataError:

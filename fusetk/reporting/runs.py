@@ -109,13 +109,18 @@ def collect_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
     return runs, warnings
 
 
+def is_run_folder(folder: Path) -> bool:
+    """Whether a folder has a config, and checkpoints or scores."""
+    has_results = (folder / CHECKPOINTS).is_dir() or (folder / score_log.NAME).exists()
+    return has_results and (folder / CONFIG).exists()
+
+
 def _run_folders(folder: Path, depth: int, visited: set[Path]) -> Iterator[Path]:
-    """Yield each folder with a config and with checkpoints or scores; do not search inside it."""
+    """Yield each run folder; do not search inside it."""
     if folder.resolve() in visited:
         return
     visited.add(folder.resolve())
-    has_results = (folder / CHECKPOINTS).is_dir() or (folder / score_log.NAME).exists()
-    if has_results and (folder / CONFIG).exists():
+    if is_run_folder(folder):
         yield folder
         return
     if not depth:

@@ -1,6 +1,7 @@
 """Tables of papers: their rows from recipes, the runs of each row, and the columns of scores."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from fusetk.reporting.runs import (
     ScoreColumn,
     chosen_columns,
     collect_runs,
+    is_run_folder,
     mean_of,
     score_columns,
     unique_runs,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from fusetk.recipe import Recipe
 
 PRINTED = "as printed"  # checkpoint and metric of a column that has those of each row
+# The run folders of `fusetk run`, and the config with all settings that it writes beside each.
+RUN_NAME = re.compile(r"run\..+\.seed\d+(\.yaml)?")
 
 
 class ParameterCount(NamedTuple):
@@ -152,12 +156,13 @@ class PaperTable:
 # Rows ---------------------------------------------------------------------------------------------
 
 
-def read_rows(paths: Iterable[Path]) -> list[PaperRow]:
+def read_rows(paths: Iterable[Path], run_folders: Iterable[Path] = ()) -> list[PaperRow]:
     """Return the rows of the configs in files and folders, in the order of their tables.
 
-    Configs without ``paper.row`` are ignored. If a config names a file of published tables, the
-    rows of other authors in its table are included. Raises ConfigError if no row is left, or if two
-    configs describe the same row.
+    Configs without ``paper.row`` are ignored. So are, in a folder, the configs of runs, and all
+    configs in ``run_folders``, because they repeat those of the rows. If a config names a file of
+    published tables, the rows of other authors in its table are included. Raises ConfigError if no
+    row is left, or if two configs describe the same row.
     """
     from fusetk import config as configs
     from fusetk import recipe as recipes
@@ -166,7 +171,7 @@ def read_rows(paths: Iterable[Path]) -> list[PaperRow]:
     rows: dict[tuple[str, str], PaperRow] = {}
     published: dict[str, TableConfig] = {}
     titles: dict[str, None] = {}  # in the order of the file of tables
-    for path in _config_files(paths):
+    for path in _config_files(paths, {folder.resolve() for folder in run_folders}):
         document = configs.load(path)
         paper = document.values.get("paper")
         if not isinstance(paper, dict) or paper.get("row") is None:
@@ -205,16 +210,29 @@ def read_rows(paths: Iterable[Path]) -> list[PaperRow]:
     return sorted(rows.values(), key=position)
 
 
-def _config_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the given files, and the config files below the given folders, each once."""
+def _config_files(paths: Iterable[Path], run_folders: Collection[Path]) -> list[Path]:
+    """Return the given files, and the config files below the given folders, each once.
+
+    The files of runs below a folder are left out; see ``read_rows``.
+    """
     files: dict[Path, Path] = {}
     for path in paths:
         candidates = [path]
         if path.is_dir():
-            candidates = sorted([*path.rglob("*.yaml"), *path.rglob("*.yml")])
+            files_below = sorted([*path.rglob("*.yaml"), *path.rglob("*.yml")])
+            candidates = [file for file in files_below if not _of_run(file, path, run_folders)]
         for file in candidates:
             files.setdefault(file.resolve(), file)
     return list(files.values())
+
+
+def _of_run(file: Path, folder: Path, run_folders: Collection[Path]) -> bool:
+    """Whether a file below a folder belongs to a run that is also below this folder."""
+    path = file.relative_to(folder)
+    between = [folder / parent for parent in path.parents[:-1]]
+    return any(map(RUN_NAME.fullmatch, path.parts)) or any(
+        inner.resolve() in run_folders or is_run_folder(inner) for inner in between
+    )
 
 
 def assign_runs(

@@ -19,6 +19,7 @@ from fusetk import config, recipe, runs
 from fusetk.cli.main import main
 from fusetk.cli.tables import show
 from fusetk.errors import CheckpointError, ConfigError, DataError
+from fusetk.experiment.places import Places
 from fusetk.reporting import score_log
 from fusetk.reporting.score_log import ScoreRecord
 
@@ -154,6 +155,13 @@ def test_mean_deviation_and_number_of_seeds(recipes: Path, tmp_path: Path) -> No
     }
     assert [run["seed"] for run in table["rows"][2]["runs"]] == [0, 1, 2]
     assert table["rows"][1]["measured"] == [] and table["warnings"] == []
+
+
+@pytest.mark.parametrize("text", ['{"panels": []}', "[]", "{", "\x00"])
+def test_a_folder_of_recipes_may_have_other_json_files(recipes: Path, text: str) -> None:
+    before = report(recipes)
+    (recipes / "heat.json").write_text(text)
+    assert report(recipes) == before
 
 
 def test_markdown(recipes: Path, tmp_path: Path) -> None:
@@ -626,6 +634,28 @@ def test_the_same_sets_in_another_folder_are_no_deviation(sets: Path, tmp_path: 
     assert table_warnings(sets, tmp_path / "runs") == []
 
 
+def test_only_the_names_of_codes_and_vocabularies_count(recipes: Path, tmp_path: Path) -> None:
+    bpe = {"merges": None, "codes": ["old/both.codes"]}
+    vocabulary = {"source": "old/vocab.de", "target": "old/vocab.en"}
+    values = {
+        "extends": "base.yaml",
+        "data": {"bpe": bpe, "vocabulary": vocabulary},
+        "paper": {"table": TABLE, "row": "given", "line": 4},
+    }
+    (recipes / "d_given.yaml").write_text(yaml.safe_dump(values))
+    for name, codes in (("a", "both.codes"), ("b", "other.codes")):
+        settings = (
+            f"data.bpe.codes=/new/{codes}",
+            "data.vocabulary.source=/new/vocab.de",
+            "data.vocabulary.target=/new/vocab.en",
+        )
+        run = tmp_path / "runs" / name
+        make_run(run, recipes / "d_given.yaml", 1, bleu(1.0), settings=settings)
+    assert table_warnings(recipes, tmp_path / "runs")[-1] == (
+        'config differs from the recipe: b: data.bpe.codes.0 "other.codes", not "both.codes"'
+    )
+
+
 def test_runs_without_a_row_are_counted(recipes: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs / "a", recipes / "b_plain.yaml", 1, bleu(1.0))
@@ -639,6 +669,23 @@ def test_runs_without_a_row_are_counted(recipes: Path, tmp_path: Path) -> None:
     assert line(result.stdout, "plain")[-2:] == ["1.00", "(1)"], (
         "a run that is found twice counts once"
     )
+
+
+def test_the_runs_may_be_in_the_folder_of_the_recipes(recipes: Path) -> None:
+    """`fusetk run` writes a config beside each run folder, which has the row of the recipe."""
+    out = recipes / "out"
+    for seed in (1, 2):
+        where = Places(out, "recipes", f"recipes.b_plain.seed{seed}")
+        run = make_run(where.run, recipes / "b_plain.yaml", seed, bleu(1.0))
+        where.config.write_text((run / "config.yaml").read_text())
+    make_run(recipes / "mine", recipes / "b_plain.yaml", 3, bleu(1.0))
+    for folder, number in ((out, 2), (recipes, 3)):
+        assert line(report(recipes, "--runs", folder), "plain")[-1] == f"({number})"
+    assert line(report(recipes), "plain")[-1] == "32.60"
+    copy = out / "b_plain.yaml"
+    copy.write_text((out / "run.recipes.b_plain.seed1.yaml").read_text())
+    report(recipes, "--runs", out)
+    assert line(report(copy, "--runs", out), "plain")[-1] == "(2)", "a config that is named is read"
 
 
 def test_a_damaged_run_is_a_warning(recipes: Path, tmp_path: Path) -> None:

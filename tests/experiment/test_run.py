@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -116,6 +117,18 @@ def test_a_quiet_experiment_calls_quiet_commands(config, monkeypatch):
     run.options = run.options._replace(quiet=True)
     run.run()
     assert kinds(steps) == COMPLETE and all(" -q" in line for line in steps.called)
+
+
+def test_the_command_for_the_complete_table_can_be_copied(config, monkeypatch, tmp_path):
+    run, steps = experiment(config, monkeypatch)
+    lines: list[str] = []
+    run.say = lines.append
+    run.options = run.options._replace(row=tmp_path / "my rows" / "a.yaml")
+    run.run()
+    assert kinds(steps) == [*COMPLETE, "report"]
+    [command] = [line.partition(": ")[2] for line in lines if line.startswith("the complete table")]
+    out = str(run.places.out)
+    assert shlex.split(command) == ["fusetk", "report", str(tmp_path / "my rows"), "--runs", out]
 
 
 def test_a_second_call_repeats_only_what_checks_for_itself(config, monkeypatch):

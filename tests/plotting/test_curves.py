@@ -177,6 +177,26 @@ def test_smoothing() -> None:
     assert smooth(np.array([]), 3).shape == (0,)
 
 
+def test_smoothing_keeps_small_values_beside_large_ones() -> None:
+    values = np.array([1.0, 1e18, 1.0, 1.2, 1.1])
+    assert smooth(values, 1).tolist() == values.tolist()
+    assert smooth(values, 3)[-1] == 1.1
+    large_first = np.array([1e12, 5e-5, 5e-5, 5e-5, 5e-5])
+    np.testing.assert_allclose(smooth(large_first, 3)[2:], 5e-5)
+
+
+@pytest.mark.parametrize("window", [1, 1999])
+def test_a_constant_curve_is_a_straight_line_with_short_labels(window: int) -> None:
+    metrics = [train(update, 5.0, lr=3e-4) for update in range(1, 2001)]
+    figure = draw(curves({"a": metrics}, ["lr"]), "updates", window)
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    low, high = axes.get_ylim()
+    assert low < 2.9e-4 and high > 3.1e-4
+    assert all(np.ptp(line.get_ydata()) < 1e-6 * (high - low) for line in axes.lines)
+    assert max(len(text.get_text()) for text in axes.get_yticklabels()) <= len("0.000300")
+
+
 def test_numbers_are_stored(tmp_path: Path) -> None:
     run = write(
         tmp_path / "a", train(1, 5.0), train(2, math.nan), train(3, math.inf), valid(3, 4.0)
