@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from fusetk.config import messages
 from fusetk.config.foreign_keys import fusetk_key
-from fusetk.config.schema import Config, nullable
+from fusetk.config.schema import Config, component, nullable
 from fusetk.config.source import Document, Place
 from fusetk.errors import ConfigError, ImportFailed
 
@@ -162,6 +162,8 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
         related = _related_keys(config, base, path)
         elsewhere = [_dotted(other) for other, _ in related if other[-1] == path[-1]]
         reason = "unknown key" + _hint(name, classes, elsewhere)
+    elif error["type"] == "choice" and (site := _site(config, base, path, error["input"])):
+        reason = site
     else:
         reason = _reason(error, path, classes)
     return f"{name}: {reason}{suffix}".removeprefix(": ")
@@ -207,6 +209,16 @@ def _hint(name: str, classes: Sequence[type[BaseModel]], elsewhere: Sequence[str
     fields = [config.model_fields["kind"] for config in classes if "kind" in config.model_fields]
     kinds = [f"kind: {field.default} has no such key; " for field in fields if field.default]
     return f"; {''.join(kinds)}known keys: {', '.join(known)}" if known else ""
+
+
+def _site(config: type[BaseModel], base: Place, path: Place, value: Any) -> str | None:
+    """Return the advice about a kind that another key of the config accepts, or None."""
+    kind = value.get("kind") if isinstance(value, dict) else value
+    for place, field in _related_keys(config, base, path):
+        tables = [item.table for item in field.metadata if isinstance(item, component)]
+        if isinstance(kind, str) and any(kind in table for table in tables):
+            return f"{kind!r} is a kind of `{place[-1]}`: write {_dotted(place)}: {kind}"
+    return None
 
 
 def _related_keys(

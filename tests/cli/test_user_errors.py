@@ -87,6 +87,16 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
         (["model.layers=3"], "did you mean model.encoder.layers or model.decoder.layers?"),
         (["model.fuse=ffn"], "did you mean model.encoder.fuse or model.decoder.fuse?"),
         (["model.attend=top"], "model.attend: unknown key; did you mean model.decoder.attend?"),
+        (
+            ["model.decoder.fuse=mudd"],
+            "model.decoder.fuse: 'mudd' is a kind of `connect`: write model.decoder.connect: mudd",
+        ),
+        (["model.decoder.connect.kind=transparent"], "write model.decoder.attend: transparent"),
+        (["model.encoder.connect=transparent"], "write model.decoder.attend: transparent"),
+        (["model.encoder.fuse=hyper"], "write model.encoder.residual: hyper"),
+        (["model.decoder.fuse=[mudd]"], "a fusion: give its kind, one of last, average, "),
+        (["model.decoder.fuse=mlrf"], "unknown kind 'mlrf'; did you mean 'attention'?"),
+        (["model.decoder.fuse=RTAL"], "unknown kind 'RTAL'; did you mean 'tree'?"),
         (["model.encoder.attend=top"], "unknown key; did you mean model.decoder.attend?"),
         (["model.kind=conv"], "model.heads: unknown key; kind: conv has no such key; known keys: "),
         (
