@@ -156,8 +156,6 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
     classes, keys = _walk(config, path[:-1])
     place = (*base, *keys, *path[-1:])
     name = _dotted(place)
-    origin = document.where(place).text
-    suffix = f"  [{origin}]" if origin else ""
     if error["type"] == "extra_forbidden":
         related = _related_keys(config, base, path)
         elsewhere = [_dotted(other) for other, _ in related if other[-1] == path[-1]]
@@ -166,7 +164,27 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
         reason = site
     else:
         reason = _reason(error, path, classes)
+    origin = document.where(place).text
+    if error["type"] == "value_error":
+        origin = "; ".join(_origins_of_named_keys(document, place, reason)) or origin
+    suffix = f"  [{origin}]" if origin else ""
     return f"{name}: {reason}{suffix}".removeprefix(": ")
+
+
+def _origins_of_named_keys(document: Document, section: Place, text: str) -> list[str]:
+    """Return the origins of the keys below ``section`` that ``text`` names.
+
+    The name of a key is at the start of the text, or before a colon or a number: "connect: dense",
+    "heads 3", but not "3 layers: ...".
+    """
+    origins = []
+    for place, origin in document.origins.items():
+        below = place[len(section) :]
+        key = re.escape(_dotted(below))
+        named = re.search(rf"^{key}(?![\w.])|(?<![\w.])(?<!\d ){key}(: | \d)", text)
+        if below and place[: len(section)] == section and named:
+            origins.append(origin.text)
+    return list(dict.fromkeys(origins))
 
 
 def _dotted(place: Place) -> str:
