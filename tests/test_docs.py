@@ -253,8 +253,17 @@ def test_every_config_is_valid(page: Path, toy: Path, tmp_path: Path) -> None:
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
         loaded = recipe.load(path)
+        check_norms(loaded.model)
         with torch.device("meta"):
             build_model(loaded.model, 50, 60)
+
+
+def check_norms(model: Any) -> None:
+    """Check that each fusion of a pre-norm model normalises the layers."""
+    sides = [getattr(model, name, None) for name in ("encoder", "decoder", "stack")]
+    fusions = [side.fuse for side in sides if side is not None]
+    if getattr(model, "norm", None) == "pre":
+        assert all(getattr(fusion, "norm_layers", True) for fusion in fusions)
 
 
 def merged(base: Any, value: Any) -> Any:

@@ -191,7 +191,7 @@ def next_commands(files: DemoFiles) -> list[tuple[str, str]]:
         (
             "another fusion",
             f"fusetk train {folder}/{FUSING}.yaml --run {folder}/runs/linear "
-            "--set model.decoder.fuse=linear",
+            "--set 'model.decoder.fuse={kind: linear, norm_layers: true}'",
         ),
         (
             "every attention head, as an interactive page",

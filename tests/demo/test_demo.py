@@ -137,6 +137,8 @@ def test_the_next_commands_work(demo, monkeypatch: pytest.MonkeyPatch) -> None:
         result = CliRunner().invoke(main, words[1:], input=text)
         assert result.exit_code == 0, (command, result.output)
     assert checkpoints(files.folder / "runs" / "linear")
+    fuse = recipe.load(files.folder / "runs" / "linear" / "config.yaml").model.decoder.fuse
+    assert fuse.kind == "linear" and fuse.norm_layers
 
 
 @pytest.mark.parametrize(
