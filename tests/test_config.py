@@ -203,6 +203,18 @@ def test_an_error_in_a_section_of_an_override_names_the_override(tmp_path: Path,
         parse(tmp_path, text, "encoder.fuze.kind=mean")
 
 
+def test_an_error_about_several_keys_names_their_places(toy: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"extends: {toy}\nmodel:\n  heads: 3\n  width: 32\n")
+    with pytest.raises(ConfigError, match=r"heads 3  \[\S*a\.yaml, line 4; \S*a\.yaml, line 3\]$"):
+        load(tmp_path / "a.yaml")
+    with pytest.raises(ConfigError, match=r"heads 5  \[\S*a\.yaml, line 4; --set model.heads=5\]$"):
+        load(tmp_path / "a.yaml", ["model.heads=5"])
+    with pytest.raises(ConfigError, match=r"two options  \[--set model.decoder.attend=dense-sum;"):
+        load(toy, ["model.decoder.attend=dense-sum", "model.encoder.fuse=average"])
+    with pytest.raises(ConfigError, match=r"joint: true  \[--set model.tie=all\]$"):
+        load(toy, ["model.tie=all"])
+
+
 def test_a_kind_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "outside_idea.py").write_text(
         "from fusetk.config import ComponentConfig\n"

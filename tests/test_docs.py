@@ -19,6 +19,7 @@ from markdown_it.token import Token
 from fusetk import recipe
 from fusetk.cli.main import main as fusetk_command
 from fusetk.config import Config, fusetk_key
+from fusetk.fusion import build_fusion
 from fusetk.models import build_model
 from tools import config_page, diagrams, figures
 
@@ -243,8 +244,17 @@ def test_every_config_is_valid(page: Path, toy: Path, tmp_path: Path) -> None:
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
         loaded = recipe.load(path)
+        check_norms(loaded.model)
         with torch.device("meta"):
             build_model(loaded.model, 50, 60)
+
+
+def check_norms(model: Any) -> None:
+    """Check that each fusion of a pre-norm model normalises the layers."""
+    sides = [getattr(model, name, None) for name in ("encoder", "decoder", "stack")]
+    fusions = [side.fuse for side in sides if side is not None]
+    if getattr(model, "norm", None) == "pre":
+        assert all(getattr(fusion, "norm_layers", True) for fusion in fusions)
 
 
 def merged(base: Any, value: Any) -> Any:
@@ -332,6 +342,23 @@ def test_a_picture_has_a_model_and_a_command() -> None:
     }
     for figure in read:
         assert figure.command[:2] == ["fusetk", "plot-attention"] and figure.model
+
+
+def test_the_fusion_on_the_page_extending(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = [text for _, text in blocks(ROOT / "docs/extending.md")]
+    [code] = [text for text in pieces if text.startswith("# my_fusion.py")]
+    (tmp_path / "my_fusion.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    option = "{kind: 'my_fusion:FeatureMix', temperature: 0.5, norm: false}"
+    model: Any = recipe.load(toy, [f"model.decoder.fuse={option}"]).model
+    fusion = build_fusion(model.decoder.fuse, [4, 4, 4], 4, "decoder.fuse")
+    weights = torch.randn(3, 4)
+    fusion.load_state_dict({"weight": weights})
+    layers = torch.randn(3, 5, 4)
+    expected = (layers * (weights / 0.5).softmax(0)[:, None]).sum(0)
+    torch.testing.assert_close(fusion(list(layers)), expected)
 
 
 # The site -----------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def test_bleu_by_hops_is_that_of_the_rows_that_ran(tmp_path: Path) -> None:
 
     rows = [row(0, 30.0), row(1, 31.0), row(4, None), row(6, 33.0)]
     tables = [{"table": "MLRF Table 2", "rows": []}, {"table": "MLRF Figure 3", "rows": rows}]
-    measured, printed = figure3.read({"tables": tables})
+    measured, printed = figure3.read({"tables": tables}, tmp_path)
     assert measured == {"baseline": 30.0, "1 hop": 31.0, "6 hops": 33.0}
     assert printed == {"baseline": 32.67, "4 hops": 33.29, "6 hops": 33.54}
     assert figure3.hops(measured) == ([1, 6], [31.0, 33.0])
@@ -133,8 +133,11 @@ def test_bleu_by_hops_is_that_of_the_rows_that_ran(tmp_path: Path) -> None:
     assert labels == [
         f"{name}, {of}" for of in ("measured", "published") for name in ("Dec-SA", "baseline")
     ]
-    with pytest.raises(DataError, match="no run has a score"):
-        figure3.read({"tables": [{"table": "MLRF Figure 3", "rows": [row(1, None)]}]})
+    command = r"`fusetk run recipes/mlrf/iwslt14_deen/figure3_hops_1.yaml --raw DIR --out 'my out'`"
+    with pytest.raises(DataError, match=f"no run in my out has a score: call {command} first"):
+        figure3.read(
+            {"tables": [{"table": "MLRF Figure 3", "rows": [row(1, None)]}]}, Path("my out")
+        )
 
 
 @pytest.mark.slow

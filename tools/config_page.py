@@ -78,9 +78,10 @@ def config_page() -> str:
     """Return the page ``fusetk-config(5)``: every key of a config, from the config classes."""
     intro = """
         A config is a YAML file with the sections below. `extends: FILE` (or a list of files) starts
-        from another config. The keys of this file override it; mappings are merged key by key.
-        `--set a.b=VALUE` on the command line overrides the file. Unknown keys are errors. If a key
-        can be null, the word none also means null, unless none is a value of that key.
+        from another config. The keys of this file override it; mappings are merged key by key, but
+        a mapping with another `kind` replaces the mapping. `--set a.b=VALUE` on the command line
+        overrides the file. Unknown keys are errors. If a key can be null, the word none also means
+        null, unless none is a value of that key.
 
         If a `kind` selects a class, `key: NAME` is short for `key: {kind: NAME}`. The kind can also
         be `package.module:Name`, a class outside fusetk.

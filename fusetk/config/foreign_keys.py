@@ -1,4 +1,4 @@
-"""Keys and options of other toolkits, and the keys of fusetk that do the same."""
+"""Names that a user may know from other toolkits or from papers, and those of fusetk."""
 
 # Foreign names and the keys of fusetk. `=` and a value follow a key if the foreign name implies
 # the value.
@@ -118,6 +118,9 @@ FOREIGN_KEYS = {
     "max_len_b": "decoding.max_length_extra",
     "nbest": "decoding.n_best",
 }
+
+# Names of systems, and the kinds of components that they have.
+SYSTEM_KINDS = {"gtrans": "groups", "mlrf": "attention", "rtal": "tree"}
 
 
 def fusetk_key(name: str) -> str | None:

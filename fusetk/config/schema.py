@@ -14,6 +14,8 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from fusetk.config.foreign_keys import SYSTEM_KINDS
+
 NULL_WORDS = ("none", "None")  # accepted for null
 
 
@@ -127,7 +129,8 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
         return table[kind]
     module, colon, name = kind.partition(":")
     if not colon:
-        near = difflib.get_close_matches(kind, table, 1)
+        own = SYSTEM_KINDS.get(kind.lower())
+        near = [own] if own in table else difflib.get_close_matches(kind, table, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(
             f"unknown kind {kind!r}; {hint}known kinds: {', '.join(table)}; or package.module:Name"

@@ -7,10 +7,11 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import pydantic
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from fusetk.config import messages
 from fusetk.config.foreign_keys import fusetk_key
-from fusetk.config.schema import Config, nullable
+from fusetk.config.schema import Config, component, nullable
 from fusetk.config.source import Document, Place
 from fusetk.errors import ConfigError, ImportFailed
 
@@ -154,10 +155,40 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
     )
     classes, keys = _walk(config, path[:-1])
     place = (*base, *keys, *path[-1:])
-    name = ".".join(str(part) for part in place)
+    name = _dotted(place)
+    if error["type"] == "extra_forbidden":
+        related = _related_keys(config, base, path)
+        elsewhere = [_dotted(other) for other, _ in related if other[-1] == path[-1]]
+        reason = "unknown key" + _hint(name, classes, elsewhere)
+    elif error["type"] == "choice" and (site := _site(config, base, path, error["input"])):
+        reason = site
+    else:
+        reason = _reason(error, path, classes)
     origin = document.where(place).text
+    if error["type"] == "value_error":
+        origin = "; ".join(_origins_of_named_keys(document, place, reason)) or origin
     suffix = f"  [{origin}]" if origin else ""
-    return f"{name}: {_reason(error, path, classes)}{suffix}".removeprefix(": ")
+    return f"{name}: {reason}{suffix}".removeprefix(": ")
+
+
+def _origins_of_named_keys(document: Document, section: Place, text: str) -> list[str]:
+    """Return the origins of the keys below ``section`` that ``text`` names.
+
+    The name of a key is at the start of the text, or before a colon or a number: "connect: dense",
+    "heads 3", but not "3 layers: ...".
+    """
+    origins = []
+    for place, origin in document.origins.items():
+        below = place[len(section) :]
+        key = re.escape(_dotted(below))
+        named = re.search(rf"^{key}(?![\w.])|(?<![\w.])(?<!\d ){key}(: | \d)", text)
+        if below and place[: len(section)] == section and named:
+            origins.append(origin.text)
+    return list(dict.fromkeys(origins))
+
+
+def _dotted(place: Place) -> str:
+    return ".".join(str(part) for part in place)
 
 
 def _reason(error: Any, path: Place, classes: Sequence[type[BaseModel]]) -> str:
@@ -165,9 +196,6 @@ def _reason(error: Any, path: Place, classes: Sequence[type[BaseModel]]) -> str:
 
     ``classes`` are the config classes that may have this key.
     """
-    if error["type"] == "extra_forbidden":
-        known = [key for config in classes for key in config.model_fields]
-        return "unknown key" + _hint(str(path[-1]), known)
     if error["type"] == "missing":
         return "the list has too few items" if isinstance(path[-1], int) else "must be given"
     fields = [config.model_fields.get(str(path[-1])) for config in classes] if path else []
@@ -179,13 +207,67 @@ def _reason(error: Any, path: Place, classes: Sequence[type[BaseModel]]) -> str:
     return text
 
 
-def _hint(key: str, known: Sequence[str]) -> str:
-    if foreign := fusetk_key(key):
+def _hint(name: str, classes: Sequence[type[BaseModel]], elsewhere: Sequence[str]) -> str:
+    """Return the advice about an unknown key with the path ``name``.
+
+    ``classes`` are the config classes of its section. ``elsewhere`` are the paths of the keys with
+    the same name in related sections.
+    """
+    key = name.rpartition(".")[2]
+    known = [key for config in classes for key in config.model_fields]
+    foreign = fusetk_key(key)
+    has_other_kind = foreign == re.sub(r"\.\d+\.", ".0.", name)
+    if foreign and not has_other_kind:
         return f"; fusetk calls it {foreign}"
+    if elsewhere:
+        return f"; did you mean {' or '.join(elsewhere)}?"
     near = difflib.get_close_matches(key, known, 1)
-    if near:
+    if near and not has_other_kind:
         return f"; did you mean {near[0]!r}?"
-    return f"; known keys: {', '.join(known)}" if known else ""
+    fields = [config.model_fields["kind"] for config in classes if "kind" in config.model_fields]
+    kinds = [f"kind: {field.default} has no such key; " for field in fields if field.default]
+    return f"; {''.join(kinds)}known keys: {', '.join(known)}" if known else ""
+
+
+def _site(config: type[BaseModel], base: Place, path: Place, value: Any) -> str | None:
+    """Return the advice about a kind that another key of the config accepts, or None."""
+    kind = value.get("kind") if isinstance(value, dict) else value
+    for place, field in _related_keys(config, base, path):
+        tables = [item.table for item in field.metadata if isinstance(item, component)]
+        if isinstance(kind, str) and any(kind in table for table in tables):
+            return f"{kind!r} is a kind of `{place[-1]}`: write {_dotted(place)}: {kind}"
+    return None
+
+
+def _related_keys(
+    config: type[BaseModel], base: Place, path: Place
+) -> Iterator[tuple[Place, FieldInfo]]:
+    """Yield the places and fields of the keys in the section of ``path`` and in related sections.
+
+    These are the sections in it and the sections beside it. ``path`` starts at ``base``, the place
+    of ``config``.
+    """
+    section = path[:-1]
+    sections = [section, *_sections(config, section)]
+    is_nested = len(base) + len(section) > 1  # the sections of the whole config are not related
+    if is_nested and section and isinstance(section[-1], str):
+        sections += [place for place in _sections(config, section[:-1]) if place != section]
+    for place in sections:
+        classes, keys = _walk(config, place)
+        for known in classes:
+            for key, field in known.model_fields.items():
+                yield (*base, *keys, key), field
+
+
+def _sections(config: type[BaseModel], place: Place) -> list[Place]:
+    """Return the places of the mappings of keys in the section ``place``."""
+    classes, _ = _walk(config, place)
+    return [
+        (*place, key)
+        for known in classes
+        for key, field in known.model_fields.items()
+        if get_origin(field.annotation) not in (list, tuple, dict) and _classes(field.annotation)
+    ]
 
 
 def _walk(config: type[BaseModel], path: Place) -> tuple[list[type[BaseModel]], Place]:

@@ -31,6 +31,9 @@ WRITE_ADVICE = {
     errno.EEXIST: "a file has the name of this folder; choose another name",
     errno.ENOTDIR: "a file has the name of its folder; choose another folder",
 }
+# If the files are out of step in the last lines of the shorter one only, it is cut off: the lengths
+# of so few lines may agree by chance. These are its last tenth, at most this number of lines.
+MOST_CHANCE_LINES = 10
 
 
 def read_lines(path: Path | str, bom: bool = True) -> Iterator[str]:
@@ -236,7 +239,8 @@ def read_pairs(pair: Pair, bom: bool = True) -> Iterator[tuple[str, str]]:
 def unequal(pair: Pair, source: int, target: int) -> DataError:
     """Return the error for files with unequal numbers of lines.
 
-    It names the line after which the files seem to be out of step.
+    It names the line after which the files seem to be out of step. If this line is one of the last
+    lines of the shorter file, the error says that this file seems to be cut off.
     """
     longer, shorter = (pair.source, pair.target) if source > target else (pair.target, pair.source)
     counts = f"{pair.source} has {source} lines and {pair.target} has {target}"
@@ -244,7 +248,7 @@ def unequal(pair: Pair, source: int, target: int) -> DataError:
         return DataError(f"{counts}; repair the files, because fusetk never drops surplus lines")
     line = first_out_of_step(longer, shorter, abs(source - target))
     end = min(source, target)
-    if line > end:
+    if line > end - min(MOST_CHANCE_LINES, end // 10):
         place = f"{shorter.name} seems to end early, after line {end}"
     else:
         place = f"they seem to be out of step from line {line} on"

@@ -3,6 +3,8 @@
 import json
 import random
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,7 +176,8 @@ def next_commands(files: DemoFiles) -> list[tuple[str, str]]:
     folder, run = shlex.quote(str(files.folder)), shlex.quote(str(files.run))
     source, _ = sentence_to_plot(files)
     sentence = shlex.quote(source)
-    commands = [("translate your own sentences", f"echo {sentence} | fusetk decode -m {run}")]
+    commands = _activation()
+    commands.append(("translate your own sentences", f"echo {sentence} | fusetk decode -m {run}"))
     if files.other.scores.is_file():
         runs = f"{folder}/runs/{PLAIN} {folder}/runs/{FUSING}"
         texts = f"-i {folder}/raw/test.de -r {folder}/raw/test.en"
@@ -191,7 +194,7 @@ def next_commands(files: DemoFiles) -> list[tuple[str, str]]:
         (
             "another fusion",
             f"fusetk train {folder}/{FUSING}.yaml --run {folder}/runs/linear "
-            "--set model.decoder.fuse=linear",
+            "--set 'model.decoder.fuse={kind: linear, norm_layers: true}'",
         ),
         (
             "every attention head, as an interactive page",
@@ -199,3 +202,13 @@ def next_commands(files: DemoFiles) -> list[tuple[str, str]]:
         ),
     ]
     return commands
+
+
+def _activation() -> list[tuple[str, str]]:
+    """Return the command that activates the environment of fusetk, if the shell needs it."""
+    script = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("fusetk") or not script.is_file():
+        return []
+    if script.is_relative_to(Path.cwd()):
+        script = script.relative_to(Path.cwd())
+    return [("activate the environment of fusetk", f". {shlex.quote(str(script))}")]

@@ -1,6 +1,7 @@
 """The interface of every fusion phi: it maps many layers to one tensor at each position."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ class Fusion(nn.Module):
     """Whether ``forward`` gets one tensor only: the input that one more layer would receive."""
     fuses_several = True
     """Whether the fusion combines several layers."""
+    config: Any
+    """The options, an object of the class ``Config``."""
     out_width: int
     layer_embedding: "LayerEmbedding | None"
 
@@ -42,6 +45,7 @@ class Fusion(nn.Module):
         records with ``fusetk.trace``.
         """
         super().__init__()
+        self.config = config
         self.name = name
         self.out_width = width
         self.layer_embedding = None

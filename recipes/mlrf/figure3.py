@@ -1,6 +1,10 @@
-"""Draw MLRF's Figure 3 from the JSON of `fusetk report` on standard input: figure3.py PICTURE."""
+"""Draw MLRF's Figure 3 from the JSON of `fusetk report` on standard input: figure3.py PICTURE OUT.
+
+OUT is the folder of the runs, which an error names.
+"""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ TABLE = "MLRF Figure 3"
 BASELINE = "baseline"
 
 
-def read(report: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+def read(report: dict[str, Any], out: Path) -> tuple[dict[str, float], dict[str, float]]:
     """Return the measured and the published BLEU of the rows. Raises DataError if none ran."""
     measured, published = {}, {}
     for row in next(table["rows"] for table in report["tables"] if table["table"] == TABLE):
@@ -25,7 +29,11 @@ def read(report: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
         if row["measured"]:
             measured[row["row"]] = row["measured"][0]["mean"]
     if not measured:
-        raise DataError("no run has a score: call `fusetk run` with rows figure3_*.yaml first")
+        row = "recipes/mlrf/iwslt14_deen/figure3_hops_1.yaml"
+        raise DataError(
+            f"no run in {out} has a score: call `fusetk run {row} --raw DIR --out "
+            f"{shlex.quote(str(out))}` first, and the same for other rows figure3_*.yaml"
+        )
     return measured, published
 
 
@@ -57,10 +65,10 @@ def draw(measured: dict[str, float], published: dict[str, float]) -> Figure:
 
 def main() -> int:
     """Read the report, draw the figure, and print the measured values."""
-    picture = Path(sys.argv[1])
+    picture, out = map(Path, sys.argv[1:])
     try:
         check_output(picture, numbers=False)
-        measured, published = read(json.load(sys.stdin))
+        measured, published = read(json.load(sys.stdin), out)
         save_picture(draw(measured, published), picture)
     except FusetkError as error:
         print(f"figure3.py: {error}", file=sys.stderr)

@@ -19,4 +19,4 @@ END
 
 figure_options mlrf/iwslt14_deen figure3.png '' "$@"
 report=$(fusetk report "$ROOT"/recipes/mlrf/iwslt14_deen/figure3_*.yaml --runs "$out" --json)
-python3 "$ROOT/recipes/mlrf/figure3.py" "$picture" <<< "$report"
+python3 "$ROOT/recipes/mlrf/figure3.py" "$picture" "$out" <<< "$report"

@@ -83,6 +83,26 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
         (["data.valid={sampel: 1}"], "data.valid.sampel: unknown key; did you mean 'sample'?"),
         (["data.valid=[3]"], "data.valid.0: must be text, but it is 3"),
         (["data=x"], "data: must be a mapping of keys to values, but it is 'x'"),
+        (["data.metric=x"], "data.metric: unknown key; known keys: source, target, "),
+        (["model.layers=3"], "did you mean model.encoder.layers or model.decoder.layers?"),
+        (["model.fuse=ffn"], "did you mean model.encoder.fuse or model.decoder.fuse?"),
+        (["model.attend=top"], "model.attend: unknown key; did you mean model.decoder.attend?"),
+        (
+            ["model.decoder.fuse=mudd"],
+            "model.decoder.fuse: 'mudd' is a kind of `connect`: write model.decoder.connect: mudd",
+        ),
+        (["model.decoder.connect.kind=transparent"], "write model.decoder.attend: transparent"),
+        (["model.encoder.connect=transparent"], "write model.decoder.attend: transparent"),
+        (["model.encoder.fuse=hyper"], "write model.encoder.residual: hyper"),
+        (["model.decoder.fuse=[mudd]"], "a fusion: give its kind, one of last, average, "),
+        (["model.decoder.fuse=mlrf"], "unknown kind 'mlrf'; did you mean 'attention'?"),
+        (["model.decoder.fuse=RTAL"], "unknown kind 'RTAL'; did you mean 'tree'?"),
+        (["model.encoder.attend=top"], "unknown key; did you mean model.decoder.attend?"),
+        (["model.kind=conv"], "model.heads: unknown key; kind: conv has no such key; known keys: "),
+        (
+            ["training.stages.0.schedule.kind=constant", "training.stages.0.schedule.rate=1"],
+            "schedule.warmup: unknown key; kind: constant has no such key; known keys: kind, rate",
+        ),
     ],
 )
 def test_config_errors_use_our_words(toy: Path, settings: list[str], said: str) -> None:

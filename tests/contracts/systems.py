@@ -10,9 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
+from fusetk.config import resolve
 from fusetk.fusion import FUSIONS
+from fusetk.fusion.base import Fusion
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.models.stack import ATTENDS, CONNECTIONS
 
@@ -311,6 +314,21 @@ def _name(option: dict[str, Any]) -> str:
     return ", ".join([option["kind"], *values])
 
 
+def outside_fusions() -> list[str]:
+    """Return the fusions that FUSETK_TEST_FUSION names. Fail if one of them cannot be used."""
+    names = os.environ.get("FUSETK_TEST_FUSION", "").split()
+    for name in names:
+        try:
+            resolve(name, FUSIONS, Fusion)
+        except ValueError as error:
+            message = f"FUSETK_TEST_FUSION: {error}"
+            raise pytest.fail.Exception(message, pytrace=False) from None
+    return names
+
+
+OUTSIDE_FUSIONS = outside_fusions()
+
+
 def _sites(kind: str) -> dict[str, Builder]:
     """Each connection and fusion at each side of a backbone.
 
@@ -319,7 +337,7 @@ def _sites(kind: str) -> dict[str, Builder]:
     backbone = BACKBONES[kind]
     systems: dict[str, Builder] = {}
     *source_sides, target_side = sides(kind)
-    fusions = [*FUSIONS, *os.environ.get("FUSETK_TEST_FUSION", "").split()]
+    fusions = [*FUSIONS, *OUTSIDE_FUSIONS]
     tables = {"connect": (list(CONNECTIONS), CONNECTS), "fuse": (fusions, FUSES)}
     if not backbone.connects:
         del tables["connect"]

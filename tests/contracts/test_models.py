@@ -16,6 +16,7 @@ from tests.contracts.systems import (
     SEARCHED,
     SYSTEMS,
     kinds_tested_elsewhere,
+    outside_fusions,
     sides,
 )
 from tests.helpers.batches import random_batch, select_sentences
@@ -37,6 +38,14 @@ def update(
     tokens = sum(len(batch.target_index) for batch in batches)
     losses = accumulate_gradients(model, batches, smoothing, precision, tokens)
     return optimizer_step(model, optimizer, losses, rate, clip, tokens)
+
+
+def test_an_outside_fusion_that_cannot_be_imported_is_one_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FUSETK_TEST_FUSION", "outside_none:Mix")
+    with pytest.raises(pytest.fail.Exception, match="set PYTHONPATH to the folder of outside_none"):
+        outside_fusions()
 
 
 def test_every_backbone_has_sizes_and_two_searched_systems() -> None:

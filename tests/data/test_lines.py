@@ -104,6 +104,11 @@ def test_unequal_counts_name_the_place(tmp_path: Path) -> None:
         DataError, match=r"300 lines and .* 250: x\.en seems to end early, after line 250"
     ):
         list(read_pairs(Pair(source, target)))
+    # The last lines of the shorter file have lengths that fit later lines of the other file.
+    cut = lengths[:248] + lengths[298:]
+    target.write_text("".join("words " * n + "\n" for n in cut))
+    with pytest.raises(DataError, match=r"x\.en seems to end early, after line 250"):
+        list(read_pairs(Pair(source, target)))
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:

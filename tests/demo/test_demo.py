@@ -130,13 +130,30 @@ def test_the_next_commands_work(demo, monkeypatch: pytest.MonkeyPatch) -> None:
         words, text = shlex.split(command), None
         if words[0] == "echo":
             text, words = words[1] + "\n", words[words.index("|") + 1 :]
-        if words[1] == "demo":
+        if words[0] == "." or words[1] == "demo":
             continue
         if words[1] == "train":
             words += [word for setting in SETTINGS for word in ("--set", setting)]
         result = CliRunner().invoke(main, words[1:], input=text)
         assert result.exit_code == 0, (command, result.output)
     assert checkpoints(files.folder / "runs" / "linear")
+    fuse = recipe.load(files.folder / "runs" / "linear" / "config.yaml").model.decoder.fuse
+    assert fuse.kind == "linear" and fuse.norm_layers
+
+
+def test_the_next_commands_activate_an_environment_that_is_not_active(
+    demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = DemoFiles(demo[0], FUSING)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for name in ("activate", "fusetk"):
+        (tmp_path / ".venv/bin" / name).touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert next_commands(files)[0][1] == ". .venv/bin/activate"
+    monkeypatch.setenv("PATH", str(tmp_path / ".venv/bin"))
+    assert next_commands(files)[0][1].startswith("echo ")
 
 
 @pytest.mark.parametrize(

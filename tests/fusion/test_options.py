@@ -178,6 +178,6 @@ def test_an_error_names_the_key_file_and_line(tmp_path) -> None:
     path = tmp_path / "deep.yaml"
     path.write_text("model:\n  kind: transformer\n  decoder:\n    layers: 3\n    fuse: tree\n")
     with pytest.raises(
-        ConfigError, match=r"model.decoder: fuse: tree has 4 leaves.*deep.yaml, line 3"
+        ConfigError, match=r"model.decoder: fuse: tree has 4 leaves.*  \[\S*deep.yaml, line 5\]"
     ):
         config.parse(config.load(path), recipe.Recipe)
