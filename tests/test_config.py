@@ -1,7 +1,7 @@
 """YAML to config objects: merging, overrides, and errors that say what, where and what to do."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args, get_origin
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +10,7 @@ from pydantic import Field
 from fusetk import config, sections
 from fusetk.cli.main import main
 from fusetk.config import ComponentConfig, Config, component, field_docs, source
+from fusetk.data.config import ALTERNATIVES, DataConfig, load_document
 from fusetk.errors import ConfigError, ImportFailed
 from fusetk.recipe import load
 
@@ -94,6 +95,26 @@ def test_another_kind_drops_the_options_of_the_one_below(tmp_path: Path) -> None
         parse(tmp_path, "extends: base.yaml\nencoder: {fuse: {kind: mean}}\n").encoder.fuse.hidden
         == 3
     )
+
+
+def test_another_alternative_replaces_the_one_below(tmp_path: Path) -> None:
+    for base, child, merged in (
+        ("{every: 23}", "{sample: 100}", {"sample": 100}),
+        ("{sample: 100, seed: 2}", "{every: 23}", {"every": 23}),
+        ("{sample: 100, seed: 2}", "{sample: 50}", {"sample": 50, "seed": 2}),
+        ("{sample: 100}", "{seed: 3}", {"sample": 100, "seed": 3}),
+    ):
+        (tmp_path / "base.yaml").write_text(f"data: {{valid: {base}}}\n")
+        (tmp_path / "top.yaml").write_text(f"extends: base.yaml\ndata: {{valid: {child}}}\n")
+        assert load_document(tmp_path / "top.yaml").values == {"data": {"valid": merged}}
+
+
+def test_the_alternatives_are_the_required_keys_of_the_members_of_a_union() -> None:
+    members = get_args(DataConfig.model_fields["valid"].annotation)
+    configs = [member for member in members if get_origin(member) is None]
+    fields = [field for member in configs for field in member.model_fields.items()]
+    required = {key for key, field in fields if field.is_required()}
+    assert ALTERNATIVES["data", "valid"] == required
 
 
 def test_overrides_win_and_reach_into_lists(tmp_path: Path) -> None:

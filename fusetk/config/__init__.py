@@ -10,11 +10,12 @@ class is defined beside the class that it configures.
 
 from fusetk.config.foreign_keys import FOREIGN_KEYS, fusetk_key, option_as_key
 from fusetk.config.schema import ComponentConfig, Config, component, field_docs, resolve
-from fusetk.config.source import Document, Origin, Place, dump, expand_path, load
+from fusetk.config.source import Alternatives, Document, Origin, Place, dump, expand_path, load
 from fusetk.config.validation import config_error, parse
 
 __all__ = [
     "FOREIGN_KEYS",
+    "Alternatives",
     "ComponentConfig",
     "Config",
     "Document",

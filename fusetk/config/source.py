@@ -4,7 +4,7 @@ import copy
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -17,6 +17,8 @@ from fusetk.errors import ConfigError
 from fusetk.files import similar_names
 
 Place = tuple[str | int, ...]  # keys and list indices, from the top of the config
+# For mappings that have one of several keys, the place of the mapping and these keys.
+Alternatives = Mapping[Place, Set[str]]
 STANDARD_INPUT = Path("-")
 DEEPEST = 100  # levels of a config; Python's recursion allows more
 MOST_VALUES = 100_000  # of a config; a value that n aliases repeat counts n + 1 times
@@ -47,14 +49,19 @@ class Document:
         return self.origins.get(place, Origin("", Path()))
 
 
-def load(path: Path | str, overrides: Sequence[str] = ()) -> Document:
+def load(
+    path: Path | str, overrides: Sequence[str] = (), alternatives: Alternatives | None = None
+) -> Document:
     """Read a YAML file and the files that it extends, then apply overrides ``a.b=value``.
 
     The path - is standard input; paths in it start from the current folder. Later values win, key
-    by key. Raises ConfigError for a file that cannot be read or parsed, and for an override without
-    ``=``.
+    by key. A mapping with another ``kind``, or with another of its ``alternatives``, replaces the
+    earlier mapping.
+
+    Raises ConfigError for a file that cannot be read or parsed, and for an override
+    without ``=``.
     """
-    document = _read(Path(os.path.normpath(path)), ())
+    document = _read(Path(os.path.normpath(path)), (), alternatives or {})
     for override in overrides:
         _override(document, override)
     return document
@@ -122,7 +129,7 @@ def expand_path(path: str) -> str:
 # Files -------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, extended_by: tuple[Path, ...]) -> Document:
+def _read(path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives) -> Document:
     if path in extended_by:
         chain = " -> ".join(str(file) for file in (*extended_by, path))
         raise ConfigError(f"{path} extends itself: {chain}")
@@ -144,8 +151,9 @@ def _read(path: Path, extended_by: tuple[Path, ...]) -> Document:
         raise ConfigError(f"{path}: extends names a file or a list of files, not {parents!r}")
     merged = Document({}, {})
     for parent in [parents] if isinstance(parents, str) else parents:
-        _merge(merged, _read(_parent_path(path, parent), (*extended_by, path)))
-    _merge(merged, document)
+        extended = _read(_parent_path(path, parent), (*extended_by, path), alternatives)
+        _merge(merged, extended, alternatives)
+    _merge(merged, document, alternatives)
     return merged
 
 
@@ -217,25 +225,39 @@ def _record_origins(
 # Merging -----------------------------------------------------------------------------------------
 
 
-def _merge(base: Document, top: Document) -> None:
+def _merge(base: Document, top: Document, alternatives: Alternatives) -> None:
     """Merge ``top`` into ``base``. If both have a key, the value of ``top`` wins."""
-    _merge_values(base.values, top.values)
+    _merge_values(base.values, top.values, (), alternatives)
     base.origins.update(top.origins)
 
 
-def _merge_values(base: dict[str, Any], top: dict[str, Any]) -> None:
-    """Merge mapping by mapping; a mapping of another ``kind`` replaces the one in ``base``."""
+def _merge_values(
+    base: dict[str, Any], top: dict[str, Any], place: Place, alternatives: Alternatives
+) -> None:
+    """Merge mapping by mapping, except those that replace the one in ``base``."""
     for key, value in top.items():
         old = base.get(key)
+        below = (*place, key)
         if (
             isinstance(old, dict)
             and isinstance(value, dict)
-            and value.get("kind", old.get("kind")) == old.get("kind")
+            and not _replaces(value, old, alternatives.get(below, set()))
         ):
-            _merge_values(old, value)
+            _merge_values(old, value, below, alternatives)
         else:
             # A YAML anchor may put one mapping in two places. A copy separates the two.
             base[key] = copy.deepcopy(value)
+
+
+def _replaces(new: dict[str, Any], old: dict[str, Any], alternatives: Set[str]) -> bool:
+    """Whether a mapping has another ``kind``, or another alternative, than the one that it changes.
+
+    Its keys then differ, so the two mappings cannot be merged.
+    """
+    if "kind" in new and new["kind"] != old.get("kind"):
+        return True
+    chosen, before = alternatives & new.keys(), alternatives & old.keys()
+    return bool(chosen and before) and chosen != before
 
 
 def _override(document: Document, override: str) -> None:
