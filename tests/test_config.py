@@ -10,7 +10,7 @@ from pydantic import Field
 from fusetk import config, sections
 from fusetk.cli.main import main
 from fusetk.config import ComponentConfig, Config, component, field_docs, source
-from fusetk.data.config import ALTERNATIVES, DataConfig, load_document
+from fusetk.data.config import ALTERNATIVES, BPEConfig, DataConfig, load_document
 from fusetk.errors import ConfigError, ImportFailed
 from fusetk.recipe import load
 
@@ -95,6 +95,26 @@ def test_another_kind_drops_the_options_of_the_one_below(tmp_path: Path) -> None
         parse(tmp_path, "extends: base.yaml\nencoder: {fuse: {kind: mean}}\n").encoder.fuse.hidden
         == 3
     )
+
+
+def test_extends_and_overrides_change_options_of_a_short_form(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("encoder: {layers: 3, fuse: mean}\n")
+    top = parse(tmp_path, "extends: base.yaml\nencoder: {fuse: {hidden: 7}}\n")
+    assert top.encoder.fuse.hidden == 7
+    assert parse(tmp_path, "extends: base.yaml\n", "encoder.fuse.hidden=7") == top
+
+
+def test_the_word_none_is_not_a_short_form(tmp_path: Path) -> None:
+    class Keys(Config):
+        bpe: BPEConfig | None
+
+    (tmp_path / "base.yaml").write_text("bpe: none\n")
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\nbpe: {merges: 9}\n")
+    for document in (
+        config.load(tmp_path / "top.yaml"),
+        config.load(tmp_path / "base.yaml", ["bpe.merges=9"]),
+    ):
+        assert config.parse(document, Keys).bpe == BPEConfig(merges=9)
 
 
 def test_another_alternative_replaces_the_one_below(tmp_path: Path) -> None:

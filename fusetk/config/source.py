@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TextIO
 import yaml
 
 from fusetk.config.messages import items
-from fusetk.config.schema import Config
+from fusetk.config.schema import NULL_WORDS, Config
 from fusetk.errors import ConfigError
 from fusetk.files import similar_names
 
@@ -236,17 +236,23 @@ def _merge_values(
 ) -> None:
     """Merge mapping by mapping, except those that replace the one in ``base``."""
     for key, value in top.items():
-        old = base.get(key)
+        old = _long_form(base.get(key))
         below = (*place, key)
         if (
             isinstance(old, dict)
             and isinstance(value, dict)
             and not _replaces(value, old, alternatives.get(below, set()))
         ):
+            base[key] = old
             _merge_values(old, value, below, alternatives)
         else:
             # A YAML anchor may put one mapping in two places. A copy separates the two.
             base[key] = copy.deepcopy(value)
+
+
+def _long_form(value: Any) -> Any:
+    """Return `{kind: average}` for `average`, the short form of a component."""
+    return {"kind": value} if isinstance(value, str) and value not in NULL_WORDS else value
 
 
 def _replaces(new: dict[str, Any], old: dict[str, Any], alternatives: Set[str]) -> bool:
@@ -275,10 +281,10 @@ def _override(document: Document, override: str) -> None:
     path: list[str | int] = []
     for part in above:
         key = _key_in(container, part, path, override)
-        if isinstance(container, dict) and not isinstance(container.get(key), dict | list):
-            short = container.get(key)  # `fuse: average` is short for `fuse: {kind: average}`
-            container[key] = {"kind": short} if isinstance(short, str) else {}
-            if not isinstance(short, str):
+        if isinstance(container, dict):
+            container[key] = _long_form(container.get(key))
+            if not isinstance(container[key], dict | list):
+                container[key] = {}
                 document.origins[(*path, key)] = origin
         container = container[key]
         path.append(key)
