@@ -62,8 +62,8 @@ def load(
     without ``=``.
     """
     document = _read(Path(os.path.normpath(path)), (), alternatives or {})
-    for override in overrides:
-        _override(document, override)
+    for number, override in enumerate(overrides):
+        _override(document, override, overrides[:number], alternatives or {})
     return document
 
 
@@ -260,14 +260,19 @@ def _replaces(new: dict[str, Any], old: dict[str, Any], alternatives: Set[str]) 
 
     Its keys then differ, so the two mappings cannot be merged.
     """
-    if "kind" in new and new["kind"] != old.get("kind"):
-        return True
+    if "kind" in new and "kind" in old:
+        return bool(new["kind"] != old["kind"])
     chosen, before = alternatives & new.keys(), alternatives & old.keys()
     return bool(chosen and before) and chosen != before
 
 
-def _override(document: Document, override: str) -> None:
-    """Set one key of the document from ``a.b=value``."""
+def _override(
+    document: Document, override: str, earlier: Sequence[str], alternatives: Alternatives
+) -> None:
+    """Set one key of the document from ``a.b=value``.
+
+    If the key replaces its mapping, only it and the keys of ``earlier`` overrides remain.
+    """
     name, equals, text = override.partition("=")
     if not equals or not name:
         raise ConfigError(f"--set {override}: write it as section.key=value")
@@ -291,13 +296,23 @@ def _override(document: Document, override: str) -> None:
         if not isinstance(container, dict | list):
             place = ".".join(map(str, path))
             raise ConfigError(f"--set {override}: {place} is {container!r}, which has no {last!r}")
+    others = alternatives.get(tuple(path), set())
+    if isinstance(container, dict) and _replaces({last: value}, container, others):
+        container.clear()
+        _set_origin(document, tuple(path), origin)
+        for number, other in enumerate(earlier):
+            if other.startswith(name.removesuffix(last)):
+                _override(document, other, earlier[:number], alternatives)
     key = _key_in(container, last, path, override)
     container[key] = value
-    changed = (*path, key)
-    below = [known for known in document.origins if known[: len(changed)] == changed]
-    for known in below:
+    _set_origin(document, (*path, key), origin)
+
+
+def _set_origin(document: Document, place: Place, origin: Origin) -> None:
+    """Set the origin of a key and of all keys below it."""
+    for known in [known for known in document.origins if known[: len(place)] == place]:
         del document.origins[known]
-    document.origins[changed] = origin
+    document.origins[place] = origin
 
 
 def _key_in(container: Any, part: str, path: Sequence[str | int], override: str) -> str | int:
