@@ -231,6 +231,7 @@ def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
         ("extends: 3", "names a file"),
         ("extends: ''\nrate: x", "2 errors"),
         ("encoder: {layers: 3}\nlenpen: 1", "decoding.normalize"),
+        ("exponential_smoothing: 1e-4", "training.ema; its value is one minus Marian's number"),
         ("encoder: {layers: 3}\nrate: .nan", "finite"),
         ("encoder: {layers: 3}\n\trate: 3", "line 2: not valid YAML: a line begins with a tab"),
         *((f"encoder: {'[' * n}{']' * n}", "at most 100 levels") for n in (101, 4900, 400_000)),

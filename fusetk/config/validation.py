@@ -9,7 +9,7 @@ import pydantic
 from pydantic import BaseModel
 
 from fusetk.config import messages
-from fusetk.config.foreign_keys import fusetk_key
+from fusetk.config.foreign_keys import foreign_value, fusetk_key
 from fusetk.config.schema import Config, nullable
 from fusetk.config.source import Document, Place
 from fusetk.errors import ConfigError, ImportFailed
@@ -181,7 +181,7 @@ def _reason(error: Any, path: Place, classes: Sequence[type[BaseModel]]) -> str:
 
 def _hint(key: str, known: Sequence[str]) -> str:
     if foreign := fusetk_key(key):
-        return f"; fusetk calls it {foreign}"
+        return f"; fusetk calls it {foreign}{foreign_value(key)}"
     near = difflib.get_close_matches(key, known, 1)
     if near:
         return f"; did you mean {near[0]!r}?"
