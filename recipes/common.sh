@@ -2,6 +2,8 @@
 # Functions of the recipes' scripts, which source this file. It sets ROOT, the project's folder. If
 # fusetk is not on the path, it uses the environment of `make venv`.
 
+# With CDPATH, `cd` prints the folder.
+unset CDPATH
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 if ! command -v fusetk > /dev/null && [ -x "$ROOT/.venv/bin/fusetk" ]; then

@@ -1,7 +1,7 @@
 """YAML to config objects: merging, overrides, and errors that say what, where and what to do."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args, get_origin
 
 import pytest
 from click.testing import CliRunner
@@ -10,8 +10,10 @@ from pydantic import Field
 from fusetk import config, sections
 from fusetk.cli.main import main
 from fusetk.config import ComponentConfig, Config, component, field_docs, source
+from fusetk.data.config import ALTERNATIVES, BPEConfig, DataConfig, load_document
 from fusetk.errors import ConfigError, ImportFailed
 from fusetk.recipe import load
+from fusetk.training.schedule import SCHEDULES
 
 
 class MeanConfig(ComponentConfig):
@@ -96,6 +98,46 @@ def test_another_kind_drops_the_options_of_the_one_below(tmp_path: Path) -> None
     )
 
 
+def test_extends_and_overrides_change_options_of_a_short_form(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("encoder: {layers: 3, fuse: mean}\n")
+    top = parse(tmp_path, "extends: base.yaml\nencoder: {fuse: {hidden: 7}}\n")
+    assert top.encoder.fuse.hidden == 7
+    assert parse(tmp_path, "extends: base.yaml\n", "encoder.fuse.hidden=7") == top
+
+
+def test_the_word_none_is_not_a_short_form(tmp_path: Path) -> None:
+    class Keys(Config):
+        bpe: BPEConfig | None
+
+    (tmp_path / "base.yaml").write_text("bpe: none\n")
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\nbpe: {merges: 9}\n")
+    for document in (
+        config.load(tmp_path / "top.yaml"),
+        config.load(tmp_path / "base.yaml", ["bpe.merges=9"]),
+    ):
+        assert config.parse(document, Keys).bpe == BPEConfig(merges=9)
+
+
+def test_another_alternative_replaces_the_one_below(tmp_path: Path) -> None:
+    for base, child, merged in (
+        ("{every: 23}", "{sample: 100}", {"sample": 100}),
+        ("{sample: 100, seed: 2}", "{every: 23}", {"every": 23}),
+        ("{sample: 100, seed: 2}", "{sample: 50}", {"sample": 50, "seed": 2}),
+        ("{sample: 100}", "{seed: 3}", {"sample": 100, "seed": 3}),
+    ):
+        (tmp_path / "base.yaml").write_text(f"data: {{valid: {base}}}\n")
+        (tmp_path / "top.yaml").write_text(f"extends: base.yaml\ndata: {{valid: {child}}}\n")
+        assert load_document(tmp_path / "top.yaml").values == {"data": {"valid": merged}}
+
+
+def test_the_alternatives_are_the_required_keys_of_the_members_of_a_union() -> None:
+    members = get_args(DataConfig.model_fields["valid"].annotation)
+    configs = [member for member in members if get_origin(member) is None]
+    fields = [field for member in configs for field in member.model_fields.items()]
+    required = {key for key, field in fields if field.is_required()}
+    assert ALTERNATIVES["data", "valid"] == required
+
+
 def test_overrides_win_and_reach_into_lists(tmp_path: Path) -> None:
     text = "encoder: {layers: 3, fuse: mean}\nstages: [{layers: 1}, {layers: 2}]\n"
     top = parse(tmp_path, text, "stages.1.layers=5", "encoder.fuse.hidden=9", "rate=1e-3")
@@ -105,6 +147,42 @@ def test_overrides_win_and_reach_into_lists(tmp_path: Path) -> None:
         top.encoder.fuse.hidden,
         top.rate,
     ) == (1, 5, 9, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("values", "overrides", "changed"),
+    [
+        ("fuse: {kind: a, hops: 2}", ["fuse.kind=b"], {"fuse": {"kind": "b"}}),
+        ("fuse: {kind: a, hops: 2}", ["fuse.kind=a"], {"fuse": {"kind": "a", "hops": 2}}),
+        ("fuse: {hops: 2}", ["fuse.kind=b"], {"fuse": {"kind": "b", "hops": 2}}),
+        (
+            "fuse: {kind: a, hops: 2}",
+            ["fuse.width=3", "fuse.kind=b", "fuse.kind=c"],
+            {"fuse": {"kind": "c", "width": 3}},
+        ),
+        (
+            "model: {kind: a, fuse: {kind: d, hops: 2}}",
+            ["model.fuse.width=3", "model.kind=b"],
+            {"model": {"kind": "b", "fuse": {"width": 3}}},
+        ),
+        ("data: {valid: {every: 9}}", ["data.valid.sample=8"], {"data": {"valid": {"sample": 8}}}),
+    ],
+)
+def test_an_override_of_a_kind_drops_the_options_of_the_file(
+    tmp_path: Path, values: str, overrides: list[str], changed: dict[str, object]
+) -> None:
+    (tmp_path / "a.yaml").write_text(values)
+    assert load_document(tmp_path / "a.yaml", overrides).values == changed
+
+
+def test_a_key_that_another_kind_requires_names_the_override(tmp_path: Path) -> None:
+    class Keys(Config):
+        schedule: Annotated[ComponentConfig, component(SCHEDULES, "a schedule")]
+
+    (tmp_path / "a.yaml").write_text("schedule: {kind: constant, rate: 1}\n")
+    override = "schedule.kind=inverse-sqrt"
+    with pytest.raises(ConfigError, match=r"schedule\.\w+: must be given  \[--set schedule\.kind="):
+        config.parse(config.load(tmp_path / "a.yaml", [override]), Keys)
 
 
 def test_what_is_dumped_is_loaded_again(tmp_path: Path) -> None:
@@ -153,6 +231,7 @@ def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
         ("extends: 3", "names a file"),
         ("extends: ''\nrate: x", "2 errors"),
         ("encoder: {layers: 3}\nlenpen: 1", "decoding.normalize"),
+        ("exponential_smoothing: 1e-4", "training.ema; its value is one minus Marian's number"),
         ("encoder: {layers: 3}\nrate: .nan", "finite"),
         ("encoder: {layers: 3}\n\trate: 3", "line 2: not valid YAML: a line begins with a tab"),
         *((f"encoder: {'[' * n}{']' * n}", "at most 100 levels") for n in (101, 4900, 400_000)),

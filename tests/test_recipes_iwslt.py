@@ -80,6 +80,13 @@ def pack(path: Path, members: dict[str, str]) -> Path:
     return path
 
 
+def test_the_script_finds_its_folder_if_cdpath_is_set(monkeypatch):
+    monkeypatch.setenv("CDPATH", ".")
+    command = [SCRIPT.relative_to(ROOT), "--help"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert f"--out DIR         the folder of all output ({ROOT}/work/iwslt14_deen)" in ran.stdout
+
+
 # Prepared -----------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from fusetk.cli.parameters import FiniteRange
 from fusetk.cli.text_options import (
@@ -58,6 +59,8 @@ def apply_bpe(
     from fusetk.data.bpe import BPE, read_vocabulary, with_margins
     from fusetk.data.bpe_dropout import DropoutBPE
 
+    _check_needed("threshold", "vocabulary")
+    _check_needed("seed", "dropout")
     counts = read_vocabulary(vocabulary, threshold) if vocabulary else None
     bpe = BPE.load(codes, counts)
     if not dropout:
@@ -70,6 +73,14 @@ def apply_bpe(
         return with_margins(random_bpe.line, line)
 
     return change
+
+
+def _check_needed(option: str, needed: str) -> None:
+    """Raise UsageError if an option is given without the option that it needs."""
+    source_of = click.get_current_context().get_parameter_source
+    default = ParameterSource.DEFAULT
+    if source_of(option) is not default and source_of(needed) is default:
+        raise click.UsageError(f"--{option} has no effect without --{needed}: give it, too")
 
 
 def remove_bpe() -> Change:

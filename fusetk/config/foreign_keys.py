@@ -121,11 +121,19 @@ FOREIGN_KEYS = {
 
 # Names of systems, and the kinds of components that they have.
 SYSTEM_KINDS = {"gtrans": "groups", "mlrf": "attention", "rtal": "tree"}
+# Foreign names with another value than the key of fusetk, and the value of that key.
+FOREIGN_VALUES = {"exponential_smoothing": "one minus Marian's number"}
 
 
 def fusetk_key(name: str) -> str | None:
     """Return the key for what another toolkit calls ``name`` (a key or an option), or None."""
     return FOREIGN_KEYS.get(option_as_key(name))
+
+
+def foreign_value(name: str) -> str:
+    """Return the end of advice about a foreign name: the value of the key, if it is another one."""
+    value = FOREIGN_VALUES.get(option_as_key(name))
+    return f"; its value is {value}" if value else ""
 
 
 def option_as_key(name: str) -> str:

@@ -4,7 +4,7 @@ import copy
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -12,11 +12,13 @@ from typing import Any, NamedTuple, TextIO
 import yaml
 
 from fusetk.config.messages import items
-from fusetk.config.schema import Config
+from fusetk.config.schema import NULL_WORDS, Config
 from fusetk.errors import ConfigError
 from fusetk.files import similar_names
 
 Place = tuple[str | int, ...]  # keys and list indices, from the top of the config
+# For mappings that have one of several keys, the place of the mapping and these keys.
+Alternatives = Mapping[Place, Set[str]]
 STANDARD_INPUT = Path("-")
 DEEPEST = 100  # levels of a config; Python's recursion allows more
 MOST_VALUES = 100_000  # of a config; a value that n aliases repeat counts n + 1 times
@@ -47,16 +49,20 @@ class Document:
         return self.origins.get(place, Origin("", Path()))
 
 
-def load(path: Path | str, overrides: Sequence[str] = ()) -> Document:
+def load(
+    path: Path | str, overrides: Sequence[str] = (), alternatives: Alternatives | None = None
+) -> Document:
     """Read a YAML file and the files that it extends, then apply overrides ``a.b=value``.
 
     The path - is standard input; paths in it start from the current folder. Later values win, key
-    by key. Raises ConfigError for a file that cannot be read or parsed, and for an override without
-    ``=``.
+    by key. A mapping with another ``kind``, or with another of its ``alternatives``, replaces the
+    earlier mapping.
+
+    Raises ConfigError for a file that cannot be read or parsed, and for an override without ``=``.
     """
-    document = _read(Path(os.path.normpath(path)), ())
-    for override in overrides:
-        _override(document, override)
+    document = _read(Path(os.path.normpath(path)), (), alternatives or {})
+    for number, override in enumerate(overrides):
+        _override(document, override, overrides[:number], alternatives or {})
     return document
 
 
@@ -122,7 +128,7 @@ def expand_path(path: str) -> str:
 # Files -------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, extended_by: tuple[Path, ...]) -> Document:
+def _read(path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives) -> Document:
     if path in extended_by:
         chain = " -> ".join(str(file) for file in (*extended_by, path))
         raise ConfigError(f"{path} extends itself: {chain}")
@@ -144,8 +150,9 @@ def _read(path: Path, extended_by: tuple[Path, ...]) -> Document:
         raise ConfigError(f"{path}: extends names a file or a list of files, not {parents!r}")
     merged = Document({}, {})
     for parent in [parents] if isinstance(parents, str) else parents:
-        _merge(merged, _read(_parent_path(path, parent), (*extended_by, path)))
-    _merge(merged, document)
+        extended = _read(_parent_path(path, parent), (*extended_by, path), alternatives)
+        _merge(merged, extended, alternatives)
+    _merge(merged, document, alternatives)
     return merged
 
 
@@ -217,29 +224,54 @@ def _record_origins(
 # Merging -----------------------------------------------------------------------------------------
 
 
-def _merge(base: Document, top: Document) -> None:
+def _merge(base: Document, top: Document, alternatives: Alternatives) -> None:
     """Merge ``top`` into ``base``. If both have a key, the value of ``top`` wins."""
-    _merge_values(base.values, top.values)
+    _merge_values(base.values, top.values, (), alternatives)
     base.origins.update(top.origins)
 
 
-def _merge_values(base: dict[str, Any], top: dict[str, Any]) -> None:
-    """Merge mapping by mapping; a mapping of another ``kind`` replaces the one in ``base``."""
+def _merge_values(
+    base: dict[str, Any], top: dict[str, Any], place: Place, alternatives: Alternatives
+) -> None:
+    """Merge mapping by mapping, except those that replace the one in ``base``."""
     for key, value in top.items():
-        old = base.get(key)
+        old = _long_form(base.get(key))
+        below = (*place, key)
         if (
             isinstance(old, dict)
             and isinstance(value, dict)
-            and value.get("kind", old.get("kind")) == old.get("kind")
+            and not _replaces(value, old, alternatives.get(below, set()))
         ):
-            _merge_values(old, value)
+            base[key] = old
+            _merge_values(old, value, below, alternatives)
         else:
             # A YAML anchor may put one mapping in two places. A copy separates the two.
             base[key] = copy.deepcopy(value)
 
 
-def _override(document: Document, override: str) -> None:
-    """Set one key of the document from ``a.b=value``."""
+def _long_form(value: Any) -> Any:
+    """Return `{kind: average}` for `average`, the short form of a component."""
+    return {"kind": value} if isinstance(value, str) and value not in NULL_WORDS else value
+
+
+def _replaces(new: dict[str, Any], old: dict[str, Any], alternatives: Set[str]) -> bool:
+    """Whether a mapping has another ``kind``, or another alternative, than the one that it changes.
+
+    Its keys then differ, so the two mappings cannot be merged.
+    """
+    if "kind" in new and "kind" in old:
+        return bool(new["kind"] != old["kind"])
+    chosen, before = alternatives & new.keys(), alternatives & old.keys()
+    return bool(chosen and before) and chosen != before
+
+
+def _override(
+    document: Document, override: str, earlier: Sequence[str], alternatives: Alternatives
+) -> None:
+    """Set one key of the document from ``a.b=value``.
+
+    If the key replaces its mapping, only it and the keys of ``earlier`` overrides remain.
+    """
     name, equals, text = override.partition("=")
     if not equals or not name:
         raise ConfigError(f"--set {override}: write it as section.key=value")
@@ -253,23 +285,33 @@ def _override(document: Document, override: str) -> None:
     path: list[str | int] = []
     for part in above:
         key = _key_in(container, part, path, override)
-        if isinstance(container, dict) and not isinstance(container.get(key), dict | list):
-            short = container.get(key)  # `fuse: average` is short for `fuse: {kind: average}`
-            container[key] = {"kind": short} if isinstance(short, str) else {}
-            if not isinstance(short, str):
+        if isinstance(container, dict):
+            container[key] = _long_form(container.get(key))
+            if not isinstance(container[key], dict | list):
+                container[key] = {}
                 document.origins[(*path, key)] = origin
         container = container[key]
         path.append(key)
         if not isinstance(container, dict | list):
             place = ".".join(map(str, path))
             raise ConfigError(f"--set {override}: {place} is {container!r}, which has no {last!r}")
+    others = alternatives.get(tuple(path), set())
+    if isinstance(container, dict) and _replaces({last: value}, container, others):
+        container.clear()
+        _set_origin(document, tuple(path), origin)
+        for number, other in enumerate(earlier):
+            if other.startswith(name.removesuffix(last)):
+                _override(document, other, earlier[:number], alternatives)
     key = _key_in(container, last, path, override)
     container[key] = value
-    changed = (*path, key)
-    below = [known for known in document.origins if known[: len(changed)] == changed]
-    for known in below:
+    _set_origin(document, (*path, key), origin)
+
+
+def _set_origin(document: Document, place: Place, origin: Origin) -> None:
+    """Set the origin of a key and of all keys below it."""
+    for known in [known for known in document.origins if known[: len(place)] == place]:
         del document.origins[known]
-    document.origins[changed] = origin
+    document.origins[place] = origin
 
 
 def _key_in(container: Any, part: str, path: Sequence[str | int], override: str) -> str | int:

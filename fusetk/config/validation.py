@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fusetk.config import messages
-from fusetk.config.foreign_keys import fusetk_key
+from fusetk.config.foreign_keys import foreign_value, fusetk_key
 from fusetk.config.schema import Config, component, nullable
 from fusetk.config.source import Document, Place
 from fusetk.errors import ConfigError, ImportFailed
@@ -218,7 +218,7 @@ def _hint(name: str, classes: Sequence[type[BaseModel]], elsewhere: Sequence[str
     foreign = fusetk_key(key)
     has_other_kind = foreign == re.sub(r"\.\d+\.", ".0.", name)
     if foreign and not has_other_kind:
-        return f"; fusetk calls it {foreign}"
+        return f"; fusetk calls it {foreign}{foreign_value(key)}"
     if elsewhere:
         return f"; did you mean {' or '.join(elsewhere)}?"
     near = difflib.get_close_matches(key, known, 1)

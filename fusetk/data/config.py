@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from fusetk import config
-from fusetk.config import Config, Document, Place
+from fusetk.config import Alternatives, Config, Document, Place
 from fusetk.data.steps import Step
 
 # Keys with paths, as sections and a key.
@@ -19,6 +19,8 @@ PATHS: Sequence[Place] = (
     ("data", "vocabulary", "source"),
     ("data", "vocabulary", "target"),
 )
+# The required keys of ``Every`` and ``Sample``.
+ALTERNATIVES: Alternatives = {("data", "valid"): {"every", "sample"}}
 LISTS = ("train", "valid", "test")  # keys in which only the items of lists are paths
 
 
@@ -224,7 +226,7 @@ def load_document(
     folder of the file that names them, or from the current folder in an override. Raises
     ConfigError for paths that cannot be expanded.
     """
-    document = config.load(path, overrides)
+    document = config.load(path, overrides, ALTERNATIVES)
     _resolve_paths(document, [*PATHS, *more_paths])
     return document
 

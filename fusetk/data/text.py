@@ -190,9 +190,11 @@ def standard_input() -> Iterator[str]:
 def single_spaces(line: str) -> str:
     """Return the line with one ASCII space between words and none at its ends.
 
-    Other white space characters belong to the words.
+    Carriage returns at its end are dropped: they would be lost when the line is written and read
+    again. Other white space characters belong to the words.
     """
-    if "  " in line or line[:1] == " " or line[-1:] == " ":
+    line = line.rstrip(" \r")
+    if "  " in line or line[:1] == " ":
         return " ".join(word for word in line.split(" ") if word)
     return line
 

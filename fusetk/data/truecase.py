@@ -95,7 +95,7 @@ def detruecase(line: str) -> str:
     start = True
     for token in line.split(" "):
         if start:
-            token = token[:1].upper() + token[1:]
+            token = token[:1].title() + token[1:]
         out.append(token)
         if token in SENTENCE_END:
             start = True

@@ -94,13 +94,14 @@ class RecurrentConfig(ModelConfig):
     """Apply layer normalisation to each gate before its sigmoid."""
     linear_bias: bool = True
     """Add a bias to the linear map H of L-GRU and LAU. H(x) = W x has none in Meng and Zhang 2019
-    (Equations 15 and 16) and in the authors' code, but the paper's parameter counts need one."""
+    (Equations 15 and 16) and in the authors' code, but the paper's parameter counts need one. False
+    is an error if all cells that read an input are GRUs, which have no such map."""
     positions: Literal["sinusoidal", "none"] = "sinusoidal"
     """Add sines and cosines, times 1 / sqrt(features), to embeddings."""
     first_target_position: Literal[0, 1] = 1
     """Position of the first target word. The decoder reads this word after BOS. The paper does not
     give the position. With 1, BOS has position 0. With 0, the first word has position 0, as in the
-    authors' code."""
+    authors' code. The key has no effect with `positions: none`."""
     project_context: bool = False
     """Project the result of attention to `width` before the decoder reads it, as the authors' code
     does (there with a bias). The paper's parameter counts imply that its systems do not."""
@@ -141,6 +142,11 @@ class RecurrentConfig(ModelConfig):
             )
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if not self.linear_bias and encoder.cell == self.query.cell == decoder.cell == "gru":
+            raise ValueError(
+                "linear_bias: false has no effect with cell: gru in encoder, query and decoder, "
+                "which has no linear map H: remove linear_bias, or choose another cell"
+            )
         return self
 
 

@@ -132,6 +132,11 @@ def refused(*words: str) -> str:
             "train a.yaml --valid-freq 3",
             "it is a key of the config: use --set training.validation.every_updates=VALUE",
         ),
+        (
+            "train a.yaml --exponential-smoothing 1e-4",
+            "it is a key of the config: use --set training.ema=VALUE; its value is one minus "
+            "Marian's number",
+        ),
         ("train a.yaml --seed 3", "it is a key of the config: use --set training.seed=VALUE"),
         ("train a.yaml --fp16", "it is a key of the config: use --set training.precision=fp16"),
         ("train --config a.yaml", "give the config without an option: fusetk train CONFIG"),

@@ -73,6 +73,15 @@ def test_bpe_learned_applied_removed(tmp_path: Path) -> None:
     assert out(*options, "--threshold", 3, text="hund\n") == "h@@ u@@ n@@ d\n"
 
 
+@pytest.mark.parametrize(
+    ("option", "needed"), [("--threshold", "--vocabulary"), ("--seed", "--dropout")]
+)
+def test_an_option_of_bpe_without_effect_is_an_error(option: str, needed: str) -> None:
+    result = call("apply-bpe", "-c", "codes", option, 1)
+    assert result.exit_code == 2
+    assert f"{option} has no effect without {needed}: give it, too" in result.stderr
+
+
 def test_a_filter_that_fails_changes_no_file(tmp_path: Path) -> None:
     (tmp_path / "in.de").write_text("a\nb\nc\n")
     (tmp_path / "in.en").write_text("a\nb\n")

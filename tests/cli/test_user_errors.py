@@ -168,7 +168,8 @@ def test_the_advice_about_another_toolkits_option_can_be_followed(
         assert advice.split()[1] in own
     elif advice.startswith("it is a key of the config: use --set "):
         assert "--set" in own
-        key, _, value = advice.rpartition(" ")[2].partition("=")
+        setting = advice.partition(";")[0].rpartition(" ")[2]
+        key, _, value = setting.partition("=")
         try:
             load(toy, [f"{key}={'[]' if value == 'VALUE' else value}"])
         except ConfigError as error:

@@ -563,3 +563,16 @@ def test_ids_are_those_of_the_counted_words(folder: Path) -> None:
     corpus = Corpus.open(folder / "out", "train")
     assert len(corpus) == 2
     assert UNK not in np.concatenate([corpus.source[i] for i in range(2)])
+
+
+def test_words_of_carriage_returns_at_the_end_of_a_line_are_dropped(folder: Path) -> None:
+    (folder / "train.de").write_bytes(b"a \r \r \nb\r c\n\r \n")
+    (folder / "train.en").write_bytes(b"1\n2\n3\n")
+    settings: dict[str, Any] = {"steps": [], "bpe": None}
+    assert prepare(config(folder, **settings)).splits["train"]["dropped"] == {"empty": 1}
+    pipeline = Pipeline.load(folder / "out" / "text")
+    words = [pipeline.words("source", line) for line in ("a \r \r ", "b\r c")]
+    assert words == ["a", "b\r c"]
+    assert [ids.tolist() for ids in Corpus.open(folder / "out", "train").source] == [
+        [*pipeline.source_vocab.encode(line.split(" ")), EOS] for line in words
+    ]

@@ -232,12 +232,26 @@ def test_initial_weights_are_those_of_the_paper(biases: bool) -> None:
         ({"encoder": {"cell": "t-gru"}}, "gru"),
         ({"decoder": {"fuse": {"kind": "tree", "leaves": 8}}}, "leaves"),
         ({"encoder": {"connect": "dense"}}, "connect"),
+        (
+            {
+                "linear_bias": False,
+                **{part: {"cell": "gru"} for part in ("encoder", "query", "decoder")},
+            },
+            "linear_bias: false has no effect with cell: gru",
+        ),
     ],
     ids=str,
 )
 def test_options_that_do_not_fit_are_refused(options, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         make(**options)
+
+
+@pytest.mark.parametrize("cell", ["l-gru", "lau"])
+def test_a_single_linear_map_can_be_without_bias(cell: str) -> None:
+    gru = {"cell": "gru"}
+    model = make(linear_bias=False, encoder=gru, query=gru, decoder={"cell": cell})
+    assert "decoder.cells.0.linear_bias" not in dict(model.named_parameters())
 
 
 def test_heads_must_divide_the_width_that_is_attended_to() -> None:
