@@ -13,7 +13,6 @@ from fusetk.config import ComponentConfig, Config, component, field_docs, source
 from fusetk.data.config import ALTERNATIVES, BPEConfig, DataConfig, load_document
 from fusetk.errors import ConfigError, ImportFailed
 from fusetk.recipe import load
-from fusetk.training.schedule import SCHEDULES
 
 
 class MeanConfig(ComponentConfig):
@@ -149,40 +148,10 @@ def test_overrides_win_and_reach_into_lists(tmp_path: Path) -> None:
     ) == (1, 5, 9, 0.001)
 
 
-@pytest.mark.parametrize(
-    ("values", "overrides", "changed"),
-    [
-        ("fuse: {kind: a, hops: 2}", ["fuse.kind=b"], {"fuse": {"kind": "b"}}),
-        ("fuse: {kind: a, hops: 2}", ["fuse.kind=a"], {"fuse": {"kind": "a", "hops": 2}}),
-        ("fuse: {hops: 2}", ["fuse.kind=b"], {"fuse": {"kind": "b", "hops": 2}}),
-        (
-            "fuse: {kind: a, hops: 2}",
-            ["fuse.width=3", "fuse.kind=b", "fuse.kind=c"],
-            {"fuse": {"kind": "c", "width": 3}},
-        ),
-        (
-            "model: {kind: a, fuse: {kind: d, hops: 2}}",
-            ["model.fuse.width=3", "model.kind=b"],
-            {"model": {"kind": "b", "fuse": {"width": 3}}},
-        ),
-        ("data: {valid: {every: 9}}", ["data.valid.sample=8"], {"data": {"valid": {"sample": 8}}}),
-    ],
-)
-def test_an_override_of_a_kind_drops_the_options_of_the_file(
-    tmp_path: Path, values: str, overrides: list[str], changed: dict[str, object]
-) -> None:
-    (tmp_path / "a.yaml").write_text(values)
-    assert load_document(tmp_path / "a.yaml", overrides).values == changed
-
-
-def test_a_key_that_another_kind_requires_names_the_override(tmp_path: Path) -> None:
-    class Keys(Config):
-        schedule: Annotated[ComponentConfig, component(SCHEDULES, "a schedule")]
-
-    (tmp_path / "a.yaml").write_text("schedule: {kind: constant, rate: 1}\n")
-    override = "schedule.kind=inverse-sqrt"
-    with pytest.raises(ConfigError, match=r"schedule\.\w+: must be given  \[--set schedule\.kind="):
-        config.parse(config.load(tmp_path / "a.yaml", [override]), Keys)
+def test_an_override_replaces_its_alternative(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("data: {valid: {every: 9}}")
+    loaded = load_document(tmp_path / "a.yaml", ["data.valid.seed=3", "data.valid.sample=8"])
+    assert loaded.values == {"data": {"valid": {"sample": 8, "seed": 3}}}
 
 
 def test_what_is_dumped_is_loaded_again(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def load(
     Raises ConfigError for a file that cannot be read or parsed, and for an override without ``=``.
     """
     document = _read(Path(os.path.normpath(path)), (), alternatives or {})
-    for number, override in enumerate(overrides):
-        _override(document, override, overrides[:number], alternatives or {})
+    for override in overrides:
+        _override(document, override, alternatives or {})
     return document
 
 
@@ -265,13 +265,8 @@ def _replaces(new: dict[str, Any], old: dict[str, Any], alternatives: Set[str]) 
     return bool(chosen and before) and chosen != before
 
 
-def _override(
-    document: Document, override: str, earlier: Sequence[str], alternatives: Alternatives
-) -> None:
-    """Set one key of the document from ``a.b=value``.
-
-    If the key replaces its mapping, only it and the keys of ``earlier`` overrides remain.
-    """
+def _override(document: Document, override: str, alternatives: Alternatives) -> None:
+    """Set one key of the document from ``a.b=value``. It replaces its alternatives."""
     name, equals, text = override.partition("=")
     if not equals or not name:
         raise ConfigError(f"--set {override}: write it as section.key=value")
@@ -295,23 +290,16 @@ def _override(
         if not isinstance(container, dict | list):
             place = ".".join(map(str, path))
             raise ConfigError(f"--set {override}: {place} is {container!r}, which has no {last!r}")
-    others = alternatives.get(tuple(path), set())
-    if isinstance(container, dict) and _replaces({last: value}, container, others):
-        container.clear()
-        _set_origin(document, tuple(path), origin)
-        for number, other in enumerate(earlier):
-            if other.startswith(name.removesuffix(last)):
-                _override(document, other, earlier[:number], alternatives)
     key = _key_in(container, last, path, override)
+    others = alternatives.get(tuple(path), set())
+    for other in others - {key} if key in others else ():
+        container.pop(other, None)
     container[key] = value
-    _set_origin(document, (*path, key), origin)
-
-
-def _set_origin(document: Document, place: Place, origin: Origin) -> None:
-    """Set the origin of a key and of all keys below it."""
-    for known in [known for known in document.origins if known[: len(place)] == place]:
+    changed = (*path, key)
+    below = [known for known in document.origins if known[: len(changed)] == changed]
+    for known in below:
         del document.origins[known]
-    document.origins[place] = origin
+    document.origins[changed] = origin
 
 
 def _key_in(container: Any, part: str, path: Sequence[str | int], override: str) -> str | int:
