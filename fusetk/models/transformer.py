@@ -92,7 +92,8 @@ class BlockConfig(ModelConfig):
     heads share them (Ainslie et al. 2023), so that the caches of the decoder are smaller. By
     default, as many as `heads`."""
     max_positions: int = Field(1024, ge=1)
-    """Length of the longest sentence with learned positions, in tokens with EOS."""
+    """Length of the longest sentence with `positions: learned`, in tokens with EOS. The key has no
+    effect with other positions."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on the output of each sub-layer, before the residual sum."""
     embedding_dropout: float | None = Field(None, ge=0, lt=1)
