@@ -1,6 +1,7 @@
 """The queue of the evidence: what it trains next, and how it stops."""
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from fusetk import config as configs
 from fusetk.errors import ConfigError
+from fusetk.files import lock
 from fusetk.recipe import load
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -297,3 +299,47 @@ def test_a_signal_stops_the_trainings_and_the_queue(tmp_path: Path, begun: bool)
     assert queue.run() == run_queue.INTERRUPTED
     thread.join()
     assert not queue.done and not queue.running and not queue.failed
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a signal of Linux")
+def test_the_trainings_of_a_killed_queue_stop_and_hold_its_lock(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "from pathlib import Path\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "def stop(*_):\n"
+        "    while not (folder / 'end').exists():\n"
+        "        time.sleep(0.01)\n"
+        "    (folder / 'saved').touch()\n"
+        "    sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "(folder / 'ready').touch()\n"
+        "time.sleep(60)"
+    )
+    queue = FakeQueue(tmp_path, code, jobs=1)
+    file = tmp_path / "lock"
+    child = os.fork()
+    if not child:
+        try:
+            with open(file, "a") as locked:
+                lock(locked)
+                queue.locks = [locked.fileno()]
+                queue.run()
+        finally:
+            os._exit(1)
+
+    def wait_for(name: str) -> None:
+        end = time.monotonic() + 30
+        while not (tmp_path / name).exists():
+            assert time.monotonic() < end, name
+            time.sleep(0.01)
+
+    wait_for("ready")
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with open(file, "a") as locked:
+        assert not lock(locked)
+    (tmp_path / "end").touch()
+    wait_for("saved")
+    with open(file, "a") as locked:
+        assert lock(locked, wait=True)

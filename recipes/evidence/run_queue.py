@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from fusetk import config as configs
 from fusetk.config import Config
 from fusetk.errors import ConfigError, FusetkError
+from fusetk.experiment.launch import ends_with_parent
 from fusetk.files import lock, locked
 from fusetk.recipe import load
 from fusetk.reporting.result_files import RunResult, read_results
@@ -284,6 +285,8 @@ def _flat(values: Any, prefix: str = "") -> Values:
 class Queue:
     """Runs the jobs of a plan, several at a time, until none is left or a signal arrives."""
 
+    locks: Sequence[int] = ()  # open files that the jobs hold until they end
+
     def __init__(self, plan: PlanConfig, options: argparse.Namespace):
         self.plan = plan
         self.options = options
@@ -335,13 +338,18 @@ class Queue:
             self.running[job].terminate()
 
     def start_process(self, job: Job, command: list[str]) -> None:
-        """Start a process of a job. Its output goes to the log of the job."""
+        """Start a process of a job. Its output goes to the log of the job.
+
+        If the queue is killed, the process gets SIGTERM, so that a training saves its state.
+        """
         with open(self.log(job), "ab") as file:
             self.running[job] = subprocess.Popen(
                 command,
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
+                pass_fds=self.locks,
+                preexec_fn=ends_with_parent(),
                 env={**os.environ, "OMP_NUM_THREADS": str(self.options.threads)},
             )
 
@@ -441,7 +449,11 @@ def main() -> int:
         return 0
     with open(options.out / ".queue.lock", "a") as file:
         if not lock(file):
-            raise ConfigError(f"another queue works in {options.out}: wait until it ends")
+            raise ConfigError(
+                f"another queue or a training of a killed one works in {options.out}: "
+                "wait until it ends"
+            )
+        queue.locks = [file.fileno()]
         return queue.run()
 
 
