@@ -42,6 +42,11 @@ def result(system: str, loss: float, seed: int = 1, **values: Any) -> Any:
         config={"rate": 2, "dropout": 0.2, "other": [1, {"x": 2}]} | values,
         valid_curve={"loss": [9.0, loss, None, 10.0]},
         training=SimpleNamespace(update_seconds=1800.0, on_gpu=False),
+        scores=[
+            SimpleNamespace(set_name="test", checkpoint=checkpoint, metric=metric)
+            for checkpoint in ("best", "average-5")
+            for metric in run_queue.METRICS
+        ],
     )
 
 
@@ -102,6 +107,7 @@ TRIAL = {"trial": {"epochs": 1, "keys": ["rate"]}}
 def trial(system: str, loss: float, rate: int) -> Any:
     done = result(system, loss, rate=rate, **{run_queue.EPOCHS: 1})
     done.valid_curve = {"loss": [loss]}
+    done.scores = []
     return done
 
 
@@ -173,6 +179,17 @@ def test_claims_name_systems_and_new_seeds() -> None:
 
 def test_results_of_other_systems_and_values_do_not_count() -> None:
     assert names(result("z", 1.0), result("a", 1.0, dropout=0.7)) == names()
+
+
+@pytest.mark.parametrize("lacking", [slice(0, 3), slice(3, 6), slice(1, 2), slice(4, 5)])
+def test_a_training_without_all_scores_is_not_done(lacking: slice) -> None:
+    unscored = result("a", 3.0)
+    del unscored.scores[lacking]
+    assert names(unscored, FIRST[1])[:3] == ["a1 own", "a1 rate=1", "a1 rate=4"]
+    assert left(unscored, FIRST[1]) == left(*FIRST) + 1
+    of_validation = SimpleNamespace(set_name="valid", checkpoint="best", metric="bleu")
+    unscored.scores = [*FIRST[0].scores, of_validation]
+    assert names(unscored, FIRST[1]) == names(*FIRST)
 
 
 def test_a_plan_names_its_tunings() -> None:

@@ -22,9 +22,11 @@ from fusetk import config as configs
 from fusetk.config import Config
 from fusetk.errors import ConfigError, FusetkError
 from fusetk.experiment.launch import ends_with_parent
+from fusetk.experiment.scoring import averaged
 from fusetk.files import lock, locked
 from fusetk.recipe import load
 from fusetk.reporting.result_files import RunResult, read_results
+from fusetk.reporting.runs import VALID
 
 METRICS = ("multi-bleu", "sacrebleu", "chrf")
 INTERRUPTED = 75  # exit status of a training that saved its state after a signal
@@ -121,11 +123,12 @@ class Job(NamedTuple):
 
 
 class Results:
-    """The validation losses and the hours of each training that is done."""
+    """The validation losses and the hours of each training, and which ones have all scores."""
 
     def __init__(self, plan: PlanConfig, results: Sequence[RunResult]):
         self.plan = plan
         self.losses: dict[tuple[Any, ...], list[float]] = {}  # after each epoch
+        self.scored: set[tuple[Any, ...]] = set()
         self.hours: list[float] = []  # of trainings on a device of the same kind as here
         for result in results:
             if not any(result.system in wave for wave in plan.waves):
@@ -134,7 +137,10 @@ class Results:
             values = {key: config.get(key) for key in plan.steps(result.system)}
             losses = [loss for loss in result.valid_curve["loss"] if loss is not None]
             epochs = config.get(EPOCHS)
-            self.losses[_key(result.system, result.seed, values, epochs)] = losses
+            key = _key(result.system, result.seed, values, epochs)
+            self.losses[key] = losses
+            if has_all_scores(result):
+                self.scored.add(key)
             if epochs is None and result.training.on_gpu == torch.cuda.is_available():
                 seconds = result.training.update_seconds
                 self.hours.append((seconds or 0) / 3600)
@@ -154,9 +160,25 @@ class Results:
         return None if trial is None else min(trial)
 
     def has(self, job: Job, own: Values) -> bool:
-        """Return whether a training is done; ``own`` has the values of its recipe."""
+        """Return whether a training is done; ``own`` has the values of its recipe.
+
+        A trial needs only its losses. A complete training also needs all scores.
+        """
         values = own | dict(job.changes)
+        if job.epochs is None:
+            return _key(job.system, job.seed, values, None) in self.scored
         return self.loss(job.system, job.seed, values, job.epochs) is not None
+
+
+def has_all_scores(result: RunResult) -> bool:
+    """Whether a result has each metric of the best checkpoint and of a mean of checkpoints."""
+    metrics: dict[tuple[str, str], set[str]] = {}  # by test set and checkpoint
+    for score in result.scores:
+        if score.set_name != VALID:
+            metrics.setdefault((score.set_name, score.checkpoint), set()).add(score.metric)
+    checkpoints = [checkpoint for _, checkpoint in metrics]
+    complete = all(metrics_of.issuperset(METRICS) for metrics_of in metrics.values())
+    return complete and "best" in checkpoints and any(map(averaged, checkpoints))
 
 
 def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iterator[list[Job]]:
