@@ -192,6 +192,14 @@ def test_a_training_without_all_scores_is_not_done(lacking: slice) -> None:
     assert names(unscored, FIRST[1]) == names(*FIRST)
 
 
+def test_settings_have_the_shortest_unique_ends_of_the_keys() -> None:
+    layers = {"model.encoder.layers": [2, 4], "model.decoder.layers": [2, 4]}
+    tuning = {"usual": {"training.peak": [1, 2], "model.epochs": [1], **layers}}
+    options = [("training.peak", 2), ("model.encoder.layers", 4), (run_queue.EPOCHS, 3)]
+    assert plan(tuning=tuning).setting(options) == "peak=2,encoder.layers=4,end.epochs=3"
+    assert plan(tuning=tuning).setting([]) == "own"
+
+
 def test_a_plan_names_its_tunings() -> None:
     with pytest.raises(ValueError, match="b: the plan has no tuning more"):
         plan(waves=[{"b": "more"}])
@@ -204,6 +212,8 @@ def test_the_plans_have_all_recipes_and_begin_with_their_values(task: str) -> No
     own = run_queue.own_values(content, RECIPES / "evidence" / task)
     for system, values in own.items():
         assert values == {key: choices[0] for key, choices in content.steps(system).items()}
+        for key in [*values, run_queue.EPOCHS]:
+            assert content.setting([(key, 1)]) == f"{key.rpartition('.')[2]}=1"
     recipes = {path.stem for path in (RECIPES / "evidence" / task).glob("*.yaml")}
     assert set(own) == recipes - {"base", "joint"}
     papers = {name: load(RECIPES / "evidence" / task / f"{name}.yaml").paper for name in own}

@@ -25,6 +25,7 @@ from fusetk.experiment.launch import ends_with_parent
 from fusetk.experiment.scoring import averaged
 from fusetk.files import lock, locked
 from fusetk.recipe import load
+from fusetk.reporting.deviations import short_keys
 from fusetk.reporting.result_files import RunResult, read_results
 from fusetk.reporting.runs import VALID
 
@@ -75,6 +76,15 @@ class PlanConfig(Config):
         """Return the tuned keys of a system with their values, keys with trials first."""
         return sorted(self.steps(system).items(), key=lambda step: self.epochs(step[0]) is None)
 
+    def setting(self, options: Sequence[tuple[str, Any]]) -> str:
+        """Return the name of values of tuned keys, for folders.
+
+        The keys are shortened as far as they are unique in the plan.
+        """
+        keys = {key for values in self.tuning.values() for key in values} | {EPOCHS}
+        names = short_keys(sorted(keys))
+        return ",".join(f"{names[key]}={value}" for key, value in options) or "own"
+
     def seeds_of(self, system: str) -> list[int]:
         """Return all seeds of a system."""
         claimed = any(system in pair for pair in self.claims)
@@ -105,17 +115,13 @@ class Job(NamedTuple):
     system: str
     seed: int
     changes: tuple[tuple[str, Any], ...]  # tuned keys whose values differ from the recipe
-    epochs: int | None = None  # the end of a trial
+    epochs: int | None  # the end of a trial
+    setting: str = ""  # name of the values, for folders
 
     @property
     def options(self) -> list[tuple[str, Any]]:
         """Return all keys and values that differ from the recipe."""
         return [*self.changes, *([(EPOCHS, self.epochs)] if self.epochs else [])]
-
-    @property
-    def setting(self) -> str:
-        """Name of the values, for folders."""
-        return ",".join(f"{key.rpartition('.')[2]}={v}" for key, v in self.options) or "own"
 
     @property
     def name(self) -> str:
@@ -196,7 +202,8 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
 
     def job(seed: int, values: Values, epochs: int | None = None) -> Job:
         changes = tuple((key, value) for key, value in values.items() if value != own[key])
-        return Job(system, seed, changes, epochs)
+        unnamed = Job(system, seed, changes, epochs)
+        return unnamed._replace(setting=plan.setting(unnamed.options))
 
     yield [job(first, best)]
     tried = False
