@@ -244,6 +244,7 @@ class FakeQueue(run_queue.Queue):
         self.save_code = ""
         self.unsaved = ""
         self.done: list[Any] = []
+        self.times_read = 0
 
     def command(self, job: run_queue.Job) -> list[str]:
         return [sys.executable, "-c", self.code, f"{job.system}{job.seed}"]
@@ -254,6 +255,7 @@ class FakeQueue(run_queue.Queue):
         return [sys.executable, "-c", self.save_code, f"{job.system}{job.seed}"]
 
     def results(self) -> run_queue.Results:
+        self.times_read += 1
         return run_queue.Results(self.plan, self.done)
 
 
@@ -271,6 +273,13 @@ def test_a_queue_ends_when_nothing_is_left(tmp_path: Path) -> None:
     assert queue.run() == 0
     assert sorted(f"{r.system}{r.seed}" for r in queue.done) == ["a1", "a2", "b1", "b2", "c1", "c2"]
     assert (tmp_path / "own" / "a.seed1.log").read_text() == "trained\n"
+
+
+def test_results_are_read_only_when_a_process_has_ended(tmp_path: Path) -> None:
+    queue = FakeQueue(tmp_path, "import time; time.sleep(0.3)", jobs=10)
+    assert queue.run() == 0
+    ended = 2 * len(queue.done)  # a training, and the save of its result
+    assert queue.times_read <= 1 + ended + len(queue.done)  # a saved result is also checked
 
 
 def test_a_failed_training_does_not_stop_the_others(tmp_path: Path, capsys: Any) -> None:

@@ -337,9 +337,11 @@ class Queue:
         """Return the exit status: 0, 1 if a training failed, 75 after a signal."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: self.stop())
+        if not self.stopped:
+            self.start()
         while True:
-            self.collect()
-            if not self.stopped:
+            # Only an ended process changes what can start. All results are read then.
+            if self.collect() and not self.stopped:
                 self.start()
             if not self.running:
                 break
@@ -393,12 +395,17 @@ class Queue:
         words += [f"--set={key}={value}" for key, value in job.options]
         return [str(word) for word in words]
 
-    def collect(self) -> None:
-        """Save the result of each training that ended, and check each result that was saved."""
+    def collect(self) -> bool:
+        """Save the result of each training that ended, and check each result that was saved.
+
+        Return whether a process ended.
+        """
+        ended = False
         for job, process in list(self.running.items()):
             status = process.poll()
             if status is None:
                 continue
+            ended = True
             del self.running[job]
             if job in self.saving:
                 self.saving.remove(job)
@@ -411,6 +418,7 @@ class Queue:
                 self.stop()
             else:
                 self.fail(job, f"failed with status {status}")
+        return ended
 
     def check_result(self, job: Job, status: int) -> None:
         """Check the result of a job; ``status`` is that of the process that saved it.
