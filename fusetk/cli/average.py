@@ -18,7 +18,8 @@ from fusetk.cli.parameters import FilePath
     "--last",
     type=click.IntRange(1),
     metavar="N",
-    help="Average the last N checkpoints. It is an error if training deleted one of them.",
+    help="Average the last N checkpoints, without that of an interruption. It is an error if "
+    "training deleted one of them.",
 )
 @click.option(
     "--best",
