@@ -1,6 +1,7 @@
 """The queue of the evidence: what it trains next, and how it stops."""
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from fusetk import config as configs
 from fusetk.errors import ConfigError
+from fusetk.files import lock
 from fusetk.recipe import load
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -40,6 +42,11 @@ def result(system: str, loss: float, seed: int = 1, **values: Any) -> Any:
         config={"rate": 2, "dropout": 0.2, "other": [1, {"x": 2}]} | values,
         valid_curve={"loss": [9.0, loss, None, 10.0]},
         training=SimpleNamespace(update_seconds=1800.0, on_gpu=False),
+        scores=[
+            SimpleNamespace(set_name="test", checkpoint=checkpoint, metric=metric)
+            for checkpoint in ("best", "average-5")
+            for metric in run_queue.METRICS
+        ],
     )
 
 
@@ -100,6 +107,7 @@ TRIAL = {"trial": {"epochs": 1, "keys": ["rate"]}}
 def trial(system: str, loss: float, rate: int) -> Any:
     done = result(system, loss, rate=rate, **{run_queue.EPOCHS: 1})
     done.valid_curve = {"loss": [loss]}
+    done.scores = []
     return done
 
 
@@ -173,6 +181,25 @@ def test_results_of_other_systems_and_values_do_not_count() -> None:
     assert names(result("z", 1.0), result("a", 1.0, dropout=0.7)) == names()
 
 
+@pytest.mark.parametrize("lacking", [slice(0, 3), slice(3, 6), slice(1, 2), slice(4, 5)])
+def test_a_training_without_all_scores_is_not_done(lacking: slice) -> None:
+    unscored = result("a", 3.0)
+    del unscored.scores[lacking]
+    assert names(unscored, FIRST[1])[:3] == ["a1 own", "a1 rate=1", "a1 rate=4"]
+    assert left(unscored, FIRST[1]) == left(*FIRST) + 1
+    of_validation = SimpleNamespace(set_name="valid", checkpoint="best", metric="bleu")
+    unscored.scores = [*FIRST[0].scores, of_validation]
+    assert names(unscored, FIRST[1]) == names(*FIRST)
+
+
+def test_settings_have_the_shortest_unique_ends_of_the_keys() -> None:
+    layers = {"model.encoder.layers": [2, 4], "model.decoder.layers": [2, 4]}
+    tuning = {"usual": {"training.peak": [1, 2], "model.epochs": [1], **layers}}
+    options = [("training.peak", 2), ("model.encoder.layers", 4), (run_queue.EPOCHS, 3)]
+    assert plan(tuning=tuning).setting(options) == "peak=2,encoder.layers=4,end.epochs=3"
+    assert plan(tuning=tuning).setting([]) == "own"
+
+
 def test_a_plan_names_its_tunings() -> None:
     with pytest.raises(ValueError, match="b: the plan has no tuning more"):
         plan(waves=[{"b": "more"}])
@@ -185,6 +212,8 @@ def test_the_plans_have_all_recipes_and_begin_with_their_values(task: str) -> No
     own = run_queue.own_values(content, RECIPES / "evidence" / task)
     for system, values in own.items():
         assert values == {key: choices[0] for key, choices in content.steps(system).items()}
+        for key in [*values, run_queue.EPOCHS]:
+            assert content.setting([(key, 1)]) == f"{key.rpartition('.')[2]}=1"
     recipes = {path.stem for path in (RECIPES / "evidence" / task).glob("*.yaml")}
     assert set(own) == recipes - {"base", "joint"}
     papers = {name: load(RECIPES / "evidence" / task / f"{name}.yaml").paper for name in own}
@@ -215,6 +244,7 @@ class FakeQueue(run_queue.Queue):
         self.save_code = ""
         self.unsaved = ""
         self.done: list[Any] = []
+        self.times_read = 0
 
     def command(self, job: run_queue.Job) -> list[str]:
         return [sys.executable, "-c", self.code, f"{job.system}{job.seed}"]
@@ -225,6 +255,7 @@ class FakeQueue(run_queue.Queue):
         return [sys.executable, "-c", self.save_code, f"{job.system}{job.seed}"]
 
     def results(self) -> run_queue.Results:
+        self.times_read += 1
         return run_queue.Results(self.plan, self.done)
 
 
@@ -242,6 +273,13 @@ def test_a_queue_ends_when_nothing_is_left(tmp_path: Path) -> None:
     assert queue.run() == 0
     assert sorted(f"{r.system}{r.seed}" for r in queue.done) == ["a1", "a2", "b1", "b2", "c1", "c2"]
     assert (tmp_path / "own" / "a.seed1.log").read_text() == "trained\n"
+
+
+def test_results_are_read_only_when_a_process_has_ended(tmp_path: Path) -> None:
+    queue = FakeQueue(tmp_path, "import time; time.sleep(0.3)", jobs=10)
+    assert queue.run() == 0
+    ended = 2 * len(queue.done)  # a training, and the save of its result
+    assert queue.times_read <= 1 + ended + len(queue.done)  # a saved result is also checked
 
 
 def test_a_failed_training_does_not_stop_the_others(tmp_path: Path, capsys: Any) -> None:
@@ -297,3 +335,47 @@ def test_a_signal_stops_the_trainings_and_the_queue(tmp_path: Path, begun: bool)
     assert queue.run() == run_queue.INTERRUPTED
     thread.join()
     assert not queue.done and not queue.running and not queue.failed
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a signal of Linux")
+def test_the_trainings_of_a_killed_queue_stop_and_hold_its_lock(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "from pathlib import Path\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "def stop(*_):\n"
+        "    while not (folder / 'end').exists():\n"
+        "        time.sleep(0.01)\n"
+        "    (folder / 'saved').touch()\n"
+        "    sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "(folder / 'ready').touch()\n"
+        "time.sleep(60)"
+    )
+    queue = FakeQueue(tmp_path, code, jobs=1)
+    file = tmp_path / "lock"
+    child = os.fork()
+    if not child:
+        try:
+            with open(file, "a") as locked:
+                lock(locked)
+                queue.locks = [locked.fileno()]
+                queue.run()
+        finally:
+            os._exit(1)
+
+    def wait_for(name: str) -> None:
+        end = time.monotonic() + 30
+        while not (tmp_path / name).exists():
+            assert time.monotonic() < end, name
+            time.sleep(0.01)
+
+    wait_for("ready")
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with open(file, "a") as locked:
+        assert not lock(locked)
+    (tmp_path / "end").touch()
+    wait_for("saved")
+    with open(file, "a") as locked:
+        assert lock(locked, wait=True)

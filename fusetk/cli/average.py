@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from fusetk.cli.common_options import inform
+from fusetk.cli.parameters import FilePath
 
 
 @click.command(
@@ -12,12 +13,13 @@ from fusetk.cli.common_options import inform
     epilog="Example: fusetk average runs/demo --last 5, "
     "then fusetk decode -m runs/demo/checkpoints/average",
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=FilePath(path_type=Path))
 @click.option(
     "--last",
     type=click.IntRange(1),
     metavar="N",
-    help="Average the last N checkpoints. It is an error if training deleted one of them.",
+    help="Average the last N checkpoints, without that of an interruption. It is an error if "
+    "training deleted one of them.",
 )
 @click.option(
     "--best",

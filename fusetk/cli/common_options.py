@@ -1,5 +1,6 @@
 """Options of every command, -q and --debug, and completion of file names in a shell."""
 
+import os
 import re
 import sys
 import traceback
@@ -8,6 +9,8 @@ from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
+
+from fusetk.cli.parameters import Parsed
 
 QUIET, DEBUG, INPUT = "fusetk.quiet", "fusetk.debug", "fusetk.input"  # keys of Context.meta
 
@@ -39,7 +42,7 @@ def with_common_options(command: click.Command) -> click.Command:
     if "--debug" not in names:
         _append(command, debug_option)
     for parameter in command.params:
-        _complete(parameter, command)
+        _complete_and_expand(parameter, command)
     return command
 
 
@@ -112,8 +115,11 @@ def _quiet_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def _complete(parameter: click.Parameter, command: click.Command) -> None:
-    """Let a shell complete the names of files and devices where the type is plain text."""
+def _complete_and_expand(parameter: click.Parameter, command: click.Command) -> None:
+    """Let a shell complete the names of files and devices where the type is plain text.
+
+    The home folder ~ of a file's name is expanded, as ``FilePath`` does.
+    """
     if not isinstance(parameter.type, click.types.StringParamType):
         return
     names = re.findall("[A-Z]+", parameter.make_metavar(click.Context(command)))
@@ -121,6 +127,7 @@ def _complete(parameter: click.Parameter, command: click.Command) -> None:
         parameter._custom_shell_complete = _devices
     elif set(names) & set(FILES):
         parameter._custom_shell_complete = _files
+        parameter.type = Parsed("text", os.path.expanduser)
 
 
 def _files(

@@ -7,6 +7,7 @@ import click
 from fusetk import DEVICE
 from fusetk.cli.compare_output import print_comparison
 from fusetk.cli.options import device_option, threads_option, tokenized_option
+from fusetk.cli.parameters import FilePath
 from fusetk.evaluation.compare import SENTENCE_METRICS
 from fusetk.reporting.comparison import check_metric, compare, read_inputs, write_comparison
 
@@ -16,8 +17,8 @@ from fusetk.reporting.comparison import check_metric, compare, read_inputs, writ
     epilog="Example: fusetk compare runs/transformer runs/coordinated -i raw/test.de "
     "-r raw/test.en --top 20",
 )
-@click.argument("first", metavar="RUN", type=click.Path(path_type=Path))
-@click.argument("second", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("first", metavar="RUN", type=FilePath(path_type=Path))
+@click.argument("second", metavar="RUN", type=FilePath(path_type=Path))
 @click.option(
     "-i",
     "--input",
@@ -44,7 +45,7 @@ from fusetk.reporting.comparison import check_metric, compare, read_inputs, writ
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FilePath(path_type=Path),
     metavar="FILE.json",
     help="Also write the result as JSON.",
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fusetk.cli.common_options import inform
+from fusetk.cli.parameters import FilePath
 from fusetk.errors import ConfigError, join_names
 
 if TYPE_CHECKING:
@@ -20,14 +21,14 @@ EXAMPLE = "Example: fusetk dataset iwslt14-de-en --raw work/iwslt14_deen/raw"
 @click.option(
     "--raw",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FilePath(file_okay=False, path_type=Path),
     help="Folder for the raw text, which `fusetk run --raw` reads. Without it, the command lists "
     "the files and texts of the data set.",
 )
 @click.option(
     "--files",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FilePath(file_okay=False, path_type=Path),
     help="Existing folder of the archives, or of their unpacked files. Missing archives are "
     "downloaded into it. Default: DIR/archives, in the folder of --raw.",
 )

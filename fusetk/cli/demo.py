@@ -7,6 +7,7 @@ import click
 
 from fusetk.cli.common_options import DEBUG, QUIET, inform
 from fusetk.cli.options import set_option
+from fusetk.cli.parameters import FilePath
 
 
 @click.command("demo", epilog="Example: fusetk demo --out demo && fusetk demo --out demo --plain")
@@ -14,7 +15,7 @@ from fusetk.cli.options import set_option
     "--out",
     default="fusetk-demo",
     show_default=True,
-    type=click.Path(path_type=Path),
+    type=FilePath(path_type=Path),
     metavar="DIR",
     help="Folder of all output.",
 )
@@ -38,7 +39,7 @@ def command(out: Path, plain: bool, overrides: tuple[str, ...]) -> None:
     from fusetk.demo.steps import Demo
     from fusetk.demo.terminal import show
 
-    files = DemoFiles(out.expanduser(), PLAIN if plain else FUSING)
+    files = DemoFiles(out, PLAIN if plain else FUSING)
     demo = Demo(files, overrides, _call, inform)
     demo.run()
     write_page(files)

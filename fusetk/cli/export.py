@@ -7,6 +7,7 @@ import click
 
 from fusetk.cli.common_options import inform
 from fusetk.cli.options import raw_option
+from fusetk.cli.parameters import FilePath
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float16", "int8_float32")
 EXAMPLE = "Example: fusetk export runs/my --to ctranslate2 -o my.ct2 --quantization int8"
@@ -27,7 +28,7 @@ class ExportFormat(click.Choice[str]):
 
 
 @click.command("export", epilog=EXAMPLE)
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run", metavar="RUN", type=FilePath(path_type=Path))
 @click.option(
     "--to",
     "form",
@@ -41,7 +42,7 @@ class ExportFormat(click.Choice[str]):
     "--output",
     metavar="DIR",
     required=True,
-    type=click.Path(path_type=Path),
+    type=FilePath(path_type=Path),
     help="New folder for the model.",
 )
 @click.option(

@@ -6,7 +6,7 @@ import click
 
 from fusetk import DEVICE
 from fusetk.cli.common_options import keep_quiet
-from fusetk.cli.parameters import Decorator
+from fusetk.cli.parameters import Decorator, FilePath
 
 
 def processors() -> int:
@@ -35,7 +35,7 @@ def at_most_processors(
 
 SET_HELP = "Change a key of the config, for example training.seed=3. Repeatable; the last one wins."
 
-config_argument: Decorator = click.argument("config", type=click.Path(dir_okay=False))
+config_argument: Decorator = click.argument("config", type=FilePath(dir_okay=False))
 set_option: Decorator = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP
 )

@@ -1,6 +1,7 @@
 """Types of option values, and groups of options."""
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -31,6 +32,18 @@ class Parsed(click.ParamType):
             return self.parse(value)
         except ValueError as error:
             self.fail(str(error), parameter, context)
+
+
+class FilePath(click.Path):
+    """Names of files and folders. A shell does not expand the ~ of --run=~/x; this type does."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        parameter: click.Parameter | None,
+        context: click.Context | None,
+    ) -> Any:
+        return super().convert(os.path.expanduser(value), parameter, context)
 
 
 class FiniteRange(click.FloatRange):

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from fusetk.cli.options import device_option, tokenized_option
-from fusetk.cli.parameters import Decorator, Parsed, all_of
+from fusetk.cli.parameters import Decorator, FilePath, Parsed, all_of
 from fusetk.cli.picture_options import size_option, style_option
 from fusetk.plotting.choices import WHATS, parse_head, parse_step
 from fusetk.plotting.panel import COLORS
@@ -17,7 +17,7 @@ OPTIONS: tuple[Decorator, ...] = (
         "-m",
         "--model",
         required=True,
-        type=click.Path(path_type=Path),
+        type=FilePath(path_type=Path),
         metavar="RUN",
         help="A run folder (its best checkpoint is used) or a checkpoint.",
     ),
@@ -121,7 +121,7 @@ OPTIONS: tuple[Decorator, ...] = (
         "-o",
         "--output",
         required=True,
-        type=click.Path(path_type=Path),
+        type=FilePath(path_type=Path),
         metavar="FILE",
         help="Output file: a picture (.png, .pdf, .svg), an interactive page (.html), or the"
         " numbers (.npz, .json).",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from fusetk.cli.parameters import FilePath
 from fusetk.cli.picture_options import check_picture, size_option, style_option
 from fusetk.errors import DataError
 from fusetk.plotting.curves import DEFAULT, KINDS, TITLES, curves, plot, read_curve_records
@@ -16,12 +17,12 @@ from fusetk.plotting.style import STYLES, Size
     epilog="Example: fusetk plot-curves runs/base runs/deep --what loss,bleu --smooth 5"
     " -o curves.png",
 )
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FilePath(path_type=Path))
 @click.option(
     "-o",
     "--output",
     required=True,
-    type=click.Path(path_type=Path),
+    type=FilePath(path_type=Path),
     metavar="FILE",
     help="Output file: a picture (.png, .pdf, .svg) or the numbers (.npz, .json).",
 )

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import click
 
-from fusetk.cli.parameters import Decorator, all_of
+from fusetk.cli.parameters import Decorator, FilePath, all_of
 
 OPTIONS: tuple[Decorator, ...] = (
     click.argument(
-        "recipes", metavar="RECIPE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+        "recipes", metavar="RECIPE...", nargs=-1, required=True, type=FilePath(path_type=Path)
     ),
     click.option(
         "--runs",
         "folders",
         metavar="DIR",
         multiple=True,
-        type=click.Path(path_type=Path),
+        type=FilePath(path_type=Path),
         help="A run folder, or a folder to search for run folders; repeatable.",
     ),
     click.option(
@@ -53,14 +53,14 @@ OPTIONS: tuple[Decorator, ...] = (
         "--html",
         "page",
         metavar="FILE.html",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FilePath(path_type=Path, dir_okay=False),
         help="With a folder of results: write one page with the table, the curves, the layer"
         " weights and the translations that differ, instead of a table.",
     ),
     click.option(
         "--save",
         metavar="DIR",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=FilePath(path_type=Path, file_okay=False),
         help="Write a result file for each scored run into this folder, instead of a table.",
     ),
 )

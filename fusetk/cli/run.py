@@ -58,7 +58,6 @@ def command(
     """
     if raw is None:
         raise ConfigError("give the folder of the raw text by --raw")
-    raw = raw.expanduser()
     settings = [*overrides, *([] if seed is None else [f"training.seed={seed}"])]
     _check(config, settings, devices, slurm, smoke, sbatch, until)
     start = time.monotonic()

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from fusetk.cli.options import config_argument, device_option, set_option, threads_option
-from fusetk.cli.parameters import Decorator, all_of
+from fusetk.cli.parameters import Decorator, FilePath, all_of
 
 SECTIONS = {
     "Text and output": ["raw", "dataset", "any_data", "out", "overrides", "seed", "jobs"],
@@ -18,7 +18,7 @@ OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--raw",
         metavar="DIR",
-        type=click.Path(path_type=Path),
+        type=FilePath(path_type=Path),
         help="Folder of the raw text. It replaces the folders of all paths in `data`: for "
         "raw/train, it has train.de and train.en, plain or .gz. Different texts must have "
         "different file names.",
@@ -37,7 +37,7 @@ OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--out",
         metavar="DIR",
-        type=click.Path(file_okay=False, path_type=Path),
+        type=FilePath(file_okay=False, path_type=Path),
         help="Folder of all output. Default: work/PAPER_TASK for a row of a paper in a folder "
         "PAPER/TASK, and work/NAME for another config.",
     ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fusetk.cli.parameters import Decorator, Parsed
+from fusetk.cli.parameters import Decorator, FilePath, Parsed
 from fusetk.evaluation.length import BOUNDS
 
 
@@ -62,7 +62,7 @@ length_options: tuple[Decorator, ...] = (
     click.option(
         "-o",
         "--output",
-        type=click.Path(path_type=Path),
+        type=FilePath(path_type=Path),
         metavar="PICTURE",
         help="With --by-length: also draw the table, as .png, .pdf or .svg.",
     ),

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from fusetk import runs
-from fusetk.cli.parameters import Decorator
+from fusetk.cli.parameters import Decorator, FilePath
 from fusetk.errors import CheckpointError
 from fusetk.reporting import score_log
 
@@ -56,7 +56,7 @@ record_options: tuple[Decorator, ...] = (
     click.option(
         "--run",
         metavar="RUN",
-        type=click.Path(path_type=Path),
+        type=FilePath(path_type=Path),
         help="Record the scores in scores.json of this run folder, or of the run folder of this "
         "checkpoint. `fusetk report` reads them.",
     ),

@@ -1,5 +1,6 @@
 """Options of ``fusetk score`` for tables of several systems, and for significance tests."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def parse_system(text: str) -> tuple[str, str]:
     name, _, file = text.partition("=")
     if not (name and file):
         raise ValueError(f"{text!r} is not NAME=FILE, a name and a file of translations")
-    return name, file
+    return name, os.path.expanduser(file)
 
 
 system_options: tuple[Decorator, ...] = (

@@ -5,14 +5,14 @@ from pathlib import Path
 import click
 
 from fusetk.cli.common_options import inform
-from fusetk.cli.parameters import FiniteRange
+from fusetk.cli.parameters import FilePath, FiniteRange
 from fusetk.data.text import Pair, readable
 from fusetk.errors import DataError
 
 
 @click.command("filter")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("source", type=FilePath(path_type=Path))
+@click.argument("target", type=FilePath(path_type=Path))
 @click.option(
     "-o",
     "--output",

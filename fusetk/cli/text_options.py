@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import click
 
 from fusetk.cli.common_options import input_argument, input_or_argument
-from fusetk.cli.parameters import Decorator, all_of
+from fusetk.cli.parameters import Decorator, FilePath, all_of
 from fusetk.cli.text_streams import Watch, change_lines
 
 Change = Callable[[str], str]
@@ -20,7 +20,7 @@ def flag(*names: str, help: str) -> Decorator:
 
 def path_option(*names: str, **settings: Any) -> Decorator:
     """Return an option that is a path."""
-    return click.option(*names, type=click.Path(path_type=Path), **settings)
+    return click.option(*names, type=FilePath(path_type=Path), **settings)
 
 
 def count_option(*names: str, **settings: Any) -> Decorator:

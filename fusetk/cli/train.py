@@ -12,6 +12,7 @@ from fusetk.cli.options import (
     set_option,
     threads_option,
 )
+from fusetk.cli.parameters import FilePath
 from fusetk.cli.recipes import load_recipe
 from fusetk.errors import ConfigError
 
@@ -24,7 +25,7 @@ from fusetk.errors import ConfigError
 @click.option(
     "-r",
     "--run",
-    type=click.Path(file_okay=False),
+    type=FilePath(file_okay=False),
     help="Run folder; runs/<name of the config> by default.",
 )
 @set_option
@@ -79,7 +80,7 @@ def command(
     if threads:
         torch.set_num_threads(threads)
     default = Path("runs") / Path(config).stem
-    folder = Path(os.path.expanduser(run)) if run else default  # a shell does not expand --run=~/x
+    folder = Path(run) if run else default
     if run_prep:
         check_before_prep(resolved, folder)
         prep.run(resolved.data, threads or 1, force=False)

@@ -74,7 +74,7 @@ def call(
         env={**os.environ, **(environment or {})},
         start_new_session=True,
         pass_fds=locks,
-        preexec_fn=_ends_with_parent(),
+        preexec_fn=ends_with_parent(),
     )
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     handlers = {
@@ -94,7 +94,7 @@ def call(
         raise StepFailed(words, code)
 
 
-def _ends_with_parent() -> Callable[[], object] | None:
+def ends_with_parent() -> Callable[[], object] | None:
     """Return the function by which a child process gets SIGTERM when its parent is killed.
 
     Return None on systems other than Linux.

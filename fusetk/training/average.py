@@ -8,6 +8,7 @@ from pathlib import Path
 from fusetk.errors import CheckpointError
 from fusetk.runs import MODEL, checkpoint_name, checkpoints, read_state_if_valid
 from fusetk.training import checkpoint
+from fusetk.training.checkpoints import regular_checkpoints
 from fusetk.training.progress import Progress
 from fusetk.training.validation_config import rank
 from fusetk.weights import read_state, read_tensors
@@ -46,11 +47,14 @@ def choose(
         existing = ", ".join(path.name for path in folders) or "no checkpoint"
         kind = "requested" if best or updates else "requested last"
         with_metric = f" with {metric}" if best else ""
-        has_gap = not best and not updates and len(folders) >= count
-        gap = "; training deleted others between them" if has_gap else ""
+        regular = regular_checkpoints(folders)
+        has_gap = not best and not updates and len(regular) >= count
+        note = "; training deleted others between them" if has_gap else ""
+        if not best and not updates and len(regular) < len(folders):
+            note += "; a checkpoint of an interruption does not count"
         raise CheckpointError(
             f"{run} has only {len(chosen)} of the {count} {kind} checkpoints{with_metric} "
-            f"(it has {existing}{gap}): request fewer, or train with larger training.keep_last "
+            f"(it has {existing}{note}): request fewer, or train with larger training.keep_last "
             "and training.keep_best"
         )
     return sorted(chosen)
@@ -60,16 +64,20 @@ def last_checkpoints(run: Path) -> list[Path]:
     """Return the last checkpoints of a run without a gap, oldest first.
 
     An older checkpoint that training kept because it is among the best is not one of them, if a
-    checkpoint after it was deleted.
+    checkpoint after it was deleted. A checkpoint that was written because of an interruption is not
+    one of them.
     """
     folders = checkpoints(run)
     try:
-        progress = Progress.from_state(read_state_if_valid(folders[-1])["progress"])
+        state = read_state_if_valid(folders[-1])
+        progress = Progress.from_state(state["progress"])
     except (IndexError, KeyError, TypeError, ValueError):
         return folders
     existing = {path.name: path for path in folders}
-    earlier = [checkpoint_name(update) for update in progress.saved if update < progress.update]
-    last = takewhile(existing.__contains__, [folders[-1].name, *reversed(earlier)])
+    names = [checkpoint_name(update) for update in progress.saved if update < progress.update]
+    if not state.get("interrupted"):
+        names.append(folders[-1].name)
+    last = takewhile(existing.__contains__, reversed(names))
     return [existing[name] for name in last][::-1]
 
 

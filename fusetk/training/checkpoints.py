@@ -122,7 +122,7 @@ class Checkpoints:
     def _prune(self, progress: Progress, folder: Path) -> None:
         """Delete the checkpoints that are neither among the last nor among the best.
 
-        ``folder`` is the current checkpoint, which is kept. Only checkpoints before ``folder``
+        ``folder`` is the current checkpoint, which is kept. Only checkpoints up to ``folder``
         count among the last. A checkpoint that was written because of an interruption does not
         count, so that averages do not include it. A checkpoint with later updates does not count
         either; it exists if the run was restarted from an earlier one.
@@ -138,12 +138,8 @@ class Checkpoints:
         names = [path.name for path in folders]
         # A run may resume from a copy with another name, which is newer than all others.
         current = names.index(folder.name) if folder.name in names else len(names)
-        last = [*self._regular(folders[:current]), folder][-self.config.keep_last :]
-        checkpoint.prune(self.run, [*last, *best])
-
-    def _regular(self, folders: Sequence[Path]) -> list[Path]:
-        """Return the checkpoints that were not written because of an interruption."""
-        return [path for path in folders if not read_state_if_valid(path).get("interrupted")]
+        last = regular_checkpoints([*folders[:current], folder])[-self.config.keep_last :]
+        checkpoint.prune(self.run, [*last, folder, *best])
 
     # Load
 
@@ -170,4 +166,12 @@ class Checkpoints:
         best = folder.with_name(checkpoint_name(progress.best_update))
         if best.exists():
             checkpoint.link(self.run, "best", best)
+        # A process may have been killed before it linked its first checkpoint.
+        if not (self.run / CHECKPOINTS / "last").exists():
+            checkpoint.link(self.run, "last", folder)
         self._prune(progress, folder)  # a killed process may have left surplus checkpoints
+
+
+def regular_checkpoints(folders: Sequence[Path]) -> list[Path]:
+    """Return the checkpoints that were not written because of an interruption."""
+    return [path for path in folders if not read_state_if_valid(path).get("interrupted")]

@@ -141,12 +141,13 @@ class TrainingConfig(Config):
     save_every: int | None = Field(None, ge=1)
     """Number of updates between checkpoints, in addition to the checkpoints at validations."""
     keep_last: int = Field(5, ge=1)
-    """Number of latest checkpoints to keep."""
+    """Number of latest checkpoints to keep. A checkpoint that was written because of an
+    interruption is kept in addition, until the next one is written."""
     keep_best: int = Field(1, ge=1)
     """Number of best checkpoints to keep, by the validation metric."""
     log_every: int = Field(100, ge=1)
     """Number of updates between log lines. There are further lines after 1, 2, 4, 8, ... updates,
-    up to this number, and before each validation."""
+    up to this number, and before each validation and each checkpoint."""
     max_skipped: int = Field(5, ge=1)
     """Number of consecutive skipped updates after which training stops with an error. An update is
     skipped if its gradient is not finite."""

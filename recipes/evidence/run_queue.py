@@ -21,9 +21,13 @@ from pydantic import Field, model_validator
 from fusetk import config as configs
 from fusetk.config import Config
 from fusetk.errors import ConfigError, FusetkError
+from fusetk.experiment.launch import ends_with_parent
+from fusetk.experiment.scoring import averaged
 from fusetk.files import lock, locked
 from fusetk.recipe import load
+from fusetk.reporting.deviations import short_keys
 from fusetk.reporting.result_files import RunResult, read_results
+from fusetk.reporting.runs import VALID
 
 METRICS = ("multi-bleu", "sacrebleu", "chrf")
 INTERRUPTED = 75  # exit status of a training that saved its state after a signal
@@ -72,6 +76,15 @@ class PlanConfig(Config):
         """Return the tuned keys of a system with their values, keys with trials first."""
         return sorted(self.steps(system).items(), key=lambda step: self.epochs(step[0]) is None)
 
+    def setting(self, options: Sequence[tuple[str, Any]]) -> str:
+        """Return the name of values of tuned keys, for folders.
+
+        The keys are shortened as far as they are unique in the plan.
+        """
+        keys = {key for values in self.tuning.values() for key in values} | {EPOCHS}
+        names = short_keys(sorted(keys))
+        return ",".join(f"{names[key]}={value}" for key, value in options) or "own"
+
     def seeds_of(self, system: str) -> list[int]:
         """Return all seeds of a system."""
         claimed = any(system in pair for pair in self.claims)
@@ -102,7 +115,8 @@ class Job(NamedTuple):
     system: str
     seed: int
     changes: tuple[tuple[str, Any], ...]  # tuned keys whose values differ from the recipe
-    epochs: int | None = None  # the end of a trial
+    epochs: int | None  # the end of a trial
+    setting: str = ""  # name of the values, for folders
 
     @property
     def options(self) -> list[tuple[str, Any]]:
@@ -110,21 +124,17 @@ class Job(NamedTuple):
         return [*self.changes, *([(EPOCHS, self.epochs)] if self.epochs else [])]
 
     @property
-    def setting(self) -> str:
-        """Name of the values, for folders."""
-        return ",".join(f"{key.rpartition('.')[2]}={v}" for key, v in self.options) or "own"
-
-    @property
     def name(self) -> str:
         return f"{self.system}.seed{self.seed} ({self.setting})"
 
 
 class Results:
-    """The validation losses and the hours of each training that is done."""
+    """The validation losses and the hours of each training, and which ones have all scores."""
 
     def __init__(self, plan: PlanConfig, results: Sequence[RunResult]):
         self.plan = plan
         self.losses: dict[tuple[Any, ...], list[float]] = {}  # after each epoch
+        self.scored: set[tuple[Any, ...]] = set()
         self.hours: list[float] = []  # of trainings on a device of the same kind as here
         for result in results:
             if not any(result.system in wave for wave in plan.waves):
@@ -133,7 +143,10 @@ class Results:
             values = {key: config.get(key) for key in plan.steps(result.system)}
             losses = [loss for loss in result.valid_curve["loss"] if loss is not None]
             epochs = config.get(EPOCHS)
-            self.losses[_key(result.system, result.seed, values, epochs)] = losses
+            key = _key(result.system, result.seed, values, epochs)
+            self.losses[key] = losses
+            if has_all_scores(result):
+                self.scored.add(key)
             if epochs is None and result.training.on_gpu == torch.cuda.is_available():
                 seconds = result.training.update_seconds
                 self.hours.append((seconds or 0) / 3600)
@@ -153,9 +166,25 @@ class Results:
         return None if trial is None else min(trial)
 
     def has(self, job: Job, own: Values) -> bool:
-        """Return whether a training is done; ``own`` has the values of its recipe."""
+        """Return whether a training is done; ``own`` has the values of its recipe.
+
+        A trial needs only its losses. A complete training also needs all scores.
+        """
         values = own | dict(job.changes)
+        if job.epochs is None:
+            return _key(job.system, job.seed, values, None) in self.scored
         return self.loss(job.system, job.seed, values, job.epochs) is not None
+
+
+def has_all_scores(result: RunResult) -> bool:
+    """Whether a result has each metric of the best checkpoint and of a mean of checkpoints."""
+    metrics: dict[tuple[str, str], set[str]] = {}  # by test set and checkpoint
+    for score in result.scores:
+        if score.set_name != VALID:
+            metrics.setdefault((score.set_name, score.checkpoint), set()).add(score.metric)
+    checkpoints = [checkpoint for _, checkpoint in metrics]
+    complete = all(metrics_of.issuperset(METRICS) for metrics_of in metrics.values())
+    return complete and "best" in checkpoints and any(map(averaged, checkpoints))
 
 
 def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iterator[list[Job]]:
@@ -173,7 +202,8 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
 
     def job(seed: int, values: Values, epochs: int | None = None) -> Job:
         changes = tuple((key, value) for key, value in values.items() if value != own[key])
-        return Job(system, seed, changes, epochs)
+        unnamed = Job(system, seed, changes, epochs)
+        return unnamed._replace(setting=plan.setting(unnamed.options))
 
     yield [job(first, best)]
     tried = False
@@ -284,6 +314,8 @@ def _flat(values: Any, prefix: str = "") -> Values:
 class Queue:
     """Runs the jobs of a plan, several at a time, until none is left or a signal arrives."""
 
+    locks: Sequence[int] = ()  # open files that the jobs hold until they end
+
     def __init__(self, plan: PlanConfig, options: argparse.Namespace):
         self.plan = plan
         self.options = options
@@ -305,9 +337,11 @@ class Queue:
         """Return the exit status: 0, 1 if a training failed, 75 after a signal."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: self.stop())
+        if not self.stopped:
+            self.start()
         while True:
-            self.collect()
-            if not self.stopped:
+            # Only an ended process changes what can start. All results are read then.
+            if self.collect() and not self.stopped:
                 self.start()
             if not self.running:
                 break
@@ -335,13 +369,18 @@ class Queue:
             self.running[job].terminate()
 
     def start_process(self, job: Job, command: list[str]) -> None:
-        """Start a process of a job. Its output goes to the log of the job."""
+        """Start a process of a job. Its output goes to the log of the job.
+
+        If the queue is killed, the process gets SIGTERM, so that a training saves its state.
+        """
         with open(self.log(job), "ab") as file:
             self.running[job] = subprocess.Popen(
                 command,
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
+                pass_fds=self.locks,
+                preexec_fn=ends_with_parent(),
                 env={**os.environ, "OMP_NUM_THREADS": str(self.options.threads)},
             )
 
@@ -356,12 +395,17 @@ class Queue:
         words += [f"--set={key}={value}" for key, value in job.options]
         return [str(word) for word in words]
 
-    def collect(self) -> None:
-        """Save the result of each training that ended, and check each result that was saved."""
+    def collect(self) -> bool:
+        """Save the result of each training that ended, and check each result that was saved.
+
+        Return whether a process ended.
+        """
+        ended = False
         for job, process in list(self.running.items()):
             status = process.poll()
             if status is None:
                 continue
+            ended = True
             del self.running[job]
             if job in self.saving:
                 self.saving.remove(job)
@@ -374,6 +418,7 @@ class Queue:
                 self.stop()
             else:
                 self.fail(job, f"failed with status {status}")
+        return ended
 
     def check_result(self, job: Job, status: int) -> None:
         """Check the result of a job; ``status`` is that of the process that saved it.
@@ -441,7 +486,11 @@ def main() -> int:
         return 0
     with open(options.out / ".queue.lock", "a") as file:
         if not lock(file):
-            raise ConfigError(f"another queue works in {options.out}: wait until it ends")
+            raise ConfigError(
+                f"another queue or a training of a killed one works in {options.out}: "
+                "wait until it ends"
+            )
+        queue.locks = [file.fileno()]
         return queue.run()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import click
@@ -9,8 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from fusetk.cli import foreign
+from fusetk.cli.common_options import FILES
 from fusetk.cli.foreign import NEEDLESS, OPTIONS
 from fusetk.cli.main import COMMANDS, main
+from fusetk.cli.score_system_options import parse_system
 from fusetk.config import FOREIGN_KEYS
 from fusetk.errors import ConfigError
 from fusetk.recipe import load
@@ -230,6 +233,39 @@ def test_the_home_folder_in_a_run_option(
     for words in (["--run=~/x"], ["-r", "./~"], []):
         assert CliRunner().invoke(main, ["train", str(toy), *words]).exit_code == 0
     assert folders == [tmp_path / "x", Path("~"), Path("runs/toy")]
+
+
+def test_the_home_folder_in_every_option_and_argument_for_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options: list[str] = []
+    for command in commands().values():
+        context = click.Context(command)
+        for parameter in command.params:
+            words = re.findall("[A-Z]+", parameter.make_metavar(context))
+            is_text = parameter.type.name == "text"
+            if isinstance(parameter.type, click.Path) or (is_text and set(words) & set(FILES)):
+                value = parameter.type.convert("~/x", parameter, context)
+                assert str(value) == str(tmp_path / "x"), (command.name, parameter.opts)
+                options += parameter.opts
+    assert {"--out", "--raw", "--run", "--runs", "--save", "--output", "--model"} <= set(options)
+    assert parse_system("a=~/x") == ("a", str(tmp_path / "x"))
+
+
+def test_the_output_folder_of_run_in_the_home_folder(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folders: list[Path | None] = []
+
+    def places(config: Path, recipe: object, out: Path | None) -> None:
+        folders.append(out)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("fusetk.experiment.places.places", places)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    CliRunner().invoke(main, ["run", str(toy), "--raw=~/raw", "--out=~/x"])
+    assert folders == [tmp_path / "x"]
 
 
 @pytest.mark.parametrize("name", ["train", "decode", "rescore", "compare"])

@@ -567,6 +567,39 @@ def test_a_resume_does_not_write_its_checkpoint_again(
     assert files(tmp_path / "a", 8) == files(tmp_path / "b", 8)
 
 
+def test_the_metrics_of_a_killed_run_have_all_tokens(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last report is after update 4, and the checkpoint after update 5."""
+    update = Trainer._update
+    recipe = load(toy, ["training.save_every=5"])
+
+    def fails_after_five(self: Trainer, *arguments: Any) -> None:
+        if self.progress.update == 5:
+            raise MemoryError
+        update(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_update", fails_after_five)
+        with pytest.raises(MemoryError):
+            train_module.train(recipe, tmp_path / "a", "cpu", quiet=True)
+    train_module.train(recipe, tmp_path / "a", "cpu", quiet=True)
+    train_module.train(recipe, tmp_path / "b", "cpu", quiet=True)
+    sums = [sum(line["tokens"] for line in lines(tmp_path / run, "train")) for run in "ab"]
+    assert sums[0] == sums[1]
+
+
+def test_a_run_that_was_killed_before_its_first_links_gets_them(toy: Path, tmp_path: Path) -> None:
+    """Training has ended, so the resumed run writes no checkpoint."""
+    recipe = load(toy, ["training.stages.0.end.updates=1"])
+    train_module.train(recipe, tmp_path, "cpu", quiet=True)
+    links = [tmp_path / "checkpoints" / name for name in ("best", "last")]
+    for link in links:
+        link.unlink()
+    train_module.train(recipe, tmp_path, "cpu", quiet=True)
+    assert [str(link.readlink()) for link in links] == 2 * [runs.checkpoint_name(1)]
+
+
 def test_a_validation_is_repeated_after_a_signal(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

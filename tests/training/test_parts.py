@@ -154,6 +154,26 @@ def test_the_last_and_the_best_checkpoints_are_kept(toy: Path, tmp_path: Path) -
         choose(tmp_path, last=3)  # 2 is the best one, and 3 was deleted
 
 
+def test_a_checkpoint_of_an_interruption_is_kept_besides_the_last_ones(
+    toy: Path, tmp_path: Path
+) -> None:
+    config = load(toy, ["training.keep_last=2"]).training
+    model: Any = torch.nn.Linear(2, 2)
+    saved = Checkpoints(tmp_path, config, model, None, "fingerprint", ALONE)
+    progress = Progress()
+    for update in (1, 2, 3, 4):
+        progress.update = update
+        saved.save(progress, None, interrupted=update == 4)
+        saved.repair(saved.path(update), progress)  # as a resumed training does
+    assert runs.checkpoints(tmp_path) == [saved.path(update) for update in (2, 3, 4)]
+    assert choose(tmp_path, last=2) == [saved.path(2), saved.path(3)]
+    with pytest.raises(CheckpointError, match=r"only 2 .*; a checkpoint of an interruption does"):
+        choose(tmp_path, last=3)
+    progress.update = 5
+    saved.save(progress, None)
+    assert runs.checkpoints(tmp_path) == [saved.path(3), saved.path(5)]
+
+
 def test_a_validation_without_a_number_is_not_among_the_best(toy: Path, tmp_path: Path) -> None:
     config = load(toy, ["training.keep_last=1", "training.keep_best=2"]).training
     model: Any = torch.nn.Linear(2, 2)
