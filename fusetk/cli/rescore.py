@@ -56,8 +56,7 @@ def command(**options: Any) -> None:
     inputs = checked_inputs(RescoreInputs(*files))
     check_options(inputs, options)
     if options["output"] != "-":
-        paths = [Path(name) for name in inputs.names if name != "-"]
-        readable(paths, Path(options["output"]))
+        readable(map(Path, inputs.names), Path(options["output"]))
     if "-" in inputs.names:
         standard_input()
     if options["threads"]:

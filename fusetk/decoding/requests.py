@@ -47,9 +47,10 @@ class DecodeInputs(NamedTuple):
         return [path for path in (self.prefixes, self.constraints) if path is not None]
 
     @property
-    def regular_files(self) -> list[Path]:
-        """The files that can be read more than once."""
-        return [Path(path) for path in (self.source, *self.side_files) if not _is_stream(path)]
+    def files_to_check(self) -> list[Path]:
+        """Standard input, and the files that can be read more than once."""
+        paths = (self.source, *self.side_files)
+        return [Path(path) for path in paths if path == "-" or not _is_stream(path)]
 
 
 def line_range(inputs: DecodeInputs) -> tuple[int, int | None]:

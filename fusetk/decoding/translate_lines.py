@@ -57,7 +57,7 @@ def input_range(
     """
     if target != "-":
         dictionaries = [Path(dictionary)] if dictionary else []
-        readable([*inputs.regular_files, *dictionaries], Path(target))
+        readable([*inputs.files_to_check, *dictionaries], Path(target))
     start, end = line_range(inputs)
     point = find_resume_point(target, output_format, start) if resume else None
     return InputRange(start, end, point)

@@ -79,6 +79,25 @@ def test_standard_input_is_closed(words, place, toy, capsys, monkeypatch):
     assert sys.stdin is None
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "decode -m RUN -o OUT",
+        "decode -m RUN -i TEXT --prefix - -o OUT",
+        "rescore -m RUN -o OUT",
+        "rescore -m RUN TEXT - -o OUT",
+        "text tokenize -o OUT",
+        "text learn-bpe -o OUT",
+    ],
+)
+def test_standard_input_is_the_output(words, place, toy, capsys, monkeypatch):
+    (place / "OUT").touch()
+    with open(place / "OUT") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        code, said = run(words, place, toy, capsys)
+    assert code == 2 and said.endswith("OUT is both read and written; write to another file\n")
+
+
 @pytest.mark.parametrize("words", WRITES)
 def test_standard_output_is_closed(words, place, toy, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
