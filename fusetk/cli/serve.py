@@ -54,7 +54,9 @@ def command(
     /health has the number of waiting sentences.
 
     Requests that arrive together are translated in one batch. Standard output gets the URL of the
-    service, standard error a line for each request (not with -q). Ctrl-C ends the service.
+    service, standard error a line for each request (not with -q). Ctrl-C ends the service: requests
+    that are not answered within a second are cancelled. A search also ends when all clients that
+    wait for it have disconnected.
     """
     if queue < max_sentences:
         raise ConfigError(
