@@ -284,13 +284,16 @@ server.serve(make_service([("POST", "/", answer)], batcher), listener, access_lo
 """
 
 
-def test_a_signal_ends_the_service_during_a_search() -> None:
+@pytest.mark.parametrize("stalls", [False, True])
+def test_a_signal_ends_the_service_during_a_request(stalls: bool) -> None:
+    """The client waits for a search, or it stalls within its request."""
     pytest.importorskip("uvicorn")
     service = Forks([], code=SEARCHING_SERVICE)
     service.wait_for("is the port")
     port = int(service.output().split()[0])
     with socket.create_connection(("127.0.0.1", port)) as client:
         body = b'{"text": "a"}'
+        body = body[: 5 if stalls else None]
         client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 13\r\n\r\n" + body)
         time.sleep(0.3)
         begin = time.monotonic()
@@ -360,6 +363,16 @@ def test_the_request_of_a_client_that_disconnected_is_cancelled(
     with pytest.raises(ClientDisconnect):
         asyncio.run(service.result_of(Request(), future))  # type: ignore[arg-type]
     assert future.cancelled()
+
+
+def test_a_client_that_stalls(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusetk.serving import http as service
+
+    monkeypatch.setattr(service, "BODY_SECONDS", 0.01)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        answer = b"".join(iter(lambda: client.recv(1000), b""))  # until the service disconnects
+    assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive within 0.01 s" in answer
 
 
 def test_a_client_that_leaves(port: int) -> None:
