@@ -22,6 +22,7 @@ from fusetk.evaluation.rescore import IdPair, Rescorer, ScoredTarget, ScoreRule
 Encode = Callable[[str, str], list[int]]  # side, line
 
 BAR = "|||"
+FEATURE = re.compile(r"(?:^|\s)\S+=\s+[-+.0-9]")  # a name and the start of its number
 
 
 class RescoreInputs(NamedTuple):
@@ -134,7 +135,7 @@ def _read_n_best(
     source = _SourceLines(source_name, source_lines, encode, rescorer)
     for number, entry in enumerate(entries, 1):
         with _located(name, number):
-            fields = entry.split(BAR)
+            fields = _n_best_fields(entry)
             match = re.fullmatch(r"\s*([0-9]{1,12})\s*", fields[0])
             if len(fields) < 3 or not match:
                 raise DataError(f"{entry[:40]!r} is not `ID ||| text ||| features ||| score`")
@@ -148,6 +149,23 @@ def _read_n_best(
             if f"{feature}=" in fields[2].split():
                 raise _feature_exists(feature)
         yield RescoreRow(fields, [pair])
+
+
+def _n_best_fields(entry: str) -> list[str]:
+    """Return the fields of a line of an n-best list, with the features as the third field.
+
+    A text may contain bars: the features are the first field after it that has a `Name= value`, or
+    a blank third field. Raises DataError if there are no such features.
+    """
+    fields = entry.split(BAR)
+    for i in range(2, len(fields)):
+        if FEATURE.search(fields[i]):
+            return [fields[0], BAR.join(fields[1:i]), *fields[i:]]
+    if len(fields) > 2 and fields[2].strip():
+        raise DataError(
+            f"{entry[:40]!r} has no field with features, such as `LogProb= -1.5`, after the text"
+        )
+    return fields
 
 
 class _SourceLines:
