@@ -12,6 +12,7 @@ from fusetk.cli.rescore_checks import check_options, checked_inputs
 from fusetk.cli.rescore_options import rescore_options
 from fusetk.data.text import readable
 from fusetk.decoding.output_file import open_output
+from fusetk.decoding.requests import files_to_check
 from fusetk.display import Display
 
 EXAMPLES = (
@@ -56,7 +57,7 @@ def command(**options: Any) -> None:
     inputs = checked_inputs(RescoreInputs(*files))
     check_options(inputs, options)
     if options["output"] != "-":
-        readable(map(Path, inputs.names), Path(options["output"]))
+        readable(files_to_check(inputs.names), Path(options["output"]))
     if "-" in inputs.names:
         standard_input()
     if options["threads"]:

@@ -13,7 +13,7 @@ from fusetk.data.vocab import EOS, SPECIAL
 from fusetk.decoding.requests import (
     Ready,
     count_file_lines,
-    open_lines,
+    open_texts,
     parallel_lines,
 )
 from fusetk.errors import DataError, join_names
@@ -63,10 +63,7 @@ def read_rows(
     ``feature`` is the name of the new score in n-best lists and JSON objects. The iterator raises
     DataError, with the line number, for a line that cannot be scored.
     """
-    opened = [open_lines(name) for name in inputs.names]
-    texts = [lines for lines, _ in opened]
-    ready_of_file = {name: ready for name, (_, ready) in zip(inputs.names, opened, strict=True)}
-    ready = ready_of_file.get("-", lambda: True)
+    texts, ready = open_texts(inputs.names)
     names = [display_name(name) for name in inputs.names]
     encode = partial(rescorer.translator.encode, tokenized=tokenized)
     if inputs.json_lines is not None:
