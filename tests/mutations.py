@@ -857,6 +857,14 @@ MUTATIONS = [
         "bounded",
     ),
     Mutation(
+        "the service searches for clients that have disconnected",
+        "serving/batching.py",
+        "if all(job.result.cancelled() for job in jobs):",
+        "if False:",
+        ("test_serving.py",),
+        "ends_when_all",
+    ),
+    Mutation(
         "the service truncates sentences that are too long",
         "serving/app.py",
         "results.append([] if length <= most else too_long)",

@@ -18,10 +18,12 @@ from click.testing import CliRunner
 
 from fusetk import system
 from fusetk.cli.main import main
+from fusetk.decoding.threads import raise_if_cancelled
 from fusetk.decoding.translate import Translation
 from fusetk.recipe import load
 from fusetk.serving.batching import Batcher, Closed, QueueFull
 from fusetk.train import train
+from tests.helpers.forks import Forks
 from tests.helpers.services import ask, running
 
 LINES = ["eins zwei", "drei", "", "vier fünf sechs sieben", "unbekannt"]
@@ -103,6 +105,46 @@ def test_closing_cancels_what_waits() -> None:
     gate.open.set()
     closing.join(10)
     assert running.result(0) and not closing.is_alive()
+
+
+def search(lines: Sequence[str], options: RequestOptions) -> list[str]:
+    """Compute for a minute, or until the computation is cancelled."""
+    for _ in range(6000):
+        raise_if_cancelled()
+        time.sleep(0.01)
+    return list(lines)
+
+
+def batch_of_two() -> tuple[Batcher, list[Future]]:
+    """Return a batcher that searches for two requests together."""
+    batcher = Batcher(search, batch=2, queue=3, window=10.0)
+    futures = [batcher.submit([line], RequestOptions()) for line in "ab"]
+    while batcher.waiting:
+        time.sleep(0.001)
+    return batcher, futures
+
+
+def test_a_batch_ends_when_all_its_requests_are_cancelled() -> None:
+    batcher, futures = batch_of_two()
+    assert futures[0].cancel() and not batcher._cancelled.wait(0.05)
+    assert futures[1].cancel() and batcher._cancelled.wait(0)
+    last = batcher.submit(["c", "d"], RequestOptions())
+    end = time.monotonic() + 10
+    while batcher.waiting and time.monotonic() < end:
+        time.sleep(0.001)
+    assert not batcher.waiting and not last.done()  # the thread computes the next batch
+    last.cancel()
+    batcher.close()
+
+
+def test_closing_ends_the_current_batch() -> None:
+    batcher, futures = batch_of_two()
+    begin = time.monotonic()
+    batcher.close()
+    assert time.monotonic() - begin < 5
+    for future in futures:
+        with pytest.raises(Closed):
+            future.result(0)
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +267,43 @@ print("end")
 """
 
 
+SEARCHING_SERVICE = """
+from fusetk.serving import server
+from fusetk.serving.batching import Batcher
+from fusetk.serving.http import make_service, read_object, result_of
+from tests.test_serving import search
+
+async def answer(request):
+    document = await read_object(request, ["text"], 1000)
+    return await result_of(request, batcher.submit([document["text"]], None))
+
+batcher = Batcher(search, batch=1, queue=1)
+listener = server.listen("127.0.0.1", 0)
+print(listener.getsockname()[1], "is the port", flush=True)
+server.serve(make_service([("POST", "/", answer)], batcher), listener, access_log=True)
+"""
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+def test_a_signal_ends_the_service_during_a_request(stalls: bool) -> None:
+    """The client waits for a search, or it stalls within its request."""
+    pytest.importorskip("uvicorn")
+    service = Forks([], code=SEARCHING_SERVICE)
+    service.wait_for("is the port")
+    port = int(service.output().split()[0])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        body = b'{"text": "a"}'
+        body = body[: 5 if stalls else None]
+        client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 13\r\n\r\n" + body)
+        time.sleep(0.3)
+        begin = time.monotonic()
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(20) == [-signal.SIGTERM]
+        assert time.monotonic() - begin < 5
+        answer = client.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 503") and b"the service is closing" in answer
+
+
 @pytest.mark.parametrize("log", ["log", "quiet"])
 def test_ctrl_c_ends_the_service_without_an_error(log: str) -> None:
     pytest.importorskip("uvicorn")
@@ -284,6 +363,16 @@ def test_the_request_of_a_client_that_disconnected_is_cancelled(
     with pytest.raises(ClientDisconnect):
         asyncio.run(service.result_of(Request(), future))  # type: ignore[arg-type]
     assert future.cancelled()
+
+
+def test_a_client_that_stalls(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusetk.serving import http as service
+
+    monkeypatch.setattr(service, "BODY_SECONDS", 0.01)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        answer = b"".join(iter(lambda: client.recv(1000), b""))  # until the service disconnects
+    assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive within 0.01 s" in answer
 
 
 def test_a_client_that_leaves(port: int) -> None:

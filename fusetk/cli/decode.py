@@ -8,7 +8,7 @@ import click
 
 from fusetk.cli.common_options import inform
 from fusetk.cli.decode_options import SECTIONS, decode_options
-from fusetk.cli.mbr import mbr_translator
+from fusetk.cli.mbr import candidate_settings
 from fusetk.cli.memory import memory_advice
 from fusetk.cli.sections import Sections
 from fusetk.decoding.formats import OutputFormat
@@ -73,6 +73,7 @@ def command(
     import torch
 
     from fusetk.decoding.distributed import TIMEOUT, all_succeed
+    from fusetk.decoding.mbr import MbrTranslator, utility
     from fusetk.decoding.translate import Extras, Translator
     from fusetk.processes import connect, local_device
     from fusetk.system import changed, load_ensemble
@@ -98,7 +99,10 @@ def command(
             loaded = load_ensemble(models, local_device(device), precision, raw, report)
             if not tokenized:
                 loaded.pipeline.import_libraries()
-            config = changed(loaded.recipe.decoding, settings, flags)
+            config = loaded.recipe.decoding
+            n_best = settings.get("n_best", config.n_best)
+            searched = candidate_settings(config, settings, candidates) if mbr else settings
+            config = changed(config, searched, flags)
             subwords = bool(loaded.pipeline.bpe)
             extras = Extras.from_options(word_scores, alignment, replace_unknown, subwords)
             if config.sample and (unused := {"beam", "stop"} & set(settings)):
@@ -109,7 +113,7 @@ def command(
                 )
             translator = Translator(loaded.models, loaded.pipeline, config, extras)
             if mbr:
-                translator = mbr_translator(translator, mbr, candidates)
+                translator = MbrTranslator(translator, utility(mbr), n_best)
             translator.warns_of_unknown = world.first
             output = stack.enter_context(open_output(target, lines.keep)) if world.first else None
             return LineTranslator(translator, output_format, tokenized), lines, output

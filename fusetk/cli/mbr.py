@@ -1,34 +1,30 @@
 """The options --mbr and --candidates of ``fusetk decode``."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    from fusetk.decoding.mbr import MbrTranslator
-    from fusetk.decoding.translate import Translator
+from fusetk.decoding.config import SearchConfig
+from fusetk.errors import ConfigError
 
 
-def mbr_translator(
-    translator: "Translator", metric: str, candidates: int | None
-) -> "MbrTranslator":
-    """Return a translator that ranks the candidates of another one by their expected utility.
+def candidate_settings(
+    config: SearchConfig, settings: Mapping[str, Any], candidates: int | None
+) -> dict[str, Any]:
+    """Return ``settings``, which change ``config``, with the number of candidates as ``n_best``.
 
-    Raises ConfigError if --n-best is more than --candidates.
+    The beam of a search becomes at least as large. Raises ConfigError if --n-best is more than
+    --candidates.
     """
-    from fusetk.decoding.mbr import CANDIDATES, MbrTranslator, utility
-    from fusetk.decoding.translate import Translator
-    from fusetk.errors import ConfigError
-    from fusetk.system import changed
+    from fusetk.decoding.mbr import CANDIDATES
 
-    config = translator.config
-    number = candidates or max(CANDIDATES, config.n_best)
-    if config.n_best > number:
+    values = {**config.model_dump(), **settings}
+    number = candidates or max(CANDIDATES, values["n_best"])
+    if values["n_best"] > number:
         raise ConfigError(
-            f"--n-best {config.n_best} is more than --candidates {number}: raise --candidates"
+            f"--n-best {values['n_best']} is more than --candidates {number}: raise --candidates"
         )
-    beam = max(config.beam, number)
-    beam += -beam % config.groups
-    settings = {"n_best": number} if config.sample else {"n_best": number, "beam": beam}
-    searching = Translator(
-        translator.models, translator.pipeline, changed(config, settings), translator.extras
-    )
-    return MbrTranslator(searching, utility(metric), config.n_best)
+    if values["sample"]:
+        return {**settings, "n_best": number}
+    beam = max(values["beam"], number)
+    beam += -beam % values["groups"]
+    return {**settings, "n_best": number, "beam": beam}

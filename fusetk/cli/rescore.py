@@ -12,6 +12,7 @@ from fusetk.cli.rescore_checks import check_options, checked_inputs
 from fusetk.cli.rescore_options import rescore_options
 from fusetk.data.text import readable
 from fusetk.decoding.output_file import open_output
+from fusetk.decoding.requests import files_to_check
 from fusetk.display import Display
 
 EXAMPLES = (
@@ -34,11 +35,11 @@ def command(**options: Any) -> None:
     are errors; the scores of the lines before them are printed.
 
     With --n-best, the input is a list of translations of SRC with lines `ID ||| text ||| features
-    ||| score` and any further fields. It is printed with `Rescore= value` at the end of the
-    features. IDs count from 0 and must not decrease. With --json-lines, each translation in the
-    output of `fusetk decode --json` gets one more number. A printed text may be split into other
-    tokens than those of the search. --json-lines reads the tokens of the search, so the scores
-    equal those of the search.
+    ||| score` and any further fields. A feature has a name, as in `LogProb= -1.5`. The list is
+    printed with `Rescore= value` at the end of the features. IDs count from 0 and must not
+    decrease. With --json-lines, each translation in the output of `fusetk decode --json` gets one
+    more number. A printed text may be split into other tokens than those of the search.
+    --json-lines reads the tokens of the search, so the scores equal those of the search.
 
     The summary, on standard error, has the perplexity per token and per word; EOS counts in both.
     The perplexity per word can be compared between models with different subwords.
@@ -56,8 +57,7 @@ def command(**options: Any) -> None:
     inputs = checked_inputs(RescoreInputs(*files))
     check_options(inputs, options)
     if options["output"] != "-":
-        paths = [Path(name) for name in inputs.names if name != "-"]
-        readable(paths, Path(options["output"]))
+        readable(files_to_check(inputs.names), Path(options["output"]))
     if "-" in inputs.names:
         standard_input()
     if options["threads"]:

@@ -50,7 +50,8 @@ def learn_bpe(
     """Learn byte pair encoding from tokenised text."""
     from fusetk.data.bpe import count_words, learn
 
-    counts = count_words(chain.from_iterable(lines_of(path) for path in inputs or (None,)))
+    files = inputs or (None,)
+    counts = count_words(chain.from_iterable(map(lines_of, files)))
     if not counts:
         source = inputs[0] if inputs else "standard input"
         raise DataError(f"{source} has no words to learn from; give text with words")
@@ -60,5 +61,5 @@ def learn_bpe(
             f"after {len(codes) - 1} of {merges} merges, "
             f"no pair occurs {min_frequency} times any more"
         )
-    with output_to(output, *inputs) as out:
+    with output_to(output, *files) as out:
         out.writelines(f"{line}\n" for line in codes)

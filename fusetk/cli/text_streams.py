@@ -25,7 +25,7 @@ def output_to(path: Path | None, *inputs: Path | None) -> Iterator[IO[str]]:
     The file is opened only if all inputs can be read and none of them is the file itself.
     """
     if path is not None and is_file(path):
-        readable([file for file in inputs if file is not None and is_file(file)], path)
+        readable([file or Path("-") for file in inputs], path)
         with writer(path) as file:
             yield file
         return

@@ -8,6 +8,8 @@ belongs to its line.
 import errno
 import gzip
 import io
+import os
+import stat
 import sys
 import zlib
 from collections import deque
@@ -156,11 +158,27 @@ def open_text(path: Path | str) -> IO[str]:
 
 
 def readable(inputs: Iterable[Path], output: Path) -> None:
-    """Raise DataError if an input cannot be opened or is the output. Call it before writing."""
+    """Raise DataError if an input cannot be opened or is the output. Call it before writing.
+
+    The input - is standard input.
+    """
     for path in inputs:
-        open_bytes(path).close()
-        if output.exists() and output.samefile(path):
+        if str(path) == "-":
+            is_output = _is_standard_input(output)
+        else:
+            open_bytes(path).close()
+            is_output = output.exists() and output.samefile(path)
+        if is_output:
             raise DataError(f"{output} is both read and written; write to another file")
+
+
+def _is_standard_input(path: Path) -> bool:
+    """Whether standard input is the regular file ``path``."""
+    try:
+        status = os.fstat(sys.stdin.fileno())
+        return stat.S_ISREG(status.st_mode) and os.path.samestat(status, path.stat())
+    except OSError:  # the file does not exist, or standard input has no descriptor (in tests)
+        return False
 
 
 def cannot_write(path: Path | str, error: OSError) -> DataError:

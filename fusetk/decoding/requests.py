@@ -11,6 +11,7 @@ from fusetk.data.text import (
     Pair,
     decode_lines,
     display_name,
+    open_bytes,
     read_lines,
     standard_input,
     unequal,
@@ -47,25 +48,27 @@ class DecodeInputs(NamedTuple):
         return [path for path in (self.prefixes, self.constraints) if path is not None]
 
     @property
-    def regular_files(self) -> list[Path]:
-        """The files that can be read more than once."""
-        return [Path(path) for path in (self.source, *self.side_files) if not _is_stream(path)]
+    def files(self) -> list[str]:
+        return [self.source, *self.side_files]
 
 
 def line_range(inputs: DecodeInputs) -> tuple[int, int | None]:
     """Return the first line to translate, from 0, and the line after the last line to translate.
 
-    The second is None if all lines to the end of the file are translated. Raises ConfigError if a
-    shard is requested of an input that can be read only once. Raises
-    DataError if a side file has another number of lines, or if standard input is closed.
+    The second is None if all lines to the end of the file are translated. Raises ConfigError if
+    two inputs are standard input, or if a shard is requested of an input that can be read only
+    once. Raises DataError if a side file has another number of lines, or if standard input is
+    closed.
     """
-    if "-" in (inputs.source, *inputs.side_files):
+    if inputs.files.count("-") > 1:
+        raise ConfigError("standard input can be only one of the files: give the other one by name")
+    if "-" in inputs.files:
         standard_input()
     if inputs.shard is None:
         return 0, None
     from fusetk.data.manifest import count_lines
 
-    for path in (inputs.source, *inputs.side_files):
+    for path in inputs.files:
         if _is_stream(path):
             raise ConfigError(
                 f"--shard counts the lines before it reads them, and {display_name(path)} can be "
@@ -84,6 +87,14 @@ def _is_stream(path: str) -> bool:
     """Whether an input, such as a pipe, can be read only once."""
     file = Path(path)
     return path == "-" or (file.exists() and not (file.is_file() or file.is_dir()))
+
+
+def files_to_check(paths: Sequence[str]) -> list[Path]:
+    """Return standard input, if it is one of the paths, and the files that are not streams.
+
+    A pipe that is opened and closed is lost: its writer ends.
+    """
+    return [Path(path) for path in paths if path == "-" or not _is_stream(path)]
 
 
 def count_file_lines(path: str) -> int | None:
@@ -105,9 +116,8 @@ def read_requests(
     inputs: DecodeInputs, start: int, end: int | None
 ) -> tuple[Iterator[Request], Ready]:
     """Return the requests of the lines from ``start`` to ``end``, and the function ``Ready``."""
-    lines, ready = open_lines(inputs.source)
-    texts = [lines, *map(read_lines, inputs.side_files)]
-    names = [inputs.name, *inputs.side_files]
+    texts, ready = open_texts(inputs.files)
+    names = [display_name(path) for path in inputs.files]
 
     def requests() -> Iterator[Request]:
         for line, *others in islice(parallel_lines(names, texts), start, end):
@@ -118,10 +128,19 @@ def read_requests(
     return requests(), ready
 
 
-def open_lines(source: str) -> tuple[Iterator[str], Ready]:
+def open_texts(paths: Sequence[str]) -> tuple[list[Iterator[str]], Ready]:
+    """Return the lines of each file, and the function ``Ready`` for the next line of all files."""
+    opened = [_open_lines(path) for path in paths]
+    return [lines for lines, _ in opened], lambda: all(ready() for _, ready in opened)
+
+
+def _open_lines(source: str) -> tuple[Iterator[str], Ready]:
     """Return the lines of a file, or of standard input for -, and the function ``Ready``."""
     if source != "-":
-        return read_lines(source), lambda: True
+        if not _is_stream(source) or source.endswith(".gz"):
+            return read_lines(source), lambda: True
+        reader = LineReader(open_bytes(source))
+        return decode_lines(reader, source), reader.ready
     try:
         sys.stdin.fileno()
     except OSError:  # a stream in memory, such as in tests

@@ -5,8 +5,9 @@ each other often. Two threads that search a batch each do not, so they are faste
 """
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -18,7 +19,7 @@ R = TypeVar("R")
 # time.
 MAX_WORKERS = 4
 
-_worker = threading.local()  # ``cancelled``: the event that ends the work of this thread
+_thread = threading.local()  # ``events``: each of these events ends the work of this thread
 _in_use = threading.Lock()  # a new thread's number of threads is a setting of the process
 
 
@@ -44,9 +45,10 @@ def map_in_threads(
     threads = torch.get_num_threads()
     shares = [threads // workers + (i < threads % workers) for i in range(workers)]
     cancelled = threading.Event()
+    events = (*_events(), cancelled)
 
     def begin(autocast: bool, dtype: torch.dtype) -> None:
-        _worker.cancelled = cancelled
+        _thread.events = events
         torch.get_num_threads()  # otherwise, the first operation would replace the next number
         torch.set_num_threads(shares.pop())
         torch.set_autocast_enabled("cpu", autocast)
@@ -63,8 +65,25 @@ def map_in_threads(
         _in_use.release()
 
 
+@contextmanager
+def cancelled_by(event: threading.Event) -> Iterator[None]:
+    """End the work of this thread and of its workers, within the context, if ``event`` is set.
+
+    The work ends at the next ``raise_if_cancelled``.
+    """
+    outer = _events()
+    _thread.events = (*outer, event)
+    try:
+        yield
+    finally:
+        _thread.events = outer
+
+
 def raise_if_cancelled() -> None:
-    """Raise CancelledError if this thread is a worker whose work is cancelled."""
-    cancelled = getattr(_worker, "cancelled", None)
-    if cancelled is not None and cancelled.is_set():
+    """Raise CancelledError if the work of this thread is cancelled."""
+    if any(event.is_set() for event in _events()):
         raise CancelledError
+
+
+def _events() -> tuple[threading.Event, ...]:
+    return getattr(_thread, "events", ())

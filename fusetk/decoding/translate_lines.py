@@ -12,6 +12,7 @@ from fusetk.decoding.requests import (
     DecodeInputs,
     Request,
     count_file_lines,
+    files_to_check,
     line_range,
     read_requests,
     skip_done,
@@ -57,7 +58,7 @@ def input_range(
     """
     if target != "-":
         dictionaries = [Path(dictionary)] if dictionary else []
-        readable([*inputs.regular_files, *dictionaries], Path(target))
+        readable([*files_to_check(inputs.files), *dictionaries], Path(target))
     start, end = line_range(inputs)
     point = find_resume_point(target, output_format, start) if resume else None
     return InputRange(start, end, point)

@@ -13,7 +13,7 @@ from fusetk.data.vocab import EOS, SPECIAL
 from fusetk.decoding.requests import (
     Ready,
     count_file_lines,
-    open_lines,
+    open_texts,
     parallel_lines,
 )
 from fusetk.errors import DataError, join_names
@@ -22,6 +22,7 @@ from fusetk.evaluation.rescore import IdPair, Rescorer, ScoredTarget, ScoreRule
 Encode = Callable[[str, str], list[int]]  # side, line
 
 BAR = "|||"
+FEATURE = re.compile(r"(?:^|\s)\S+=\s+[-+.0-9]")  # a name and the start of its number
 
 
 class RescoreInputs(NamedTuple):
@@ -62,10 +63,7 @@ def read_rows(
     ``feature`` is the name of the new score in n-best lists and JSON objects. The iterator raises
     DataError, with the line number, for a line that cannot be scored.
     """
-    opened = [open_lines(name) for name in inputs.names]
-    texts = [lines for lines, _ in opened]
-    ready_of_file = {name: ready for name, (_, ready) in zip(inputs.names, opened, strict=True)}
-    ready = ready_of_file.get("-", lambda: True)
+    texts, ready = open_texts(inputs.names)
     names = [display_name(name) for name in inputs.names]
     encode = partial(rescorer.translator.encode, tokenized=tokenized)
     if inputs.json_lines is not None:
@@ -134,7 +132,7 @@ def _read_n_best(
     source = _SourceLines(source_name, source_lines, encode, rescorer)
     for number, entry in enumerate(entries, 1):
         with _located(name, number):
-            fields = entry.split(BAR)
+            fields = _n_best_fields(entry)
             match = re.fullmatch(r"\s*([0-9]{1,12})\s*", fields[0])
             if len(fields) < 3 or not match:
                 raise DataError(f"{entry[:40]!r} is not `ID ||| text ||| features ||| score`")
@@ -148,6 +146,23 @@ def _read_n_best(
             if f"{feature}=" in fields[2].split():
                 raise _feature_exists(feature)
         yield RescoreRow(fields, [pair])
+
+
+def _n_best_fields(entry: str) -> list[str]:
+    """Return the fields of a line of an n-best list, with the features as the third field.
+
+    A text may contain bars: the features are the first field after it that has a `Name= value`, or
+    a blank third field. Raises DataError if there are no such features.
+    """
+    fields = entry.split(BAR)
+    for i in range(2, len(fields)):
+        if FEATURE.search(fields[i]):
+            return [fields[0], BAR.join(fields[1:i]), *fields[i:]]
+    if len(fields) > 2 and fields[2].strip():
+        raise DataError(
+            f"{entry[:40]!r} has no field with features, such as `LogProb= -1.5`, after the text"
+        )
+    return fields
 
 
 class _SourceLines:

@@ -4,9 +4,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from fusetk.decoding.threads import cancelled_by
 
 Options = TypeVar("Options")  # the options of a request
 Result = TypeVar("Result")  # the result of a sentence
@@ -34,7 +36,8 @@ class Batcher(Generic[Options, Result]):
 
     The thread takes the oldest request, waits up to ``window`` seconds for others, and computes
     those with the same options together, up to ``batch`` sentences (or one larger request). The
-    queue holds ``queue`` sentences, those in computation not counted.
+    queue holds ``queue`` sentences, those in computation not counted. A search of a batch ends
+    early if all its requests are cancelled.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Batcher(Generic[Options, Result]):
         self.queue = queue
         self.window = window
         self._jobs: deque[Job[Options, Result]] = deque()
+        self._cancelled = threading.Event()  # cancels the current batch
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
@@ -71,9 +75,10 @@ class Batcher(Generic[Options, Result]):
         return job.result
 
     def close(self) -> None:
-        """Cancel the requests in the queue, and wait until the current batch is finished."""
+        """Cancel the requests in the queue and the current batch, and wait for its end."""
         with self._changed:
             self._closed = True
+            self._cancelled.set()
             for job in self._jobs:
                 job.result.cancel()
             self._jobs.clear()
@@ -102,6 +107,7 @@ class Batcher(Generic[Options, Result]):
                 if self._closed:
                     return []
                 if jobs := self._take():
+                    self._cancelled = threading.Event()
                     return jobs
 
     def _take(self) -> list[Job[Options, Result]]:
@@ -115,20 +121,37 @@ class Batcher(Generic[Options, Result]):
             if not fits:
                 continue
             self._jobs.remove(job)
-            if job.result.set_running_or_notify_cancel():
+            if not job.result.cancelled():
                 taken.append(job)
                 size += len(job.lines)
         return taken
 
     def _compute(self, jobs: Sequence[Job[Options, Result]]) -> None:
         lines = [line for job in jobs for line in job.lines]
+        cancelled = self._cancelled
+
+        def cancel_batch(future: "Future[list[Result]]") -> None:
+            if all(job.result.cancelled() for job in jobs):
+                cancelled.set()
+
+        for job in jobs:
+            job.result.add_done_callback(cancel_batch)
+        results: list[Result] = []
+        failure: Exception | None = None
         try:
-            results = self.compute(lines, jobs[0].options)
+            with cancelled_by(cancelled):
+                results = self.compute(lines, jobs[0].options)
+        except CancelledError:
+            failure = Closed()
         except Exception as error:  # a failure of one batch must not end the thread
-            for job in jobs:
-                job.result.set_exception(error)
-            return
+            failure = error
         start = 0
         for job in jobs:
-            job.result.set_result(results[start : start + len(job.lines)])
-            start += len(job.lines)
+            end = start + len(job.lines)
+            # A request can be cancelled until here.
+            if job.result.set_running_or_notify_cancel():
+                if failure is None:
+                    job.result.set_result(results[start:end])
+                else:
+                    job.result.set_exception(failure)
+            start = end

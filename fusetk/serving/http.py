@@ -20,6 +20,7 @@ from fusetk.serving.batching import Batcher, Closed, QueueFull
 
 BUSY = {"Retry-After": "1"}  # header of the answer of a full queue, in seconds
 
+BODY_SECONDS = 30  # time that a client has to send a request
 CHECK_INTERVAL = 0.5  # seconds between the checks whether a client is still connected
 
 Result = TypeVar("Result")
@@ -40,13 +41,13 @@ async def read_object(request: Request, keys: Sequence[str], size: int) -> dict[
     """Return the JSON object of a request.
 
     Raises BadRequest if the body has more than ``size`` bytes, as soon as they have arrived, if it
-    is not a JSON object, or if the object has other keys than ``keys``.
+    has not arrived within ``BODY_SECONDS``, if it is not a JSON object, or if the object has other
+    keys than ``keys``.
     """
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > size:
-            raise BadRequest(413, f"the request has more than {size} bytes")
+    try:
+        body = await asyncio.wait_for(_body(request, size), BODY_SECONDS)
+    except asyncio.TimeoutError:
+        raise BadRequest(408, f"the request did not arrive within {BODY_SECONDS} s") from None
     try:
         document: Any = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -56,6 +57,15 @@ async def read_object(request: Request, keys: Sequence[str], size: int) -> dict[
     if unknown := sorted(set(document) - set(keys)):
         raise BadRequest(400, f"unknown key {unknown[0]!r}; the keys are {', '.join(keys)}")
     return document
+
+
+async def _body(request: Request, size: int) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > size:
+            raise BadRequest(413, f"the request has more than {size} bytes")
+    return bytes(body)
 
 
 async def result_of(request: Request, future: "Future[Result]") -> Result:

@@ -13,6 +13,8 @@ from uvicorn.config import LOGGING_CONFIG
 
 from fusetk.errors import ConfigError
 
+GRACE_SECONDS = 1  # time for the requests that have begun when the service ends
+
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; port 0 chooses a free port.
@@ -44,14 +46,19 @@ def address(listener: socket.socket) -> str:
 
 
 def serve(app: Starlette, listener: socket.socket, access_log: bool = False) -> None:
-    """Answer requests until SIGINT (Ctrl-C) or SIGTERM; then finish those that have begun.
+    """Answer requests until SIGINT (Ctrl-C) or SIGTERM.
 
+    Requests that have begun then have ``GRACE_SECONDS`` to finish, before they are cancelled.
     The access log has a line on standard error for each request.
     """
     settings = copy.deepcopy(LOGGING_CONFIG)
     settings["handlers"]["access"]["stream"] = "ext://sys.stderr"
     config = uvicorn.Config(
-        app, log_config=settings, log_level=logging.WARNING, access_log=access_log
+        app,
+        log_config=settings,
+        log_level=logging.WARNING,
+        access_log=access_log,
+        timeout_graceful_shutdown=GRACE_SECONDS,
     )
     if access_log:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)

@@ -213,6 +213,34 @@ def test_prefixes_and_constraints_apply_to_their_lines(trained, tmp_path):
     )
 
 
+def test_the_side_file_is_standard_input(trained, tmp_path):
+    (tmp_path / "in").write_text("ein\nhund\n", encoding="utf-8")
+    printed = output(
+        *("-m", trained, "--tokenized", "-i", tmp_path / "in", "--prefix", "-"),
+        lines=["und", "bellt"],
+    )
+    assert [line.split()[0] for line in printed] == ["und", "bellt"]
+    assert "standard input can be only one" in refused("-m", trained, "--prefix", "-")
+
+
+@pytest.mark.parametrize("words", ["decode -i PIPE", "rescore TEXT PIPE -o OUT"])
+def test_a_line_of_a_pipe_is_answered_while_the_writer_waits(trained, tmp_path, words):
+    paths = {name: tmp_path / name for name in ("PIPE", "TEXT", "OUT")}
+    os.mkfifo(paths["PIPE"])
+    paths["TEXT"].write_text("ein\nhund\n", encoding="utf-8")
+    arguments = [paths.get(word, word) for word in words.split()]
+    process = Forks([*arguments, "-m", trained, "-q"])
+    with open(paths["PIPE"], "w", buffering=1) as writer:
+        writer.write("hund\n")
+        end = time.monotonic() + 60
+        while not (process.output() or (paths["OUT"].exists() and paths["OUT"].stat().st_size)):
+            assert process.is_alive() and time.monotonic() < end
+            time.sleep(0.005)
+        writer.write("ein\n")
+    text = process.succeed() or paths["OUT"].read_text(encoding="utf-8")
+    assert text.count("\n") == 2
+
+
 @pytest.mark.parametrize(("lines", "said"), [(3, "3"), (6, "6")])
 def test_a_parallel_file_of_another_length(trained, tmp_path, lines, said):
     (tmp_path / "begin").write_text("und\n" * lines)

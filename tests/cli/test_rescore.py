@@ -225,11 +225,27 @@ def test_an_n_best_list(trained, other, files):
     assert scores == lines("-m", other, "-n", given=pairs)
 
 
+def test_a_text_with_bars_in_an_n_best_list(trained, files):
+    words = "und ||| und= bellt"
+    [printed] = lines(
+        "-m", trained, files[0], "--n-best", "-", given=f"0 ||| {words} ||| x= 1 ||| 2 ||| 0-0\n"
+    )
+    [score] = lines("-m", trained, given=f"{SOURCE[0]}\t{words}\n")
+    assert printed == f"0 ||| {words} ||| x= 1 Rescore= {score} ||| 2 ||| 0-0"
+
+
 @pytest.mark.parametrize(
     "text, said",
     [
+        (
+            "0 ||| hund ||| katze ||| -1\n",
+            "line 1: '0 ||| hund ||| katze ||| -1' has no field with features, such as",
+        ),
         ("0 ||| hund\n", "line 1: '0 ||| hund' is not `ID ||| text ||| features ||| score`"),
-        ("0 ||| hund ||| x= 1 ||| 1\nhund ||| a ||| b\n", "line 2: 'hund ||| a ||| b' is not"),
+        (
+            "0 ||| hund ||| x= 1 ||| 1\nhund ||| a ||| x= 1\n",
+            "line 2: 'hund ||| a ||| x= 1' is not",
+        ),
         (
             "2 ||| hund ||| x= 1 ||| 1\n0 ||| hund ||| x= 1 ||| 1\n",
             "line 2: ID 0 comes after ID 2",

@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from fusetk.cli.main import main
 from tests.cli.test_decode import make_run
 from tests.cli.test_prep import folder as prepared_folder
+from tests.helpers.forks import Forks
 
 folder = prepared_folder
 FUSETK = [sys.executable, "-m", "fusetk"]
@@ -77,6 +79,39 @@ def test_standard_input_is_closed(words, place, toy, capsys, monkeypatch):
         and said.count("\n") == 1
     )
     assert sys.stdin is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "decode -m RUN -o OUT",
+        "decode -m RUN -i TEXT --prefix - -o OUT",
+        "rescore -m RUN -o OUT",
+        "rescore -m RUN TEXT - -o OUT",
+        "text tokenize -o OUT",
+        "text learn-bpe -o OUT",
+    ],
+)
+def test_standard_input_is_the_output(words, place, toy, capsys, monkeypatch):
+    (place / "OUT").touch()
+    with open(place / "OUT") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        code, said = run(words, place, toy, capsys)
+    assert code == 2 and said.endswith("OUT is both read and written; write to another file\n")
+
+
+def test_standard_input_does_not_block(place, tmp_path):
+    """A writer pauses between two lines, and the reader has a non-blocking descriptor."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDWR), "w", buffering=1) as writer:
+        writer.write("ein hund\n")
+        code = f"os.dup2(os.open({str(pipe)!r}, os.O_RDONLY | os.O_NONBLOCK), 0)"
+        process = Forks(["decode", "-m", place / "RUN", "-q"], code=code)
+        process.wait_for("\n")
+        time.sleep(0.1)
+        writer.write("hund\n")
+    assert process.succeed().count("\n") == 2
 
 
 @pytest.mark.parametrize("words", WRITES)

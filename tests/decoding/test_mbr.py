@@ -76,7 +76,14 @@ def test_the_command(toy: Path, tmp_path: Path) -> None:
     assert sampled.count("Utility= ") in (2, 3, 4) and sampled == call(
         "--mbr", "bleu", "--sample", "--candidates", 5, "--n-best", 2
     )
+    # The beam is as large as the number of candidates, also if it is smaller without --mbr.
+    for words in ([], ["--candidates", "8"], ["-b", "3", "--groups", "3"]):
+        assert 8 < call("--mbr", "chrf", "--n-best", 8, *words).count("Utility= ") <= 16
     for words, said in (
+        (
+            ["--mbr", "chrf", "--n-best", "20", "--candidates", "5"],
+            "--n-best 20 is more than --candidates 5: raise --candidates",
+        ),
         (["--candidates", "3"], "--candidates has no effect without --mbr"),
         (["--mbr", "chrf", "--candidates", "2", "--n-best", "2", "--mbr", "bleu"], ""),
         (["--mbr", "comet"], "--mbr: unknown value 'comet'; known: chrf, bleu"),

@@ -12,7 +12,7 @@ import torch
 from fusetk.data.vocab import EOS
 from fusetk.decoding import beam, sample
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.threads import map_in_threads, raise_if_cancelled
+from fusetk.decoding.threads import cancelled_by, map_in_threads, raise_if_cancelled
 from tests.decoding.fakes import Echo, batch
 
 
@@ -108,6 +108,22 @@ def test_an_error_ends_the_work_of_all_workers():
     assert 1 in ended
     assert torch.get_num_threads() == 4
     raise_if_cancelled()  # has no effect in the calling thread
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_event_cancels_the_work_of_a_thread_and_of_its_workers(workers):
+    event = threading.Event()
+
+    def function(item: int) -> None:
+        raise_if_cancelled()
+        event.set()
+        for _ in range(6000):
+            raise_if_cancelled()
+            time.sleep(0.01)
+
+    with cancelled_by(event), pytest.raises(CancelledError):
+        list(map_in_threads(function, range(4), workers))
+    raise_if_cancelled()  # has no effect after the context
 
 
 def test_searches_and_samples_end_when_they_are_cancelled(monkeypatch):
