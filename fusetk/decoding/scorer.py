@@ -139,7 +139,7 @@ class Scorer:
         if type(output) is OutputProjection and features.dtype == torch.float32:
             logits = features @ output.weight.t()
             return kernels.best_tokens(logits, output.bias, forbidden, only, count)
-        if isinstance(output, KernelLinear):
+        if isinstance(output, KernelLinear) and output.has_product:
             return kernels.best_tokens_of_map(
                 features.float(), output.packed, output.bias, forbidden, only, count
             )

@@ -195,7 +195,7 @@ def _fused_layer(layer: DecoderParts) -> kernels.DecoderLayer | None:
 
 
 def _packed(linear: nn.Module) -> kernels.PackedMap | None:
-    if not isinstance(linear, KernelLinear):
+    if not (isinstance(linear, KernelLinear) and linear.has_product):
         return None
     return kernels.PackedMap(linear.packed, linear.bias)
 
@@ -327,6 +327,7 @@ def _is_plain(layer: Parts, *residuals: Residual) -> bool:
     return (
         type(attention) is SelfAttention
         and type(ffn) is FeedForward
+        and ffn.hidden.bias is not None
         and _are_linear(attention.project, attention.out, ffn.hidden, ffn.out)
         and all(
             type(residual) is PlainResidual and type(residual.norm) is nn.LayerNorm

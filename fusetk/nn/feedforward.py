@@ -47,6 +47,8 @@ class FeedForward(nn.Module):
             self.activation is torch.relu_
             and is_exactly(self.hidden, nn.Linear)
             and is_exactly(self.out, nn.Linear)
+            and self.hidden.bias is not None
+            and self.out.bias is not None
             and kernels.usable(x, self._weights())
         ):
             return kernels.feed_forward(x, self.hidden, self.out, self.dropout.draw())

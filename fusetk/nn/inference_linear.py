@@ -1,5 +1,6 @@
 """Linear maps that replace those of a model for inference on CPU."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,6 +37,20 @@ class InferenceLinear(nn.Module):
         super().__init__()
         self.register_buffer("weight", weight)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> "InferenceLinear":
+        """Refuse other types and devices; ``to`` and similar methods call this one."""
+        for buffer in self.buffers():
+            changed = fn(buffer)
+            if (changed.dtype, changed.device) != (buffer.dtype, buffer.device):
+                raise RuntimeError(
+                    "the model was loaded for inference on CPU: to use another device or number "
+                    "type, load it with other values of device and precision"
+                )
+        return super()._apply(fn, *args)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("the model was loaded for inference: its weights cannot be replaced")
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.product(x.reshape(-1, x.shape[-1]), self.bias)
@@ -83,25 +98,17 @@ class KernelLinear(InferenceLinear):
         super().__init__(weight.detach(), bias)
         self.packed = kernels.pack(self.weight, scale)
 
-    def _apply(self, *args: Any, **kwargs: Any) -> "KernelLinear":  # to() and similar call it
-        before = self.weight.dtype, self.weight.device
-        super()._apply(*args, **kwargs)
-        if (self.weight.dtype, self.weight.device) != before:
-            raise RuntimeError(
-                "the model was loaded for inference on CPU: to use another device or number type, "
-                "load it with other values of device and precision"
-            )
-        return self
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("the model was loaded for inference: its weights cannot be replaced")
+    @property
+    def has_product(self) -> bool:
+        """Whether this processor has the product; a pickled map may come from another one."""
+        return kernels.has_products(self.weight.dtype)
 
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
     ) -> Tensor:
         if x.dtype == torch.bfloat16:
             x = x.float()
-        if not kernels.usable(x):
+        if not (kernels.usable(x) and self.has_product):
             return self._plain(x, bias, relu, part)
         start, stop, _ = part.indices(len(self.weight))
         extra = start % kernels.BLOCK  # outputs before the part, in its first block

@@ -82,7 +82,8 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def integer_product(a: Tensor, b: Tensor) -> Tensor:
     """Return a b^T (M, N) for int8 a (M, K) and b (N, K): exact integers, as int32 or floats."""
-    if _has_exact_products():
+    # PyTorch 2.13 returns undefined numbers for K = 1.
+    if _has_exact_products() and a.shape[1] > 1:
         return torch._int_mm(a, b.t())
     exact = torch.float32 if a.shape[1] * LARGEST**2 < 2**24 else torch.float64
     return a.to(exact) @ b.to(exact).t()

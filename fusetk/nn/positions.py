@@ -31,11 +31,13 @@ class Sinusoidal(nn.Module):
     def forward(self, start: int, length: int) -> Tensor:
         """Return the vectors of positions start .. start + length - 1: (length, D)."""
         end = start + length
-        if end > len(self.table):
+        table = self.table  # other threads may replace it
+        if end > len(table):
             with torch.inference_mode(False):  # the table may be used in training later
                 rows = 1 << (end - 1).bit_length()
-                self.table = sinusoids(rows, self.table.shape[1]).to(self.table)
-        return self.table[start:end]
+                table = sinusoids(rows, table.shape[1]).to(table)
+                self.table = table
+        return table[start:end]
 
 
 class Learned(nn.Module):

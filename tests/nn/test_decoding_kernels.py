@@ -206,10 +206,34 @@ def test_a_map_in_kernels_cannot_be_changed():
     assert (linear.in_features, linear.out_features) == (5, 7)
     with pytest.raises(RuntimeError, match="loaded for inference on CPU"):
         linear.to(torch.float64)
-    with pytest.raises(RuntimeError, match="weights cannot be replaced"):
-        linear.load_state_dict(linear.state_dict())
     with pytest.raises(AssertionError):
         linear(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("kind", [KernelLinear, Int8KernelLinear, int8.Int8Linear, Bf16Linear])
+def test_a_refused_change_of_a_map_changes_nothing(kind):
+    linear = kind(torch.randn(7, 5), torch.randn(7))
+    x = torch.randn(2, 5)
+    before = linear(x)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        with pytest.raises(RuntimeError, match="loaded for inference on CPU"):
+            linear.to(dtype)
+    with pytest.raises(RuntimeError, match="weights cannot be replaced"):
+        linear.load_state_dict(linear.state_dict())
+    assert torch.equal(linear(x), before)
+
+
+def test_integer_products_of_one_input():
+    a = torch.full((3, 1), 5, dtype=torch.int8)
+    b = torch.arange(4, dtype=torch.int8)[:, None]
+    assert int8.integer_product(a, b).tolist() == 3 * [[0, 5, 10, 15]]
+
+
+def test_kernels_are_not_used_for_forward_derivatives():
+    with torch.inference_mode(False), torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        assert not kernels.usable(torch.ones(2))
+    with torch.no_grad():
+        assert kernels.usable(torch.ones(2))
 
 
 @needs_products(torch.bfloat16)

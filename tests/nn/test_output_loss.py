@@ -65,6 +65,18 @@ def test_strides_of_the_arguments_do_not_matter() -> None:
     assert torch.equal(kernel.output_loss(*strided, 0.9, 0.01, 100, True)[0], expected)
 
 
+def test_targets_are_checked_and_converted() -> None:
+    features, weight, bias, targets = arguments(40, 12, 21, True)
+    expected, _ = kernel.output_loss(features, weight, bias, targets, 0.9, 0.01, 100, True)
+    for equal in (targets.int(), torch.stack((targets, targets), 1)[:, 1]):
+        actual, _ = kernel.output_loss(features, weight, bias, equal, 0.9, 0.01, 100, True)
+        assert torch.equal(actual, expected)
+    for wrong in (-100, 21):
+        targets[3] = wrong
+        with pytest.raises(IndexError, match="21 entries of the vocabulary"):
+            kernel.output_loss(features, weight, bias, targets, 0.9, 0.01, 100, True)
+
+
 def test_a_nan_is_not_hidden() -> None:
     features, *others = arguments(40, 12, 21, False)
     features[3, 4] = torch.nan

@@ -1,9 +1,11 @@
 """The recurrence: fused kernels against step-by-step computation, packing, and compilation."""
 
+import ctypes
 import gc
 import hashlib
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -314,6 +316,27 @@ def test_kernels_are_compiled_once_and_again_when_damaged(tmp_path, monkeypatch)
             build.library.cache_clear()
             assert build.library("recurrence") is not None and kernels.read_bytes() == content
         assert sorted((tmp_path / "fusetk").iterdir()) == sorted([checksum, kernels])
+    finally:
+        build.library.cache_clear()
+
+
+@fused
+def test_flags_whose_library_cannot_be_loaded_are_not_used(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "COMMON", NOT_OPTIMISED)
+    monkeypatch.setattr(build, "FLAGS", (["-DUNLOADABLE"], ["-fopenmp-simd"]))
+    tried = []
+
+    def load(path: str) -> ctypes.CDLL:
+        tried.append(path)
+        if len(tried) == 1:
+            raise OSError("a library is missing")
+        return ctypes.CDLL(path)
+
+    monkeypatch.setattr(build, "ctypes", SimpleNamespace(CDLL=load))
+    build.library.cache_clear()
+    try:
+        assert build.library("recurrence") is not None and len(tried) == 3
     finally:
         build.library.cache_clear()
 

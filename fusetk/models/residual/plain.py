@@ -17,9 +17,9 @@ class PlainResidual(Residual):
     def join(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the state for the state x (..., D) before the sub-layer and its output y."""
         norm = None if self.pre else self.norm
-        parameters = [] if norm is None else norm.parameters()
+        parameters = [] if norm is None else list(norm.parameters())
         if (
-            (norm is None or is_exactly(norm, nn.LayerNorm))
+            (norm is None or (is_exactly(norm, nn.LayerNorm) and len(parameters) == 2))
             and x.dtype == torch.float32
             and kernels.usable(x, parameters)
         ):

@@ -114,6 +114,9 @@ def _compile(compiler: list[str], source: Path, path: Path, checksum: Path) -> N
         for flags in FLAGS:
             command = [*compiler, *COMMON, *flags, "-o", str(new_path), str(source)]
             result = subprocess.run(command, capture_output=True, timeout=120)
+            if result.returncode == 0 and (problem := _load_error(new_path)):
+                reason = reason or problem
+                continue
             if result.returncode == 0:
                 new_checksum.write_text(hashlib.sha256(new_path.read_bytes()).hexdigest())
                 # Several processes may compile at the same time: each file is replaced at once.
@@ -124,6 +127,15 @@ def _compile(compiler: list[str], source: Path, path: Path, checksum: Path) -> N
                 reason or f"{' '.join(compiler)} reports {result.stderr.decode(errors='replace')}"
             )
     raise OSError(reason)
+
+
+def _load_error(path: Path) -> str | None:
+    """Return why a library cannot be loaded, for example because that of OpenMP is missing."""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def cache_folders() -> list[Path]:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from fusetk.nn.fused.build import library
 from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct
+from fusetk.nn.fused.transformer import transformed
 from fusetk.nn.precision import product_dtype
 
 LANES = 16  # numbers in a vector; vectors.h has the same constant
@@ -26,11 +27,15 @@ BLOCK_ROWS = 32  # rows that are computed together
 
 
 def usable(x: Tensor) -> bool:
-    """Return whether the kernels can compute with ``x``: in inference, float32, on CPU."""
+    """Return whether the kernels can compute with ``x``: in inference, float32, on CPU.
+
+    They have no derivatives, also not those of ``torch.func``.
+    """
     return (
         x.device.type == "cpu"
         and product_dtype(x) == torch.float32
         and not torch.is_grad_enabled()
+        and not transformed()
         and library("decoding") is not None
     )
 

@@ -56,6 +56,7 @@ def output_loss(
     rows, width = features.shape
     vocabulary = len(weight)
     x = features.contiguous()
+    targets = transformer.checked_targets(targets, vocabulary)
     matrix = weight.contiguous()
     threads = torch.get_num_threads()
     blocks = max(1, piece // (vocabulary * BLOCK_ROWS * threads))  # of each thread

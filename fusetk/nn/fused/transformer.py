@@ -365,6 +365,13 @@ def _segments(
     return segments
 
 
+def checked_targets(targets: Tensor, vocabulary: int) -> Tensor:
+    """Return ``targets`` as the kernels read them. Raises IndexError if one is out of range."""
+    if targets.numel() and not 0 <= targets.min() <= targets.max() < vocabulary:
+        raise IndexError(f"a target is not below the {vocabulary} entries of the vocabulary")
+    return targets.to(torch.int64).contiguous()
+
+
 def cross_entropy(
     logits: Tensor,
     bias: Tensor | None,
@@ -382,6 +389,7 @@ def cross_entropy(
     The target distribution is ``other`` for each token, and ``gap`` more for the target.
     """
     rows, vocabulary = logits.shape
+    targets = checked_targets(targets, vocabulary)
     arguments = _Loss()
     arguments.threads = torch.get_num_threads()
     arguments.bf16 = logits.dtype == torch.bfloat16
