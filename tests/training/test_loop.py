@@ -589,6 +589,17 @@ def test_the_metrics_of_a_killed_run_have_all_tokens(
     assert sums[0] == sums[1]
 
 
+def test_a_run_that_was_killed_before_its_first_links_gets_them(toy: Path, tmp_path: Path) -> None:
+    """Training has ended, so the resumed run writes no checkpoint."""
+    recipe = load(toy, ["training.stages.0.end.updates=1"])
+    train_module.train(recipe, tmp_path, "cpu", quiet=True)
+    links = [tmp_path / "checkpoints" / name for name in ("best", "last")]
+    for link in links:
+        link.unlink()
+    train_module.train(recipe, tmp_path, "cpu", quiet=True)
+    assert [str(link.readlink()) for link in links] == 2 * [runs.checkpoint_name(1)]
+
+
 def test_a_validation_is_repeated_after_a_signal(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
