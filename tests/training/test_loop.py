@@ -272,6 +272,17 @@ def test_a_run_without_a_best_checkpoint_says_so(toy: Path, tmp_path: Path) -> N
     assert "done: 8 updates; none is the best; " in log
 
 
+def test_a_stage_cannot_start_from_the_best_checkpoint_if_there_is_none(
+    toy: Path, tmp_path: Path
+) -> None:
+    stage = "{optimizer: adam, schedule: {kind: constant, rate: 1e30}, end: {updates: 4}%s}"
+    stages = f"training.stages=[{stage % ''}, {stage % ', start: best'}]"
+    recipe = load(toy, [stages, "training.max_skipped=9"])
+    for _ in range(2):  # also after a restart
+        with pytest.raises(FusetkError, match=r"stages\.1 has start: best, but .* has diverged: "):
+            train_module.train(recipe, tmp_path, "cpu", quiet=True)
+
+
 def test_updates_that_are_skipped_are_counted_over_a_resume(toy: Path, tmp_path: Path) -> None:
     def diverging(updates: int) -> Recipe:
         return load(
