@@ -82,17 +82,30 @@ class World:
 ALONE = World()
 
 
+def world_size() -> int:
+    """Return the number of processes that torchrun started.
+
+    Raises ConfigError if WORLD_SIZE is not a number.
+    """
+    size = os.environ.get("WORLD_SIZE") or "1"
+    if not size.isdecimal():
+        raise ConfigError(
+            f"WORLD_SIZE is {size}, not a number of processes: start the processes with torchrun"
+        )
+    return int(size)
+
+
 def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
     """Connect the processes that torchrun started.
 
     Other launchers work, too, if they set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. After the
     start, ``timeout`` limits the time that a process waits for the others. Raises ConfigError if a
-    variable is missing or a process does not start.
+    variable is missing or wrong, or if a process does not start.
     """
+    if world_size() == 1:
+        return World(device=device)
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if not os.environ.get(name)]
-    if "WORLD_SIZE" in missing or os.environ["WORLD_SIZE"] == "1":
-        return World(device=device)
     if missing:
         raise ConfigError(
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: "
@@ -127,7 +140,7 @@ def _check_rank() -> None:
     rank, size, port = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     if not (port.isdecimal() and int(port) < 65536):
         raise ConfigError(f"MASTER_PORT is {port}: set it to a port, a number below 65536")
-    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+    if not (rank.isdecimal() and int(rank) < int(size)):
         raise ConfigError(
             f"RANK is {rank} and WORLD_SIZE is {size}: RANK is a number from 0 to WORLD_SIZE - 1; "
             "start the processes with torchrun"
@@ -175,7 +188,7 @@ def end_process() -> None:
     process ("terminate called without an active exception"), and torchrun then reports that a
     complete training has failed.
     """
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if world_size() == 1:
         return
     sys.stdout.flush()
     sys.stderr.flush()
@@ -195,8 +208,7 @@ def local_device(name: str) -> str:
     If several processes run and ``name`` is auto or cuda, each process of a host gets a GPU
     ``cuda:N``. Otherwise ``name`` is returned.
     """
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    if alone or name not in ("auto", "cuda") or not torch.cuda.is_available():
+    if world_size() == 1 or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("RANK", "0"))
     # It is cuda:0 if each process sees a single GPU.

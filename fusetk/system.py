@@ -167,6 +167,7 @@ def load_model(
         threads = torch.get_num_threads()
         place += f", {threads} thread{'s' if threads > 1 else ''}"
     report(f"loading {folder}{update} on {place}")
+    folder = folder.resolve()  # training may move the link while the files are read
     try:
         recipe = recipes.load(run / CONFIG)
     except ImportFailed:

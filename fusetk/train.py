@@ -45,7 +45,7 @@ from fusetk.system import build
 from fusetk.training import checkpoint
 from fusetk.training.compiling import compile_layers
 from fusetk.training.log import Log, NullLog, device_name, forget_after
-from fusetk.training.loop import Trainer
+from fusetk.training.loop import NO_BEST, RESTART, Trainer
 from fusetk.training.progress import Progress
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
@@ -170,8 +170,7 @@ def _end(progress: Progress, run: Path) -> list[str]:
     if progress.best is not None:
         return [f"done: {progress.update} updates; best at update {progress.best_update}; {run}"]
     return [
-        "warning: each validation gave NaN, because training has diverged, so the checkpoints are "
-        "of no use: lower the learning rate, clip gradients, or train in fp32, in a new run folder",
+        f"warning: {NO_BEST}, so the checkpoints are of no use: {RESTART}",
         f"done: {progress.update} updates; none is the best; {run}",
     ]
 

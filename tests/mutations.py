@@ -230,8 +230,8 @@ MUTATIONS = [
     Mutation(
         "the link to the last checkpoint is called best",
         "training/checkpoints.py",
-        '"last", folder',
-        '"best", folder',
+        '"last", folder)\n        if progress',
+        '"best", folder)\n        if progress',
         ("training/test_parts.py",),
     ),
     Mutation(

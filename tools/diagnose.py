@@ -163,7 +163,7 @@ def main() -> None:
             split: loss(loaded.model, Corpus.open(folder, split), arguments.pairs)
             for split in ("train", "valid")
         }
-        print(f"{run}: {loaded.checkpoint.resolve().name}")
+        print(f"{run}: {loaded.checkpoint.name}")
         print("  loss: " + ", ".join(f"{split} {value:.3f}" for split, value in losses.items()))
         tables = measure(loaded.model, Corpus.open(folder, "valid"), arguments.pairs)
         for name, values in tables.items():

@@ -91,7 +91,7 @@ def command(
     if top is not None:
         pages = with_top(pages, top)
     if title is None and (STYLES[style].title or choices.output.suffix.lower() not in PICTURES):
-        checkpoint = loaded.checkpoint.resolve()
+        checkpoint = loaded.checkpoint
         run = f"{checkpoint.parent.parent.name}, {checkpoint.name}"
         content = short_titles(pages[0].panels)[0] if len(pages) == 1 else ""
         title = f"{content or WHATS[choices.what]}{addition} ({run})"

@@ -1,6 +1,5 @@
 """``fusetk train``."""
 
-import os
 from pathlib import Path
 
 import click
@@ -67,14 +66,12 @@ def command(
         raise ConfigError("--run is empty: name the run folder")
     if config == "-" and run is None:
         raise ConfigError("a config from standard input has no name: name the run folder by --run")
-    if run_prep and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("--prep needs a single process: run fusetk prep before torchrun")
     resolved = load_recipe(config, overrides)
     import torch
 
     from fusetk import train
     from fusetk.cli import prep
-    from fusetk.processes import end_process
+    from fusetk.processes import end_process, world_size
     from fusetk.resume import check_before_prep
 
     if threads:
@@ -82,6 +79,8 @@ def command(
     default = Path("runs") / Path(config).stem
     folder = Path(run) if run else default
     if run_prep:
+        if world_size() > 1:
+            raise ConfigError("--prep needs a single process: run fusetk prep before torchrun")
         check_before_prep(resolved, folder)
         prep.run(resolved.data, threads or 1, force=False)
     train.train(resolved, folder, device, quiet)

@@ -66,7 +66,7 @@ class Explorer:
         cells."""
         self.name = name
         self.largest = largest
-        self.checkpoint = loaded.checkpoint.resolve()  # `best` may soon be another checkpoint
+        self.checkpoint = loaded.checkpoint
         self.recipe = loaded.recipe
         self.model: Seq2Seq = loaded.model
         self.translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)

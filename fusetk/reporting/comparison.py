@@ -143,7 +143,7 @@ def _translate(
 
     loaded = system.load_model(path, device)
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
-    checkpoint = loaded.checkpoint.resolve()
+    checkpoint = loaded.checkpoint
     name = f"{checkpoint.parent.parent.name}, {checkpoint.name}"
     return name, translator.translate(sources, tokenized)
 

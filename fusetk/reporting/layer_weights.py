@@ -28,12 +28,13 @@ def layer_weights(
     """
     try:
         _, folder = find_checkpoint(run)
-        checksum = str(read_state(folder.resolve())["sha256"][MODEL])
+        resolved = folder.resolve()  # training may move the link while the files are read
+        checksum = str(read_state(resolved)["sha256"][MODEL])
     except (CheckpointError, KeyError):
         return known
     if [weights.weights for weights in known] == [checksum]:
         return known
-    panels, sentences = _panels(folder, source, target)
+    panels, sentences = _panels(resolved, source, target)
     saved = SavedWeights(
         checkpoint=folder.name,
         weights=checksum,

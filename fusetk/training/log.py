@@ -178,7 +178,7 @@ class Updates(Task):
         """Start a stage, or continue it after the updates of ``progress``."""
         self.start = self.count = progress.update
         self.start_time = self.clock()
-        self.epoch = progress.epoch + 1
+        self.epoch = math.floor(progress.epochs) + 1
         self.first = progress.update - progress.stage_update  # updates before the bar
         self.last: float | None = None  # the last update of the stage, if it is known
         self.total = None

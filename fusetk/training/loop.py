@@ -9,6 +9,7 @@ import torch
 
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import Indices, update_size
+from fusetk.errors import FusetkError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
 from fusetk.runs import CHECKPOINTS
@@ -27,6 +28,9 @@ from fusetk.training.signals import Stop
 from fusetk.training.stages import Stages
 from fusetk.training.step import optimizer_step
 from fusetk.training.validation import Validator
+
+NO_BEST = "each validation gave NaN, because training has diverged"
+RESTART = "lower the learning rate, clip gradients, or train in fp32, in a new run folder"
 
 
 class Trainer:
@@ -71,7 +75,8 @@ class Trainer:
         """Train from ``progress`` to the end of the last stage.
 
         After a signal, save a checkpoint and raise Interrupted. Raises FusetkError if too many
-        consecutive gradients are not finite.
+        consecutive gradients are not finite, or if a stage starts from the best checkpoint and each
+        validation gave NaN.
         """
         self.log = log
         self.stop = stop
@@ -138,6 +143,11 @@ class Trainer:
         self.optimizer = None
         self.progress.start_stage()
         if self.stages.config(self.progress).start == "best":
+            if self.progress.best is None:
+                raise FusetkError(
+                    f"training.stages.{self.progress.stage} has start: best, but {NO_BEST}: "
+                    f"{RESTART}"
+                )
             self.checkpoints.load_weights(self.run / CHECKPOINTS / "best")
         self.reporter.updates.begin_stage(self.progress)
         self.log.line(

@@ -26,8 +26,9 @@ class Progress:
     stage: int = 0
     stage_update: int = 0
     stage_epoch: int = 0  # finished epochs of this stage
-    epoch: int = 0  # finished epochs of all stages
-    epochs: float = 0.0  # epochs of all stages, including the finished part of the current one
+    epoch: int = 0  # finished or abandoned epochs of all stages, which seed the shuffle
+    epochs: float = 0.0  # amount of data that all stages have read
+    epochs_before: float = 0.0  # amount of data that the stages before this one have read
     position: int = 0  # finished updates of the current epoch
     seconds: float = 0.0  # duration of the stage so far
     scale: float = 65536.0  # factor of fp16 losses
@@ -53,13 +54,14 @@ class Progress:
             self.epoch += 1
             self.stage_epoch += 1
             self.position = 0
-        self.epochs = self.epoch + self.position / updates_in_epoch
+        self.epochs = self.epochs_before + self.stage_epoch + self.position / updates_in_epoch
 
     def start_stage(self) -> None:
         """Move to the start of the next stage, which begins with a complete epoch."""
         self.stage += 1
         self.stage_update = 0
         self.stage_epoch = 0
+        self.epochs_before = self.epochs
         self.stalled = 0
         self.schedule_state = {}
         self.seconds = 0.0
@@ -105,6 +107,8 @@ class Progress:
         Raises TypeError or ValueError if it is not valid.
         """
         progress = cls(**values)
+        if "epochs_before" not in values:  # of a version that counted abandoned epochs as finished
+            progress.epochs_before = progress.epoch - progress.stage_epoch
         progress.ranking = [(update, value, loss) for update, value, loss in progress.ranking]
         return progress
 
@@ -144,7 +148,7 @@ def validation_due(config: ValidationConfig, progress: Progress) -> bool:
     if config.every_updates and progress.update % config.every_updates == 0:
         return True
     epoch_ended = progress.position == 0
-    return bool(every_epochs and epoch_ended and progress.epoch % every_epochs == 0)
+    return bool(every_epochs and epoch_ended and progress.stage_epoch % every_epochs == 0)
 
 
 def update_schedule(

@@ -66,8 +66,9 @@ def start_from(model: nn.Module, path: Path, pipeline: Pipeline) -> StartReport:
     read, and ConfigError if no weight fits.
     """
     run, folder = find_checkpoint(path)
-    file = EMA if EMA in read_state(folder)["sha256"] else MODEL
-    tensors = read_tensors(folder, file)
+    resolved = folder.resolve()  # the run may move the link while the files are read
+    file = EMA if EMA in read_state(resolved)["sha256"] else MODEL
+    tensors = read_tensors(resolved, file)
     old = Pipeline.load(run / TEXT)
     report = StartReport(folder, [], [], [], [], [])
     parameters = dict(model.named_parameters())

@@ -21,8 +21,9 @@ class ValidationConfig(Config):
     every_updates: int | None = Field(None, ge=1)
     """Number of updates between validations."""
     every_epochs: int | None = Field(None, ge=1)
-    """Number of epochs between validations; 1 if neither key is given. If both keys are
-    given, training validates after every `every_updates` updates and `every_epochs` epochs."""
+    """Number of epochs between validations, counted in each stage; 1 if neither key is given. If
+    both keys are given, training validates after every `every_updates` updates and `every_epochs`
+    epochs."""
     metric: Metric = "loss"
     """Metric that selects the best checkpoint and that `patience` and `schedule: plateau` use.
     `loss` and `ppl` are per token, without label smoothing. `accuracy` is the fraction of tokens

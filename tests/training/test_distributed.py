@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from click.testing import CliRunner
 
 from fusetk import processes as process_module
 from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
+from fusetk.cli.main import main
 from fusetk.errors import ConfigError
 from fusetk.recipe import load
 from fusetk.weights import read_state
@@ -198,7 +200,7 @@ def test_processes_of_a_start_agree_on_a_name_despite_old_entries() -> None:
     assert len(set(names)) == 3
 
 
-@pytest.mark.parametrize(("rank", "size"), [("x", "2"), ("2", "2"), ("0", "abc"), ("-1", "2")])
+@pytest.mark.parametrize(("rank", "size"), [("x", "2"), ("2", "2"), ("-1", "2")])
 def test_a_rank_that_is_not_one_of_the_group(
     monkeypatch: pytest.MonkeyPatch, rank: str, size: str
 ) -> None:
@@ -206,6 +208,25 @@ def test_a_rank_that_is_not_one_of_the_group(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"RANK is {rank} and WORLD_SIZE is {size}"):
+        process_module.connect(torch.device("cpu"))
+
+
+def test_an_empty_number_of_processes_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "")
+    monkeypatch.setattr(os, "_exit", pytest.fail)
+    assert process_module.connect(torch.device("cpu")).size == 1
+    process_module.end_process()
+
+
+def test_a_number_of_processes_that_is_none(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "two"}.items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(main, ["train", str(toy), "--prep"])
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "fusetk: WORLD_SIZE is two, not a number of processes: start the processes with torchrun\n"
+    )
+    with pytest.raises(ConfigError, match="WORLD_SIZE is two, not a number"):
         process_module.connect(torch.device("cpu"))
 
 

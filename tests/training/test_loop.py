@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusetk import runs
+from fusetk import runs, system
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.config import ComponentConfig
@@ -33,6 +33,7 @@ from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
 from fusetk.training.loop import Trainer
 from fusetk.training.schedule import INITIAL_STATE, Schedule, ScheduleState
+from fusetk.training.start import start_from
 from fusetk.training.validation import LossSums, PartialResults, ValidationConfig, Validator
 from fusetk.weights import read_state
 from tests.helpers.forks import Forks, train
@@ -269,6 +270,17 @@ def test_a_run_without_a_best_checkpoint_says_so(toy: Path, tmp_path: Path) -> N
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "(loss: no best yet, stalled 2)" in log and "warning: each validation gave NaN" in log
     assert "done: 8 updates; none is the best; " in log
+
+
+def test_a_stage_cannot_start_from_the_best_checkpoint_if_there_is_none(
+    toy: Path, tmp_path: Path
+) -> None:
+    stage = "{optimizer: adam, schedule: {kind: constant, rate: 1e30}, end: {updates: 4}%s}"
+    stages = f"training.stages=[{stage % ''}, {stage % ', start: best'}]"
+    recipe = load(toy, [stages, "training.max_skipped=9"])
+    for _ in range(2):  # also after a restart
+        with pytest.raises(FusetkError, match=r"stages\.1 has start: best, but .* has diverged: "):
+            train_module.train(recipe, tmp_path, "cpu", quiet=True)
 
 
 def test_updates_that_are_skipped_are_counted_over_a_resume(toy: Path, tmp_path: Path) -> None:
@@ -598,6 +610,31 @@ def test_a_run_that_was_killed_before_its_first_links_gets_them(toy: Path, tmp_p
         link.unlink()
     train_module.train(recipe, tmp_path, "cpu", quiet=True)
     assert [str(link.readlink()) for link in links] == 2 * [runs.checkpoint_name(1)]
+
+
+def test_the_link_to_the_best_checkpoint_moves_while_it_is_loaded(
+    whole: tuple[Recipe, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = whole
+    copy = tmp_path / "run"
+    subprocess.run(["cp", "-a", run, copy], check=True)
+    best = (copy / "checkpoints" / "best").resolve()
+    other = next(folder for folder in runs.checkpoints(copy) if folder != best)
+    expected = weights_module.read_tensors(best, runs.MODEL)
+    checksum = weights_module.checksum
+
+    def slow(path: Path) -> str:
+        checkpoint.link(copy, "best", other)
+        return checksum(path)
+
+    monkeypatch.setattr(weights_module, "checksum", slow)
+    loaded = system.load_model(copy, "cpu")
+    assert loaded.checkpoint == best
+    checkpoint.link(copy, "best", best)
+    started = build(recipe, len(loaded.pipeline.source_vocab), len(loaded.pipeline.target_vocab))
+    start_from(started, copy, loaded.pipeline)
+    for model in (loaded.model, started):
+        assert all(torch.equal(value, expected[key]) for key, value in model.named_parameters())
 
 
 def test_a_validation_is_repeated_after_a_signal(

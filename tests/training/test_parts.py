@@ -262,3 +262,31 @@ def test_the_state_of_a_checkpoint_is_read() -> None:
     for wrong in (None, {"no_such_field": 1}):
         with pytest.raises(TypeError):
             Progress.from_state(wrong)  # type: ignore[arg-type]
+
+
+def test_epochs_of_stages_that_end_inside_an_epoch() -> None:
+    """Each stage begins with a complete epoch, whose shuffle is its own."""
+    config = ValidationConfig(every_epochs=2)
+    progress = Progress()
+    due = []
+    for updates in (2, 2, 28):
+        if progress.update:
+            progress.start_stage()
+        for _ in range(updates):
+            progress.advance(updates_in_epoch=7)
+            if validation_due(config, progress):
+                due.append(progress.update)
+        assert progress.epochs == pytest.approx(progress.update / 7)
+    assert progress.epoch == 2 + 4, "the number of the shuffle"
+    assert due == [4 + 14, 4 + 28]
+
+
+def test_the_progress_of_a_version_without_the_data_of_earlier_stages() -> None:
+    """The number of epochs goes on from the one that the checkpoint has."""
+    progress = Progress(update=11, stage=1, stage_update=9, stage_epoch=1, epoch=2, position=2)
+    progress.epochs = 2 + 2 / 7
+    state = progress.to_state()
+    del state["epochs_before"]
+    resumed = Progress.from_state(state)
+    resumed.advance(updates_in_epoch=7)
+    assert resumed.epochs == pytest.approx(2 + 3 / 7)
