@@ -19,7 +19,7 @@ from fusetk.data.vocab import EOS
 from fusetk.decoding.config import SearchConfig, canonical
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.translate import Request, Translation, Translator
-from fusetk.errors import CheckpointError, ConfigError, DataError, ImportFailed
+from fusetk.errors import CheckpointError, ConfigError, DataError, ImportFailed, join_names
 from fusetk.machine import device_of, hardware
 from fusetk.models import Seq2Seq, build_model
 from fusetk.models.quantization import to_bf16, to_int8, to_kernels
@@ -115,6 +115,7 @@ class Loaded(NamedTuple):
     pipeline: Pipeline
     model: Seq2Seq
     checkpoint: Path
+    has_average: bool = False  # whether the checkpoint has a moving average of the weights
 
 
 class Ensemble(NamedTuple):
@@ -183,7 +184,7 @@ def load_model(
     # The checkpoint may be copied from a run without an average; then loading raises an error.
     has_average = EMA in state["sha256"] or bool(recipe.training.ema and "progress" in state)
     load_weights(model, folder, EMA if has_average and not raw else MODEL)
-    return Loaded(recipe, pipeline, model.to(model_device).eval(), folder)
+    return Loaded(recipe, pipeline, model.to(model_device).eval(), folder, has_average)
 
 
 def load_ensemble(
@@ -196,12 +197,18 @@ def load_ensemble(
     """Load models with weights of ``precision``, one of ``PRECISIONS``.
 
     ``report`` gets a line for each model. Raises ConfigError if the precision is unknown, if int8
-    does not support the device or a model, or if the vocabularies of the models differ, and the
-    errors of ``load_model``.
+    does not support the device or a model, if ``raw`` has no effect, or if the vocabularies of the
+    models differ, and the errors of ``load_model``.
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"unknown precision {precision!r}: choose {', '.join(PRECISIONS)}")
     loaded = [load_model(path, device, raw, report) for path in paths]
+    if raw and not any(system.has_average for system in loaded):
+        names = join_names([str(path) for path in paths])
+        raise ConfigError(
+            f"--raw has no effect on {names}: there is no moving average of the weights "
+            "(training.ema); leave --raw out"
+        )
     first = loaded[0].pipeline
     for path, other in zip(paths[1:], loaded[1:], strict=True):
         for side in SIDES:
@@ -220,17 +227,24 @@ def load_ensemble(
 def changed(
     config: SearchConfig, settings: Mapping[str, Any], origins: Mapping[str, str] | None = None
 ) -> SearchConfig:
-    """Return a search config with changed settings. ``origins`` has the names of keys in errors.
+    """Return a search config with changed settings.
 
-    Raises ConfigError for an unknown setting or an invalid value.
+    ``origins`` has the names of the options that give the settings, for errors. Raises ConfigError
+    for an unknown setting or an invalid value, and for an option that has no effect, also if its
+    value is the default.
     """
     places: dict[Place, Origin] = {
         (key,): Origin(origin, Path()) for key, origin in (origins or {}).items()
     }
     document = Document({**config.model_dump(), **canonical(settings)}, places)
     try:
-        return parse(document, SearchConfig, "the settings of the search have")
-    except ConfigError as error:
+        result = parse(document, SearchConfig, "the settings of the search have")
+        if origins:
+            result.check_effect(settings.keys())
+            if "penalty" in settings and result.normalize == 0:
+                raise ConfigError("penalty has no effect with normalize 0: leave penalty out")
+        return result
+    except (ConfigError, ValueError) as error:
         if not origins:
             raise
         names = re.compile(rf"\b({'|'.join(origins)})\b")

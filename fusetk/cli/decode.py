@@ -10,6 +10,7 @@ from fusetk.cli.common_options import inform
 from fusetk.cli.decode_options import SECTIONS, decode_options
 from fusetk.cli.mbr import candidate_settings
 from fusetk.cli.memory import memory_advice
+from fusetk.cli.options import check_ensemble
 from fusetk.cli.sections import Sections
 from fusetk.decoding.formats import OutputFormat
 from fusetk.decoding.output_file import OutputFile, open_output
@@ -86,6 +87,7 @@ def command(
     )
     if candidates and not mbr:
         raise ConfigError("--candidates has no effect without --mbr: give it, too")
+    check_ensemble(search["ensemble"], models)
     settings = {key: value for key, value in search.items() if value is not None}
     flags = {key: f"--{key.replace('_', '-')}" for key in search}
     world = connect(torch.device("cpu"), TIMEOUT)  # the processes exchange text only

@@ -1,12 +1,14 @@
 """Options that several commands share."""
 
 import os
+from collections.abc import Sequence
 
 import click
 
 from fusetk import DEVICE
 from fusetk.cli.common_options import keep_quiet
 from fusetk.cli.parameters import Decorator, FilePath
+from fusetk.errors import ConfigError
 
 
 def processors() -> int:
@@ -87,6 +89,14 @@ running_options: tuple[Decorator, ...] = (
     threads_option,
     quiet_option,
 )
+
+
+def check_ensemble(mean: str | None, models: Sequence[str]) -> None:
+    """Raise ConfigError if --ensemble, whose value is ``mean``, has no effect."""
+    if mean and len(models) == 1:
+        raise ConfigError(
+            "--ensemble has an effect with several models only: repeat -m, or leave it out"
+        )
 
 
 def output_option(content: str, name: str) -> Decorator:

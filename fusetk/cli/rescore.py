@@ -8,6 +8,7 @@ import click
 
 from fusetk.cli.common_options import inform
 from fusetk.cli.memory import memory_advice
+from fusetk.cli.options import check_ensemble
 from fusetk.cli.rescore_checks import check_options, checked_inputs
 from fusetk.cli.rescore_options import rescore_options
 from fusetk.data.text import readable
@@ -56,6 +57,7 @@ def command(**options: Any) -> None:
     files = (options["files"], options["tsv"], options["n_best"], options["json_lines"])
     inputs = checked_inputs(RescoreInputs(*files))
     check_options(inputs, options)
+    check_ensemble(options["ensemble"], options["models"])
     if options["output"] != "-":
         readable(files_to_check(inputs.names), Path(options["output"]))
     if "-" in inputs.names:

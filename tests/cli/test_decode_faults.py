@@ -117,6 +117,15 @@ def test_a_source_that_is_too_long(trained, caplog):
         (["-o", "."], "cannot be written"),
         (["--precision", "fp8"], "fp8"),
         (["--chunk", "0"], "--chunk"),
+        # Options without effect, also with the default value.
+        (["--seed", "1"], "--seed has an effect on samples only: set --sample, too"),
+        (["--temperature", "1"], "--temperature has an effect on samples only"),
+        (["--top-k", "0"], "--top-k has an effect on samples only"),
+        (["--diversity", "0.5"], "--diversity has an effect with --groups only: set --groups, too"),
+        (["--sample", "--groups", "1"], "--groups has no effect on samples"),
+        (["-n", "0", "--penalty", "power"], "--penalty has no effect with --normalize 0"),
+        (["--ensemble", "log"], "--ensemble has an effect with several models only: repeat -m"),
+        (["--raw"], "there is no moving average of the weights (training.ema); leave --raw out"),
     ],
 )
 def test_invalid_options(trained, options, reason):

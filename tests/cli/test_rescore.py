@@ -368,6 +368,7 @@ def test_a_sentence_that_is_too_long_is_named(tmp_path, files, monkeypatch):
         (["a", "--n-best", "c", "--feature", "a=b"], "cannot be the name of a feature"),
         (["a", "--n-best", "c", "--word-scores"], "are for pairs of lines"),
         (["--json-lines", "c", "--json"], "are for pairs of lines"),
+        (["a", "b", "--ensemble", "log"], "--ensemble has an effect with several models only"),
         (["missing", "other"], "missing does not exist"),
     ],
 )
