@@ -165,7 +165,7 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
     else:
         reason = _reason(error, path, classes)
     origin = document.where(place).text
-    if error["type"] == "value_error":
+    if error["type"] == "value_error" and origin:
         origin = "; ".join(_origins_of_named_keys(document, place, reason)) or origin
     suffix = f"  [{origin}]" if origin else ""
     return f"{name}: {reason}{suffix}".removeprefix(": ")
@@ -220,13 +220,13 @@ def _hint(name: str, classes: Sequence[type[BaseModel]], elsewhere: Sequence[str
     if foreign and not has_other_kind:
         return f"; fusetk calls it {foreign}{foreign_value(key)}"
     if elsewhere:
-        return f"; did you mean {' or '.join(elsewhere)}?"
+        return f"; did you mean {' or '.join(dict.fromkeys(elsewhere))}?"
     near = difflib.get_close_matches(key, known, 1)
     if near and not has_other_kind:
         return f"; did you mean {near[0]!r}?"
-    fields = [config.model_fields["kind"] for config in classes if "kind" in config.model_fields]
-    kinds = [f"kind: {field.default} has no such key; " for field in fields if field.default]
-    return f"; {''.join(kinds)}known keys: {', '.join(known)}" if known else ""
+    kinds = [field.default for config in classes if (field := config.model_fields.get("kind"))]
+    no_key = [f"kind: {kind} has no such key; " for kind in kinds if isinstance(kind, str)]
+    return f"; {''.join(no_key)}known keys: {', '.join(known)}" if known else ""
 
 
 def _site(config: type[BaseModel], base: Place, path: Place, value: Any) -> str | None:

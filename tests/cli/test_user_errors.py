@@ -87,6 +87,7 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
         (["model.layers=3"], "did you mean model.encoder.layers or model.decoder.layers?"),
         (["model.fuse=ffn"], "did you mean model.encoder.fuse or model.decoder.fuse?"),
         (["model.attend=top"], "model.attend: unknown key; did you mean model.decoder.attend?"),
+        (["model.encoder.fuse={kind: last, hops: 3}"], "hops: unknown key; known keys: kind  ["),
         (
             ["model.decoder.fuse=mudd"],
             "model.decoder.fuse: 'mudd' is a kind of `connect`: write model.decoder.connect: mudd",
