@@ -810,7 +810,7 @@ MUTATIONS = [
     Mutation(
         "a run starts from raw weights",
         "training/start.py",
-        'file = EMA if EMA in read_state(folder)["sha256"] else MODEL',
+        'file = EMA if EMA in read_state(resolved)["sha256"] else MODEL',
         "file = MODEL",
         ("training/test_start.py",),
         "average",

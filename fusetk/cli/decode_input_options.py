@@ -56,7 +56,8 @@ input_options: tuple[Decorator, ...] = (
         metavar="FILE",
         help="File with a line for each input line: phrases that its translation must contain, in "
         "this order, separated by tabs; or blank. The phrases get good places if the beam is "
-        "larger than their number of tokens.",
+        "larger than their number of tokens. With SentencePiece, a longer word may begin with the "
+        "last word of a phrase.",
     ),
     click.option(
         "--chunk",

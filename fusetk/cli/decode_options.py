@@ -68,7 +68,7 @@ format_options: tuple[Decorator, ...] = (
         metavar="[DICTIONARY]",
         help="Replace an unknown word by the source word that it is aligned to, or by the "
         "translation of that word in the file DICTIONARY. Its lines are a source word, a tab and "
-        "a target word.",
+        "a target word. With SentencePiece, each subword counts as a word.",
     ),
     click.option(
         "--mbr",

@@ -103,6 +103,14 @@ class Pipeline(Text):
         line = " ".join(tokens)
         return bpe.join(line) if self.bpe else line
 
+    def count_words(self, tokens: Sequence[str]) -> int:
+        """Return the number of words of target tokens, before the split into subwords."""
+        if self.bpe:
+            return len(self.join(tokens).split(" ")) if tokens else 0
+        steps = [step for step in self.steps if step.works_on("target")]
+        begins = [all(step.begins_word(token) for step in steps) for token in tokens[1:]]
+        return sum(begins) + 1 if tokens else 0
+
     def save(self, folder: Path) -> None:
         """Write the files that ``load`` reads, and their checksums."""
         folder.mkdir(parents=True, exist_ok=True)

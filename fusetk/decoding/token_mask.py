@@ -101,7 +101,8 @@ class TokenMask:
         if forced is not None:
             is_forced = (forced >= 0)[:, None]
             forced = forced.clamp(min=PAD)[:, None]
-            forced_logits = logits.gather(1, forced).masked_fill(~is_forced, NEG_INF)
+            # PAD is forced if a phrase must begin inside a word: then no token is allowed.
+            forced_logits = logits.gather(1, forced).masked_fill(forced == PAD, NEG_INF)
         if phrase_token is not None:
             phrase_token = phrase_token.flatten()[:, None]
             phrase_logits = logits.gather(1, phrase_token)
@@ -174,7 +175,8 @@ class TokenMask:
         """Return the only token (R,) that each hypothesis may get; -1 if it may get several tokens.
 
         A search has ``width`` hypotheses. ``phrase_token`` (A, W) holds the next tokens of phrases.
-        Returns None if all hypotheses may get several tokens.
+        PAD means that the hypothesis cannot contain its phrases, so it may get no token. Returns
+        None if all hypotheses may get several tokens.
         """
         forced = None
         if length in self._limits:

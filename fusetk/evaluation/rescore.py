@@ -78,8 +78,7 @@ class Rescorer:
     def _scored(self, target: list[int], scores: list[float]) -> ScoredTarget:
         pipeline = self.translator.pipeline
         tokens = pipeline.target_vocab.decode(target)
-        words = len(pipeline.join(tokens).split(" ")) if tokens else 0
-        return ScoredTarget(tokens, scores, words, target.count(UNK))
+        return ScoredTarget(tokens, scores, pipeline.count_words(tokens), target.count(UNK))
 
 
 class CorpusScore:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fusetk.data.pipeline import Pipeline
+from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.prepare import prepare
+from fusetk.data.steps.base import Side
 from fusetk.data.steps.sentencepiece import PieceModel, SentencePiece, join_pieces
+from fusetk.data.vocab import Vocabulary
 from fusetk.errors import ConfigError, DataError
 from fusetk.recipe import load
 
@@ -42,6 +44,14 @@ def test_pieces_and_bytes_become_raw_text() -> None:
     assert join_pieces("▁It ▁is <0xE4> <0xBD> <0xA0> , ▁ü ber") == "It is你, über"
     assert join_pieces("<0xE4> a") == "\ufffda" and join_pieces("") == ""
     assert join_pieces("▁a <0x0A> b <0x0D> ▁c") == "a b  c"  # one line remains one line
+
+
+@pytest.mark.parametrize(("side", "words"), [("both", 2), ("target", 2), ("source", 5)])
+def test_the_words_of_target_tokens_are_counted(side: Side, words: int) -> None:
+    text = Text([SentencePiece(step="sentencepiece", side=side)], "zh", "en")
+    pipeline = Pipeline(text, {}, (Vocabulary([]), Vocabulary([])))
+    assert pipeline.count_words(["▁car", "pet", "s", "▁It", "<0xE4>"]) == words
+    assert pipeline.count_words([]) == 0
 
 
 def test_raw_text_returns_unchanged(toy: Path, tmp_path: Path) -> None:

@@ -109,6 +109,19 @@ def test_the_definition(options, stop, requests):
         check(config(stop=stop, n_best=n_best, **options), requests)
 
 
+def test_phrases_that_must_begin_inside_a_word():
+    """After this prefix, no position is left for a token that ends the word."""
+    impossible = EncodedRequest(prefix=[UNK, 5, 4], constraints=[[6], [4, 4]], continued={4})
+    possible = EncodedRequest(prefix=[UNK, 4, 5], constraints=[[6], [4, 4]], continued={4})
+    settings = config(max_length_extra=0)
+    longer = EncodedRequest(prefix=[5] * 9)
+    requests = [impossible, possible, FREE[0], impossible, longer]
+    check(settings, requests)
+    for request, is_possible in ((impossible, False), (possible, True)):
+        [hypotheses] = search([MODELS[0]], *batch(SOURCES[:1]), settings, [request])
+        assert bool(hypotheses) == is_possible
+
+
 @pytest.mark.parametrize("requests", [FREE, MIXED], ids=["free", "asked"])
 def test_greedy(requests):
     check(config(beam=1), requests)

@@ -72,6 +72,10 @@ class LineStep(PrepStep):
         """
         return None
 
+    def begins_word(self, token: str) -> bool:
+        """Whether a token begins a word. Every token does, unless the step ``splits_words``."""
+        return True
+
     def required_tokens(self) -> Sequence[str]:
         """Return tokens that the vocabulary must have even if the training text has none."""
         return ()

@@ -87,6 +87,9 @@ class SentencePiece(LearnedStep):
             )
         return model
 
+    def begins_word(self, token: str) -> bool:
+        return token.startswith(SPACE)
+
     def required_tokens(self) -> list[str]:
         return [f"<0x{byte:02X}>" for byte in range(256)] if self.byte_fallback else []
 
