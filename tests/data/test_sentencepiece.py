@@ -10,7 +10,10 @@ from fusetk.data.prepare import prepare
 from fusetk.data.steps.base import Side
 from fusetk.data.steps.sentencepiece import PieceModel, SentencePiece, join_pieces
 from fusetk.data.vocab import Vocabulary
+from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.translate import Translator
 from fusetk.errors import ConfigError, DataError
+from fusetk.evaluation.rescore import Rescorer
 from fusetk.recipe import load
 
 CHINESE = ["我們今天去學校", "你今天去哪裡", "他們去學校學習", "今天天氣很好"] * 30
@@ -47,11 +50,14 @@ def test_pieces_and_bytes_become_raw_text() -> None:
 
 
 @pytest.mark.parametrize(("side", "words"), [("both", 2), ("target", 2), ("source", 5)])
-def test_the_words_of_target_tokens_are_counted(side: Side, words: int) -> None:
+def test_rescore_counts_the_words_of_target_tokens(side: Side, words: int) -> None:
+    tokens = ["▁car", "pet", "s", "▁It", "<0xE4>"]
+    vocabulary = Vocabulary(tokens)
     text = Text([SentencePiece(step="sentencepiece", side=side)], "zh", "en")
-    pipeline = Pipeline(text, {}, (Vocabulary([]), Vocabulary([])))
-    assert pipeline.count_words(["▁car", "pet", "s", "▁It", "<0xE4>"]) == words
-    assert pipeline.count_words([]) == 0
+    translator = Translator([], Pipeline(text, {}, (vocabulary, vocabulary)), SearchConfig())
+    rescorer = Rescorer(translator, batch_tokens=1)
+    assert rescorer._scored(vocabulary.encode(tokens), []).words == words
+    assert rescorer._scored([], []).words == 0
 
 
 def test_raw_text_returns_unchanged(toy: Path, tmp_path: Path) -> None:
