@@ -25,11 +25,9 @@ from fusetk.errors import ConfigError
 from fusetk.files import locked, replace_file
 from fusetk.nn import attention
 from fusetk.nn.fused import decoding as kernels
-from fusetk.nn.fused import output_loss as output_kernel
-from fusetk.nn.fused.build import cache_folders, library
+from fusetk.nn.fused.build import cache_folders
 from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, in_kernels
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
-from fusetk.nn.output_loss import output_loss
 from fusetk.processor import processor
 
 
@@ -377,7 +375,6 @@ KERNELS = "kernels"  # a way
 ROWS = 200  # the first number of rows in the measured products: a typical number of hypotheses
 MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
 PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
-LOSS_ROWS = 768  # a multiple of ROW_MULTIPLE
 
 
 def _use_kernels(dtype: torch.dtype, operation: str, way: Way) -> Undo:
@@ -464,34 +461,6 @@ LINEAR_WAYS: dict[tuple[torch.dtype, str], tuple[Way, ...]] = {
 LINEAR_WAYS[torch.bfloat16, "projection"] = ("float32", KERNELS)
 
 
-# The loss of the output projection in training ---------------------------------------------------
-
-
-def _use_output_kernel(way: Way) -> Undo:
-    before = output_kernel.in_use
-    output_kernel.in_use = way == KERNELS
-    return partial(setattr, output_kernel, "in_use", before)
-
-
-def _measure_output_loss() -> Way:
-    if library("output_loss") is None:
-        return "PyTorch"
-    return fastest(("PyTorch", KERNELS), _run_output_loss, speedup=1.0)
-
-
-def _run_output_loss(way: Way) -> Callable[[], object]:
-    weight, features = torch.ones(PROJECTION), torch.ones(LOSS_ROWS, PROJECTION[1])
-    targets = torch.zeros(LOSS_ROWS, dtype=torch.int64)
-
-    def run() -> object:
-        restore = _use_output_kernel(way)
-        result = output_loss(features, weight, None, targets, 0.9, 1e-5, with_gradient=True)
-        restore()
-        return result
-
-    return run
-
-
 # Choices -----------------------------------------------------------------------------------------
 
 # The keys of ``attention.plain_up_to``, by name.
@@ -528,12 +497,6 @@ CHOICES: tuple[Choice, ...] = (
             partial(_use_kernels, dtype, operation),
         )
         for (dtype, operation), ways in LINEAR_WAYS.items()
-    ),
-    Choice(
-        "float32 output loss, training",
-        ("PyTorch", KERNELS),
-        _measure_output_loss,
-        _use_output_kernel,
     ),
 )
 

@@ -71,7 +71,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the gradient of the logits lacks the smoothing term without kernels",
-        "nn/output_loss.py",
+        "training/loss.py",
         "log_p.exp_().sub_(other)",
         "log_p.exp_()",
         ("nn/test_fused_transformer.py",),
@@ -99,24 +99,10 @@ MUTATIONS = [
     ),
     Mutation(
         "the gradient of the logits lacks the smoothing term in the kernel",
-        "nn/fused/cross_entropy.h",
-        "logits[v] = logits[v] * inverse - other;",
-        "logits[v] = logits[v] * inverse;",
+        "nn/fused/transformer.cpp",
+        "put(at, v, logits[v] * inverse - other);",
+        "put(at, v, logits[v] * inverse);",
         ("training/test_loss.py",),
-    ),
-    Mutation(
-        "the gradient of the output weight lacks all pieces of rows but the last",
-        "nn/fused/output_loss.cpp",
-        "out[r * map.size + n + j] += block[r * BLOCK + j];",
-        "out[r * map.size + n + j] = block[r * BLOCK + j];",
-        ("nn/test_output_loss.py",),
-    ),
-    Mutation(
-        "the gradients of embeddings are scaled like those of the convolutional encoder",
-        "models/conv.py",
-        "_scale_gradient(embedding, 1 / self.encoder_gradient_scale)",
-        "embedding",
-        ("models/test_conv.py",),
     ),
     Mutation(
         "a query of a packed sentence sees the next position",

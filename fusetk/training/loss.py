@@ -1,12 +1,20 @@
-"""Cross-entropy with label smoothing."""
+"""Cross-entropy with label smoothing from features. The logits are computed in pieces of rows.
 
+PyTorch's ``F.linear_cross_entropy`` cannot replace it: with label smoothing its chunked path falls
+back to full logits, it does not also return the unsmoothed loss, and fusetk supports torch 2.4,
+which does not have it.
+"""
+
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fusetk.nn.output import OutputProjection
-from fusetk.nn.output_loss import output_loss
+from fusetk.nn.fused import transformer as kernels
+from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
+from fusetk.nn.precision import product_dtype, without_autocast
+from fusetk.nn.rows import row_multiple
 from fusetk.nn.weightnorm import NormedLinear
 
 
@@ -38,7 +46,10 @@ def loss(
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """Cross-entropy whose gradients are computed with the loss, so logits need not be stored."""
+    """Cross-entropy whose gradients are computed with the loss, in the memory of a piece's logits.
+
+    With the target distribution q, d loss / d logits = p - q.
+    """
 
     @staticmethod
     def forward(
@@ -50,11 +61,29 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         smoothing: float,
         with_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = product_dtype(features)
+        multiple = row_multiple(features)
         other = smoothing / (len(weight) - 1)  # target probability of each other token
         gap = 1 - smoothing - other  # its difference to that of y
-        sums, ctx.gradients = output_loss(
-            features, weight, bias, targets, gap, other, with_gradient
-        )
+        fused = kernels.usable(features, [weight] if bias is None else [weight, bias])
+        cross_entropy = kernels.cross_entropy if fused else plain_cross_entropy
+        with without_autocast(features):
+            matrix = weight.to(dtype)
+            gradients = _Gradients(features, weight, bias) if with_gradient else None
+            bias_grad = None if gradients is None else gradients.bias
+            sums = features.new_zeros(3, dtype=torch.float32)
+            rows = _rows_in_piece(features, len(weight), multiple)
+            for start in range(0, len(targets), rows):
+                y = targets[start : start + rows]
+                piece = _padded(features[start : start + rows].to(dtype), multiple)
+                logits = piece @ matrix.T
+                sums += cross_entropy(
+                    logits[: len(y)], bias, y, gap, other, bias_grad, with_gradient
+                )
+                if gradients is not None:
+                    logits[len(y) :] = 0
+                    gradients.add(start, len(y), piece, logits, matrix)
+            ctx.gradients = gradients
         log_p, log_p_all, correct = sums
         if with_gradient:
             correct = torch.full_like(correct, -1.0)
@@ -65,3 +94,64 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         gradients = ctx.gradients
         ctx.gradients = None  # scaled in place below, so they are valid for one backward pass
         return *(None if g is None else g.mul_(grad) for g in gradients), None, None, None
+
+
+class _Gradients:
+    """The gradients of features, weight and bias, accumulated over pieces."""
+
+    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None):
+        self.features = torch.empty_like(features)
+        self.weight = torch.zeros_like(weight, dtype=torch.float32)
+        self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+
+    def add(
+        self, start: int, rows: int, features: Tensor, grad_logits: Tensor, matrix: Tensor
+    ) -> None:
+        """Add the gradients of n ``rows`` from row ``start`` on, given those of the logits.
+
+        The arguments ``features`` and ``grad_logits`` may have more rows, of zeros.
+        """
+        if grad_logits.dtype == torch.float32:
+            self.weight.addmm_(grad_logits.T, features)
+        else:
+            self.weight.add_(grad_logits.T @ features)
+        self.features[start : start + rows] = (grad_logits @ matrix)[:rows]
+
+    def __iter__(self) -> Iterator[Tensor | None]:
+        return iter((self.features, self.weight, self.bias))
+
+
+def plain_cross_entropy(
+    logits: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    gap: float,
+    other: float,
+    bias_grad: Tensor | None,
+    training: bool,
+) -> Tensor:
+    """Compute ``cross_entropy`` of the fused kernels with PyTorch's operations."""
+    summed = logits.float() if bias is None else logits + bias.float()
+    log_p = torch.log_softmax(summed, dim=1)
+    at_target = targets[:, None]
+    sums = torch.stack((log_p.gather(1, at_target).sum(), log_p.sum(), log_p.new_zeros(())))
+    if not training:
+        sums[2] = (log_p.argmax(1) == targets).sum()
+        return sums
+    grad = log_p.exp_().sub_(other)
+    grad.scatter_add_(1, at_target, grad.new_full((1, 1), -gap).expand(len(targets), 1))
+    logits.copy_(grad)
+    if bias_grad is not None:
+        bias_grad += grad.sum(0)
+    return sums
+
+
+def _rows_in_piece(features: Tensor, vocabulary: int, multiple: int) -> int:
+    rows = (PIECE if features.device.type == "cpu" else PIECE_GPU) // vocabulary
+    return max(multiple, rows - rows % multiple)
+
+
+def _padded(x: Tensor, multiple: int) -> Tensor:
+    """Append rows of zeros to x (n, D) so that n is a multiple of ``multiple``."""
+    missing = -len(x) % multiple
+    return torch.cat((x, x.new_zeros(missing, x.shape[1]))) if missing else x

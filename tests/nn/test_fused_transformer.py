@@ -11,7 +11,7 @@ from fusetk.nn.dropout import Dropout
 from fusetk.nn.dropout_mask import DropoutMask, plain_random_words, random_words
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import transformer as kernels
-from fusetk.nn.output_loss import plain_cross_entropy
+from fusetk.training.loss import plain_cross_entropy
 
 fused = pytest.mark.skipif(not kernels.usable(torch.zeros(1)), reason="there is no C++ compiler")
 MASKS = [None, DropoutMask(12345, 13_107)]
@@ -94,6 +94,19 @@ def test_cross_entropy(with_bias, training) -> None:
     for pair in zip(*results, strict=True):
         if pair[0] is not None:
             torch.testing.assert_close(*pair, rtol=1e-5, atol=1e-5)
+
+
+@fused
+def test_targets_of_the_loss_are_checked_and_converted() -> None:
+    logits, targets = torch.randn(6, 33), torch.tensor([7, 0, 32, 5, 1, 9])
+    expected = kernels.cross_entropy(logits.clone(), None, targets, 0.9, 0.01, None, True)
+    for equal in (targets.int(), torch.stack((targets, targets), 1)[:, 1]):
+        actual = kernels.cross_entropy(logits.clone(), None, equal, 0.9, 0.01, None, True)
+        assert torch.equal(actual, expected)
+    for wrong in (-100, 33):
+        targets[3] = wrong
+        with pytest.raises(IndexError, match="33 entries of the vocabulary"):
+            kernels.cross_entropy(logits.clone(), None, targets, 0.9, 0.01, None, True)
 
 
 @pytest.mark.parametrize("options", [{"bias": False}, {"elementwise_affine": False}])

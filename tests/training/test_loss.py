@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusetk.nn import output_loss
-from fusetk.nn.fused import output_loss as output_kernel
 from fusetk.nn.output import OutputProjection
+from fusetk.training import loss as module
 from fusetk.training.loss import loss
 
 
@@ -32,20 +31,17 @@ def case() -> tuple[Tensor, OutputProjection, Tensor]:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 4, 100])
-@pytest.mark.parametrize("in_kernel", [False, True])
 def test_value_and_gradient_are_the_formulas(
     case: tuple[Tensor, OutputProjection, Tensor],
     smoothing: float,
     bias: bool,
     rows: int,
-    in_kernel: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     features, output, targets = case
     if not bias:
         output.bias = None
-    monkeypatch.setattr(output_loss, "PIECE", rows * 13)
-    monkeypatch.setattr(output_kernel, "in_use", in_kernel)
+    monkeypatch.setattr(module, "PIECE", rows * 13)
     inputs = [features.requires_grad_(), *output.parameters()]
     expected = plain(features, output, targets, smoothing)
     expected_grads = torch.autograd.grad(expected / 7, inputs)

@@ -22,7 +22,6 @@ FOLDER = Path(__file__).parent
 LOSSES = {
     "recurrence": "recurrent models run several times slower on CPU",
     "transformer": "Transformers train about half as fast on CPU",
-    "output_loss": "models with a large vocabulary train a few percent slower on CPU",
     "streams": "connections with several streams or sources train about half as fast on CPU",
     "decoding": "Transformers translate about half as fast on CPU",
 }
@@ -114,28 +113,31 @@ def _compile(compiler: list[str], source: Path, path: Path, checksum: Path) -> N
         for flags in FLAGS:
             command = [*compiler, *COMMON, *flags, "-o", str(new_path), str(source)]
             result = subprocess.run(command, capture_output=True, timeout=120)
-            if result.returncode == 0 and (problem := _load_error(new_path)):
-                reason = reason or problem
-                continue
-            if result.returncode == 0:
+            if result.returncode:
+                output = result.stderr.decode(errors="replace")
+                problem = f"{' '.join(compiler)} reports {output}"
+            else:
+                problem = _load_error(new_path)
+            if not problem:
                 new_checksum.write_text(hashlib.sha256(new_path.read_bytes()).hexdigest())
                 # Several processes may compile at the same time: each file is replaced at once.
                 os.replace(new_path, path)
                 os.replace(new_checksum, checksum)
                 return
-            reason = (
-                reason or f"{' '.join(compiler)} reports {result.stderr.decode(errors='replace')}"
-            )
+            reason = reason or problem
     raise OSError(reason)
 
 
-def _load_error(path: Path) -> str | None:
-    """Return why a library cannot be loaded, for example because that of OpenMP is missing."""
+def _load_error(path: Path) -> str:
+    """Return why a library cannot be loaded, for example because that of OpenMP is missing.
+
+    The text is empty if it can be loaded.
+    """
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
         return str(error)
-    return None
+    return ""
 
 
 def cache_folders() -> list[Path]:

@@ -40,9 +40,8 @@ static inline Int stored_width(Int width) {
 
 // Store the matrix (size, width). `packed` contains zeros before.
 template <class T>
-static void pack(Int threads, Int size, Int width, const T *matrix, T *packed) {
+static void pack(Int size, Int width, const T *matrix, T *packed) {
     const Int inputs = sizeof(float) / sizeof(T);  // of a line
-#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
     for (Int n = 0; n < size; n++) {
         T *group = packed + n / GROUP * GROUP * stored_width<T>(width);
         for (Int k = 0; k < width; k++)
@@ -416,8 +415,8 @@ void product_constants(Int, Int *block, Int *step, Int *block_rows) {
 // and correction are null, except for int8. If `use_tiles` is 0, vectors compute products of bf16
 // also where the processor has tiles.
 #define PRODUCT(name, T)                                                                       \
-    void pack_##name(Int threads, Int size, Int width, const T *matrix, T *packed) {           \
-        pack(threads, size, width, matrix, packed);                                            \
+    void pack_##name(Int, Int size, Int width, const T *matrix, T *packed) {                   \
+        pack(size, width, matrix, packed);                                                     \
     }                                                                                          \
     void name##_product(                                                                       \
         Int threads, Int rows, Int size, Int width, const float *x, const T *packed,           \

@@ -3,8 +3,7 @@
 // normalisation, the activation of the feed-forward network, and the loss. T is the type of the
 // products, float or bfloat16. Sums are in float.
 
-#include "cross_entropy.h"
-#include "transpose.h"
+#include "vectors.h"
 
 #include <float.h>
 
@@ -281,6 +280,51 @@ enum { TILE_REGISTERS = 16 };
 #else
 enum { TILE_REGISTERS = 8 };
 #endif
+
+// Exchange the blocks of S numbers beside the diagonal of a 2 S x 2 S matrix, in all registers.
+template <int S>
+static inline void exchange(Register &a, Register &b) {
+    IntRegister low, high;
+    for (int i = 0; i < WIDTH; i++) {
+        low[i] = i & S ? WIDTH + i - S : i;
+        high[i] = i & S ? WIDTH + i : i + S;
+    }
+    const Register first = shuffle(a, b, low);
+    b = shuffle(a, b, high);
+    a = first;
+}
+
+template <int S>
+static inline void exchange_rows(Register *rows) {
+    for (int i = 0; i < WIDTH; i++)
+        if (!(i & S)) exchange<S>(rows[i], rows[i + S]);
+}
+
+struct Matrix {
+    float *at;
+    Int row_step, step = 1;  // numbers from row to row, and from column to column
+};
+
+static inline Matrix transposed(Matrix m) { return {m.at, m.step, m.row_step}; }
+
+// to (columns, padded(rows)) = from (rows, columns) transposed, with zeros beside it. `columns` is
+// a multiple of LANES.
+static void transpose(Matrix from, Int rows, Int columns, float *to) {
+    const Int row_step = padded(rows);
+    for (Int i = 0; i < row_step; i += WIDTH)
+        for (Int j = 0; j < columns; j += WIDTH) {
+            Register block[WIDTH];
+            for (int k = 0; k < WIDTH; k++) {
+                const float *row = from.at + (i + k) * from.row_step + j;
+                block[k] = i + k < rows ? *(const Register *)row : Register{};
+            }
+            exchange_rows<1>(block);
+            exchange_rows<2>(block);
+            if constexpr (WIDTH > 4) exchange_rows<4>(block);
+            if constexpr (WIDTH > 8) exchange_rows<8>(block);
+            for (int k = 0; k < WIDTH; k++) *(Register *)(to + (j + k) * row_step + i) = block[k];
+        }
+}
 
 // The product c (rows, columns) = or += a (rows, count) b (count, columns). `columns` is a multiple
 // of LANES.
@@ -616,23 +660,25 @@ extern "C" void packed_attention(const Attention *a, int backward) {
 
 // Loss --------------------------------------------------------------------------------------------
 
-// The loss of rows of logits (see cross_entropy.h). In training, logits are replaced by their
-// gradients.
+// Cross-entropy of rows of logits. The target distribution is `other` for each token, and
+// `other` + `gap` for the target. In training, logits are replaced by their gradients.
 struct Loss {
     Int threads, bf16, rows, vocabulary, training;
     void *logits;           // T
     const float *bias;      // null: none
     const Int *targets;     // (rows)
     float gap, other;
-    float *log_p, *log_p_all, *correct;  // (rows); `correct` is not set in training
+    float *log_p, *log_p_all;  // (rows): log-probability of the target; sum over the vocabulary
+    float *correct;         // (rows): 1 if the target has the largest logit; not set in training
     float *partial;         // (threads, vocabulary): gradient of the bias
 };
 
 template <class T>
 static void loss_row(const Loss &a, Int row, float *logits, float *by_bias) {
-    const Int vocabulary = a.vocabulary;
-    const float *bias = a.bias;
+    const Int vocabulary = a.vocabulary, target = a.targets[row];
+    const float *bias = a.bias, other = a.other;
     T *at = (T *)a.logits + row * vocabulary;
+    float largest = -1e30f, total = 0, sum = 0;
     if (bias) {
 #pragma omp simd
         for (Int v = 0; v < vocabulary; v++) logits[v] = get(at, v) + bias[v];
@@ -640,19 +686,38 @@ static void loss_row(const Loss &a, Int row, float *logits, float *by_bias) {
 #pragma omp simd
         for (Int v = 0; v < vocabulary; v++) logits[v] = get(at, v);
     }
-    const RowLoss loss =
-        cross_entropy(vocabulary, a.targets[row], a.gap, a.other, a.training, logits);
-    a.log_p[row] = loss.log_p;
-    a.log_p_all[row] = loss.log_p_all;
-    if (!a.training) {
-        a.correct[row] = loss.correct;
-        return;
+#pragma omp simd reduction(max : largest) reduction(+ : total)
+    for (Int v = 0; v < vocabulary; v++) {
+        largest = logits[v] > largest ? logits[v] : largest;
+        total += logits[v];
     }
-#pragma omp simd
-    for (Int v = 0; v < vocabulary; v++) put(at, v, logits[v]);
+    const float target_logit = logits[target];
+    if (!a.training) {
+        Int first = 0;  // the first of the largest logits
+        while (logits[first] < largest && first < vocabulary - 1) first++;
+        a.correct[row] = first == target;
+    }
+#pragma omp simd reduction(+ : sum)
+    for (Int v = 0; v < vocabulary; v++) {
+        logits[v] = exp_(logits[v] - largest);
+        sum += logits[v];
+    }
+    const float log_z = largest + __builtin_logf(sum);
+    a.log_p[row] = target_logit - log_z;
+    a.log_p_all[row] = total - vocabulary * log_z;
+    if (!a.training) return;
+    const float inverse = 1 / sum;
+    logits[target] -= a.gap * sum;
     if (bias) {
 #pragma omp simd
-        for (Int v = 0; v < vocabulary; v++) by_bias[v] += logits[v];
+        for (Int v = 0; v < vocabulary; v++) {
+            float grad = logits[v] * inverse - other;
+            put(at, v, grad);
+            by_bias[v] += grad;
+        }
+    } else {
+#pragma omp simd
+        for (Int v = 0; v < vocabulary; v++) put(at, v, logits[v] * inverse - other);
     }
 }
 
