@@ -105,6 +105,13 @@ MUTATIONS = [
         ("training/test_loss.py",),
     ),
     Mutation(
+        "the gradients of embeddings are scaled like those of the convolutional encoder",
+        "models/conv.py",
+        "_scale_gradient(embedding, 1 / self.encoder_gradient_scale)",
+        "embedding",
+        ("models/test_conv.py",),
+    ),
+    Mutation(
         "a query of a packed sentence sees the next position",
         "nn/fused/transformer.cpp",
         "before + query + 1 : keys",
