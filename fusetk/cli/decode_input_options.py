@@ -56,8 +56,8 @@ input_options: tuple[Decorator, ...] = (
         metavar="FILE",
         help="File with a line for each input line: phrases that its translation must contain, in "
         "this order, separated by tabs; or blank. The phrases get good places if the beam is "
-        "larger than their number of tokens. With SentencePiece, a longer word may begin with the "
-        "last word of a phrase.",
+        "larger than their number of tokens. With SentencePiece, the last word of a phrase may "
+        "become the start of a longer word.",
     ),
     click.option(
         "--chunk",

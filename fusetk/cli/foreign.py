@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import click
 
-from fusetk.config import foreign_value, fusetk_key, option_as_key
+from fusetk.config import fusetk_key, option_as_key, value_advice
 
 # Names of options in other toolkits, and the options of fusetk that do the same. The advice names
 # the first of these options that the command has.
@@ -142,7 +142,7 @@ def option_advice(name: str, context: click.Context) -> str | None:
     if key is None:
         return None
     setting = f"--set {key}" if "=" in key else f"--set {key}=VALUE"
-    setting += foreign_value(name)
+    setting += value_advice(name)
     if "--set" in known:
         return f"it is a key of the config: use {setting}"
     if key.startswith("decoding."):

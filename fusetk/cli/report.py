@@ -71,9 +71,9 @@ def command(
     dec_sa.seed1.peak=0.0005.json, or a checksum of them if they are long. The file has the config,
     the revision of the code, the machine, the cost, the curves, the scores and the mean layer
     weights of the run. Compressed files beside it have the translations (DIR/translations) and,
-    once for all runs, the sources and references (DIR/texts). They write a tab of a text as a
-    backslash and t. A second call writes only what changed. Results in DIR are renamed if their
-    recipe changed, so a pilot becomes a result of its row if the recipe adopts its values.
+    once for all runs, the sources and references (DIR/texts). In them, a tab inside a text is
+    written as a backslash and t. A second call writes only what changed. Results in DIR are renamed
+    if their recipe changed, so a pilot becomes a result of its row if the recipe adopts its values.
 
     The table of a folder of results needs no runs and no recipes. It has BLEU of all checkpoints
     and chrF, their differences to the baseline, the lowest validation loss, and the cost: speed

@@ -8,7 +8,7 @@ This package knows no section of a config: ``fusetk.recipe`` defines the section
 class is defined beside the class that it configures.
 """
 
-from fusetk.config.foreign_keys import FOREIGN_KEYS, foreign_value, fusetk_key, option_as_key
+from fusetk.config.foreign_keys import FOREIGN_KEYS, fusetk_key, option_as_key, value_advice
 from fusetk.config.schema import ComponentConfig, Config, component, field_docs, resolve
 from fusetk.config.source import Alternatives, Document, Origin, Place, dump, expand_path, load
 from fusetk.config.validation import config_error, parse
@@ -26,10 +26,10 @@ __all__ = [
     "dump",
     "expand_path",
     "field_docs",
-    "foreign_value",
     "fusetk_key",
     "load",
     "option_as_key",
     "parse",
     "resolve",
+    "value_advice",
 ]

@@ -119,9 +119,9 @@ FOREIGN_KEYS = {
     "nbest": "decoding.n_best",
 }
 
-# Names of systems, and the kinds of components that they have.
+# Systems of papers, and the kinds of their fusions.
 SYSTEM_KINDS = {"gtrans": "groups", "mlrf": "attention", "rtal": "tree"}
-# Foreign names with another value than the key of fusetk, and the value of that key.
+# Foreign names whose values differ from those of the key, and how to compute the value of the key.
 FOREIGN_VALUES = {"exponential_smoothing": "one minus Marian's number"}
 
 
@@ -130,8 +130,11 @@ def fusetk_key(name: str) -> str | None:
     return FOREIGN_KEYS.get(option_as_key(name))
 
 
-def foreign_value(name: str) -> str:
-    """Return the end of advice about a foreign name: the value of the key, if it is another one."""
+def value_advice(name: str) -> str:
+    """Return the addition to the advice about a name whose values differ from those of the key.
+
+    The text is empty for other names.
+    """
     value = FOREIGN_VALUES.get(option_as_key(name))
     return f"; its value is {value}" if value else ""
 

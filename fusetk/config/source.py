@@ -17,7 +17,7 @@ from fusetk.errors import ConfigError
 from fusetk.files import similar_names
 
 Place = tuple[str | int, ...]  # keys and list indices, from the top of the config
-# For mappings that have one of several keys, the place of the mapping and these keys.
+# Keys that exclude each other, by the place of their mapping.
 Alternatives = Mapping[Place, Set[str]]
 STANDARD_INPUT = Path("-")
 DEEPEST = 100  # levels of a config; Python's recursion allows more

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fusetk.config import messages
-from fusetk.config.foreign_keys import foreign_value, fusetk_key
+from fusetk.config.foreign_keys import fusetk_key, value_advice
 from fusetk.config.schema import Config, component, nullable
 from fusetk.config.source import Document, Place
 from fusetk.errors import ConfigError, ImportFailed
@@ -160,7 +160,7 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
         related = _related_keys(config, base, path)
         elsewhere = [_dotted(other) for other, _ in related if other[-1] == path[-1]]
         reason = "unknown key" + _hint(name, classes, elsewhere)
-    elif error["type"] == "choice" and (site := _site(config, base, path, error["input"])):
+    elif error["type"] == "choice" and (site := _kind_advice(config, base, path, error["input"])):
         reason = site
     else:
         reason = _reason(error, path, classes)
@@ -216,9 +216,10 @@ def _hint(name: str, classes: Sequence[type[BaseModel]], elsewhere: Sequence[str
     key = name.rpartition(".")[2]
     known = [key for config in classes for key in config.model_fields]
     foreign = fusetk_key(key)
+    # The key has the right name and place, but the `kind` of the section does not have it.
     has_other_kind = foreign == re.sub(r"\.\d+\.", ".0.", name)
     if foreign and not has_other_kind:
-        return f"; fusetk calls it {foreign}{foreign_value(key)}"
+        return f"; fusetk calls it {foreign}{value_advice(key)}"
     if elsewhere:
         return f"; did you mean {' or '.join(dict.fromkeys(elsewhere))}?"
     near = difflib.get_close_matches(key, known, 1)
@@ -229,7 +230,7 @@ def _hint(name: str, classes: Sequence[type[BaseModel]], elsewhere: Sequence[str
     return f"; {''.join(no_key)}known keys: {', '.join(known)}" if known else ""
 
 
-def _site(config: type[BaseModel], base: Place, path: Place, value: Any) -> str | None:
+def _kind_advice(config: type[BaseModel], base: Place, path: Place, value: Any) -> str | None:
     """Return the advice about a kind that another key of the config accepts, or None."""
     kind = value.get("kind") if isinstance(value, dict) else value
     for place, field in _related_keys(config, base, path):
@@ -244,8 +245,8 @@ def _related_keys(
 ) -> Iterator[tuple[Place, FieldInfo]]:
     """Yield the places and fields of the keys in the section of ``path`` and in related sections.
 
-    These are the sections in it and the sections beside it. ``path`` starts at ``base``, the place
-    of ``config``.
+    The related sections are those inside the section and those beside it. ``path`` starts at
+    ``base``, the place of ``config``.
     """
     section = path[:-1]
     sections = [section, *_sections(config, section)]

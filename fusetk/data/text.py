@@ -33,8 +33,9 @@ WRITE_ADVICE = {
     errno.EEXIST: "a file has the name of this folder; choose another name",
     errno.ENOTDIR: "a file has the name of its folder; choose another folder",
 }
-# If the files are out of step in the last lines of the shorter one only, it is cut off: the lengths
-# of so few lines may agree by chance. These are its last tenth, at most this number of lines.
+# Lines at the end of the shorter file whose lengths may agree with those of the longer file by
+# chance. If the files seem to be out of step only from one of these lines on, the shorter file ends
+# early. They are at most a tenth of it, and at most this number.
 MOST_CHANCE_LINES = 10
 
 
@@ -260,7 +261,7 @@ def unequal(pair: Pair, source: int, target: int) -> DataError:
     """Return the error for files with unequal numbers of lines.
 
     It names the line after which the files seem to be out of step. If this line is one of the last
-    lines of the shorter file, the error says that this file seems to be cut off.
+    lines of the shorter file, the error says that this file seems to end early.
     """
     longer, shorter = (pair.source, pair.target) if source > target else (pair.target, pair.source)
     counts = f"{pair.source} has {source} lines and {pair.target} has {target}"

@@ -101,7 +101,7 @@ class TokenMask:
         if forced is not None:
             is_forced = (forced >= 0)[:, None]
             forced = forced.clamp(min=PAD)[:, None]
-            # PAD is forced if a phrase must begin inside a word: then no token is allowed.
+            # A hypothesis that cannot contain its phrases is forced to PAD: it gets no token.
             forced_logits = logits.gather(1, forced).masked_fill(forced == PAD, NEG_INF)
         if phrase_token is not None:
             phrase_token = phrase_token.flatten()[:, None]

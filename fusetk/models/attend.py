@@ -55,7 +55,7 @@ class AttendedSources(nn.Module):
 
 
 class OutputSource(AttendedSources):
-    """Attention of every decoder layer to the output of the encoder's stack."""
+    """One source for every decoder layer: the output of the encoder's stack."""
 
     reads_output = True
 

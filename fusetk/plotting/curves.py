@@ -225,7 +225,8 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     start = index - np.minimum(to_end, (window - 1) // 2)
     end = index + np.minimum(to_end, window // 2) + 1
     # Each window is summed by itself: differences of one cumulative sum would have the rounding
-    # errors of all values before the window. The sums with odd numbers are those between windows.
+    # errors of all values before the window. `reduceat` also sums between two windows; `[::2]`
+    # drops these.
     bounds = np.stack((start, end), axis=1).ravel()
     sums = np.add.reduceat(np.append(np.where(is_finite, values, 0.0), 0.0), bounds)[::2]
     counts = np.add.reduceat(np.append(is_finite, False), bounds, dtype=np.int64)[::2]

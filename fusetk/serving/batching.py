@@ -36,8 +36,8 @@ class Batcher(Generic[Options, Result]):
 
     The thread takes the oldest request, waits up to ``window`` seconds for others, and computes
     those with the same options together, up to ``batch`` sentences (or one larger request). The
-    queue holds ``queue`` sentences, those in computation not counted. A search of a batch ends
-    early if all its requests are cancelled.
+    queue holds ``queue`` sentences, those in computation not counted. The search of a batch ends
+    early if all requests of the batch are cancelled.
     """
 
     def __init__(

@@ -7,7 +7,10 @@ from torch import nn
 
 
 class NAG(torch.optim.Optimizer):
-    """Nesterov's momentum whose velocity holds steps (Sutskever et al. 2013, Equations 3 and 4)."""
+    """Nesterov's momentum with a velocity that includes the rate of each step.
+
+    Sutskever et al. 2013, Equations 3 and 4.
+    """
 
     def __init__(self, parameters: Iterable[nn.Parameter], momentum: float, weight_decay: float):
         """The arguments are those of ``NAGConfig``. The rate is set before each step."""

@@ -27,8 +27,8 @@ class Progress:
     stage_update: int = 0
     stage_epoch: int = 0  # finished epochs of this stage
     epoch: int = 0  # finished or abandoned epochs of all stages, which seed the shuffle
-    epochs: float = 0.0  # amount of data that all stages have read
-    epochs_before: float = 0.0  # amount of data that the stages before this one have read
+    epochs: float = 0.0  # data that all stages have read, in epochs
+    epochs_before: float = 0.0  # data that the earlier stages have read, in epochs
     position: int = 0  # finished updates of the current epoch
     seconds: float = 0.0  # duration of the stage so far
     scale: float = 65536.0  # factor of fp16 losses
@@ -107,7 +107,8 @@ class Progress:
         Raises TypeError or ValueError if it is not valid.
         """
         progress = cls(**values)
-        if "epochs_before" not in values:  # of a version that counted abandoned epochs as finished
+        # An earlier version wrote such a state. It counted abandoned epochs as finished.
+        if "epochs_before" not in values:
             progress.epochs_before = progress.epoch - progress.stage_epoch
         progress.ranking = [(update, value, loss) for update, value, loss in progress.ranking]
         return progress

@@ -148,7 +148,7 @@ def test_a_fusion_of_one_layer_is_refused(fuse: dict[str, Any]) -> None:
     ("connect", "said"),
     [
         ({"kind": "dense", "summary_every": 4}, "summary_every: 4 makes no summary"),
-        ({"kind": "depth-weighted", "dilation": 5}, "dilation 5 lets no layer read"),
+        ({"kind": "depth-weighted", "dilation": 5}, "with dilation 5, each layer"),
     ],
 )
 def test_options_of_connections_without_effect_are_refused(

@@ -218,7 +218,9 @@ def test_an_empty_number_of_processes_is_one(monkeypatch: pytest.MonkeyPatch) ->
     process_module.end_process()
 
 
-def test_a_number_of_processes_that_is_none(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_processes_must_be_a_number(
+    toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "two"}.items():
         monkeypatch.setenv(name, value)
     result = CliRunner().invoke(main, ["train", str(toy), "--prep"])

@@ -29,8 +29,8 @@ class DepthWeightedConfig(ConnectConfig):
             )
         if self.dilation > layers:
             raise ValueError(
-                f"dilation {self.dilation} lets no layer read another one than the layer below in "
-                f"a stack of {layers} layers: give at most {layers}"
+                f"with dilation {self.dilation}, each layer of a stack of {layers} layers reads "
+                f"only the layer below it: give at most {layers}"
             )
 
 

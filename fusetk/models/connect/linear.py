@@ -29,7 +29,8 @@ class LinearConnection(SourcesConnection):
 
     Layer l reads sum_k w_lk LN(y_k), where y_k are the embedding and the outputs of the layers
     below. With ``fuse: last`` the output of the stack is one more combination. The authors' code
-    does not normalise the embedding, nor the input of the first layer with ``norm``.
+    does not normalise the embedding. With ``norm``, it does not normalise the input of the first
+    layer either.
     """
 
     Config = LinearConnectionConfig

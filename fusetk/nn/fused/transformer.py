@@ -365,10 +365,12 @@ def _segments(
     return segments
 
 
-def checked_targets(targets: Tensor, vocabulary: int) -> Tensor:
+def _checked_targets(targets: Tensor, vocabulary: int) -> Tensor:
     """Return ``targets`` as the kernels read them. Raises IndexError if one is out of range."""
     if targets.numel() and not 0 <= targets.min() <= targets.max() < vocabulary:
-        raise IndexError(f"a target is not below the {vocabulary} entries of the vocabulary")
+        raise IndexError(
+            f"a target is outside the vocabulary: give indices from 0 to {vocabulary - 1}"
+        )
     return targets.to(torch.int64).contiguous()
 
 
@@ -389,7 +391,7 @@ def cross_entropy(
     The target distribution is ``other`` for each token, and ``gap`` more for the target.
     """
     rows, vocabulary = logits.shape
-    targets = checked_targets(targets, vocabulary)
+    targets = _checked_targets(targets, vocabulary)
     arguments = _Loss()
     arguments.threads = torch.get_num_threads()
     arguments.bf16 = logits.dtype == torch.bfloat16
