@@ -3,8 +3,8 @@
 A folder of results has a file ``SYSTEM.seedN.json`` for each run. The translations and the texts
 are compressed tables of columns, so that ``zcat FILE | cut -f N`` prints one text:
 ``translations/SYSTEM.seedN.SET.tsv.gz`` has a column for each translation of a test set, and
-``texts/SET.CHECKSUM.tsv.gz`` has its sources and references, once for all runs. A tab inside a text is
-written as a backslash and t; see ``escaped``.
+``texts/SET.CHECKSUM.tsv.gz`` has its sources and references, once for all runs. A tab inside a text
+is written as a backslash and t; see ``escaped``.
 """
 
 import gzip
