@@ -386,6 +386,12 @@ def test_a_change_of_what_an_anchor_names_twice_changes_one_of_them(tmp_path):
         "a": {"size": 1},
         "b": {"size": 3},
     }
+    (tmp_path / "deep.yaml").write_text("m: {a: &both {x: {size: 1}}, b: *both, c: [*both]}\n")
+    assert config.load(tmp_path / "deep.yaml", ["m.b.x.size=3"]).values["m"] == {
+        "a": {"x": {"size": 1}},
+        "b": {"x": {"size": 3}},
+        "c": [{"x": {"size": 1}}],
+    }
 
 
 def test_docstrings_of_fields_are_those_below_them_in_the_class_or_its_bases() -> None:

@@ -1,6 +1,5 @@
 """Reading and writing of YAML: ``extends``, overrides, and the place where each key was written."""
 
-import copy
 import os
 import re
 import sys
@@ -245,8 +244,14 @@ def _merge_values(
             base[key] = old
             _merge_values(old, value, below, alternatives)
         else:
-            # A YAML anchor may put one mapping in two places. A copy separates the two.
-            base[key] = copy.deepcopy(value)
+            base[key] = _copy(value)
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy without shared parts. A YAML anchor may put one mapping in several places."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _long_form(value: Any) -> Any:
