@@ -135,7 +135,7 @@ def test_the_second_stage_starts_fresh_from_the_best(whole: tuple[Recipe, Path])
     )
     epochs = [line["epoch"] for line in lines(run, "valid")]
     assert epochs == sorted(epochs)
-    assert epochs[-1] == round(11 / 9 + 1, 3), "11 updates, 9 of which are an epoch, then an epoch"
+    assert epochs[-1] == round(11 / 9 + 1, 3), "stage 1 reads 11 / 9 epochs, stage 2 one"
 
 
 def test_best_is_the_lowest_validation_loss(whole: tuple[Recipe, Path]) -> None:

@@ -131,12 +131,18 @@ def test_a_better_validation_has_a_lower_rank(metric: str, better: float, worse:
         assert best > rank(metric, {"loss": 5.0, metric: better}), "the loss decides between equals"
 
 
+def checkpoints_of(toy: Path, run: Path, settings: list[str]) -> Checkpoints:
+    """The checkpoints of a small model, with a changed config."""
+    model: Any = torch.nn.Linear(2, 2)
+    return Checkpoints(run, load(toy, settings).training, model, None, "fingerprint", ALONE)
+
+
 def test_the_last_and_the_best_checkpoints_are_kept(toy: Path, tmp_path: Path) -> None:
     """A checkpoint of an interruption is kept only while it is the last."""
-    config = load(toy, ["training.keep_last=2", "training.keep_best=1"]).training
-    model: Any = torch.nn.Linear(2, 2)
-    saved = Checkpoints(tmp_path, config, model, None, "fingerprint", ALONE)
-    progress = Progress()
+    saved, progress = (
+        checkpoints_of(toy, tmp_path, ["training.keep_last=2", "training.keep_best=1"]),
+        Progress(),
+    )
     for update, loss in enumerate([3.0, 1.0, 2.0, 2.5, None, 4.0], 1):
         progress.update = update
         if loss is not None:
@@ -157,10 +163,7 @@ def test_the_last_and_the_best_checkpoints_are_kept(toy: Path, tmp_path: Path) -
 def test_a_checkpoint_of_an_interruption_is_kept_besides_the_last_ones(
     toy: Path, tmp_path: Path
 ) -> None:
-    config = load(toy, ["training.keep_last=2"]).training
-    model: Any = torch.nn.Linear(2, 2)
-    saved = Checkpoints(tmp_path, config, model, None, "fingerprint", ALONE)
-    progress = Progress()
+    saved, progress = checkpoints_of(toy, tmp_path, ["training.keep_last=2"]), Progress()
     for update in (1, 2, 3, 4):
         progress.update = update
         saved.save(progress, None, interrupted=update == 4)
@@ -175,10 +178,10 @@ def test_a_checkpoint_of_an_interruption_is_kept_besides_the_last_ones(
 
 
 def test_a_validation_without_a_number_is_not_among_the_best(toy: Path, tmp_path: Path) -> None:
-    config = load(toy, ["training.keep_last=1", "training.keep_best=2"]).training
-    model: Any = torch.nn.Linear(2, 2)
-    saved = Checkpoints(tmp_path, config, model, None, "fingerprint", ALONE)
-    progress = Progress()
+    saved, progress = (
+        checkpoints_of(toy, tmp_path, ["training.keep_last=1", "training.keep_best=2"]),
+        Progress(),
+    )
     for update in (1, 2, 3):
         progress.update = update
         progress.add_validation("loss", {"loss": math.nan})
@@ -188,10 +191,7 @@ def test_a_validation_without_a_number_is_not_among_the_best(toy: Path, tmp_path
 
 
 def test_a_checkpoint_that_is_written_twice_is_one_of_the_last(toy: Path, tmp_path: Path) -> None:
-    config = load(toy, ["training.keep_last=3"]).training
-    model: Any = torch.nn.Linear(2, 2)
-    saved = Checkpoints(tmp_path, config, model, None, "fingerprint", ALONE)
-    progress = Progress()
+    saved, progress = checkpoints_of(toy, tmp_path, ["training.keep_last=3"]), Progress()
     for update in (1, 2, 2, 3):
         progress.update = update
         saved.save(progress, None)
