@@ -241,6 +241,7 @@ def changed(
         result = parse(document, SearchConfig, "the settings of the search have")
         if origins:
             result.check_effect(settings.keys())
+            # A config may have a penalty, and an option may then set `normalize` to 0.
             if "penalty" in settings and result.normalize == 0:
                 raise ConfigError("penalty has no effect with normalize 0: leave penalty out")
         return result

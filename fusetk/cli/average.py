@@ -18,8 +18,8 @@ from fusetk.cli.parameters import FilePath
     "--last",
     type=click.IntRange(1),
     metavar="N",
-    help="Average the last N checkpoints, without that of an interruption. It is an error if "
-    "training deleted one of them.",
+    help="Average the last N checkpoints. A checkpoint that was written because of an interruption "
+    "does not count. It is an error if training deleted one of the others.",
 )
 @click.option(
     "--best",

@@ -95,7 +95,7 @@ def check_ensemble(mean: str | None, models: Sequence[str]) -> None:
     """Raise ConfigError if --ensemble, whose value is ``mean``, has no effect."""
     if mean and len(models) == 1:
         raise ConfigError(
-            "--ensemble has an effect with several models only: repeat -m, or leave it out"
+            "--ensemble has an effect with several models only: repeat -m, or leave --ensemble out"
         )
 
 

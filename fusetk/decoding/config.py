@@ -76,7 +76,7 @@ class SearchConfig(Config):
     `exact` took up to 1.8 times as long as `beam` in our measurements, longest with weak models.
     If no hypothesis of a line gets EOS, `exact` searches to the maximum length: the bound of a live
     hypothesis is its score divided by the penalty of that length. A line that repeats one word
-    1,000 times took more than 50 times as long as with `beam`. `first` finds much worse
+    1,000 times took about 40 times as long as with `beam`. `first` finds much worse
     translations."""
     n_best: Annotated[int, SearchOption(FORMAT, metavar="N")] = Field(1, ge=1)
     """Number of translations of a sentence: at most `beam`, or any number with `sample`."""

@@ -49,6 +49,7 @@ class DecodeInputs(NamedTuple):
 
     @property
     def files(self) -> list[str]:
+        """The input and its side files; - is standard input."""
         return [self.source, *self.side_files]
 
 
@@ -92,7 +93,7 @@ def _is_stream(path: str) -> bool:
 def files_to_check(paths: Sequence[str]) -> list[Path]:
     """Return standard input, if it is one of the paths, and the files that are not streams.
 
-    A pipe that is opened and closed is lost: its writer ends.
+    Pipes are left out: if a pipe were opened and closed, its writer would end.
     """
     return [Path(path) for path in paths if path == "-" or not _is_stream(path)]
 

@@ -68,7 +68,7 @@ class OutputSource(AttendedSources):
 
 
 class DenseConcatSource(AttendedSources):
-    """Attention of every decoder layer to the concatenated history (DenseNMT, DenseAtt-1)."""
+    """One source for every decoder layer: the concatenated history (DenseNMT, DenseAtt-1)."""
 
     @property
     def widths(self) -> Sequence[int]:
@@ -79,7 +79,10 @@ class DenseConcatSource(AttendedSources):
 
 
 class DenseSumSources(AttendedSources):
-    """Attention of every decoder layer to each item of the history (DenseNMT, DenseAtt-2)."""
+    """A source for each item of the history (DenseNMT, DenseAtt-2).
+
+    Every decoder layer reads all of them.
+    """
 
     @property
     def widths(self) -> Sequence[int]:
@@ -90,7 +93,7 @@ class DenseSumSources(AttendedSources):
 
 
 class LayerwiseSources(AttendedSources):
-    """Attention of decoder layer i to the output of encoder layer i (after He et al. 2018).
+    """A source for each decoder layer: layer i reads encoder layer i (after He et al. 2018).
 
     The attention to the source is separate from self-attention. In the paper, a target layer i
     reads the source layer i - 1, and both attentions are mixed. The backbone ``coordinated`` does
@@ -122,7 +125,7 @@ class TransparentConfig(ComponentConfig):
 
 
 class TransparentSources(AttendedSources):
-    """Attention of decoder layer j to z_j = sum_i softmax_i(W)_ij h_i (Bapna et al. 2018).
+    """A source for each decoder layer j: z_j = sum_i softmax_i(W)_ij h_i (Bapna et al. 2018).
 
     h_i are the embedding and the encoder layers. W is 0 at first, so z_j is their mean. A layer
     that is not as wide as the embedding is projected to the width of the embedding.

@@ -173,7 +173,8 @@ def read_result(path: Path) -> RunResult:
 def holds_results(path: Path, with_runs: bool = False) -> bool:
     """Whether a path is a folder with a result, or a folder without any config.
 
-    With runs, a folder that has a config is a folder of recipes, also if it has results.
+    If ``with_runs``, folders of runs belong to it, too. Then a folder that has a config is a folder
+    of recipes, even if it has results.
     """
     if not path.is_dir():
         return False

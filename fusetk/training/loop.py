@@ -182,7 +182,7 @@ class Trainer:
         if validation_due(self.config.validation, self.progress):
             self._validate(due=True)
         elif self.config.save_every and self.progress.update % self.config.save_every == 0:
-            # A run that resumes here does not repeat the updates since the last report.
+            # Otherwise, a run that resumes here would never log the updates since the last report.
             self.reporter.report(self.progress)
             self.checkpoints.save(self.progress, self.optimizer)
 

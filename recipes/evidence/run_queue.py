@@ -77,9 +77,9 @@ class PlanConfig(Config):
         return sorted(self.steps(system).items(), key=lambda step: self.epochs(step[0]) is None)
 
     def setting(self, options: Sequence[tuple[str, Any]]) -> str:
-        """Return the name of values of tuned keys, for folders.
+        """Return a name for folders, made of tuned keys and their values.
 
-        The keys are shortened as far as they are unique in the plan.
+        Each key is its shortest end that is unique in the plan.
         """
         keys = {key for values in self.tuning.values() for key in values} | {EPOCHS}
         names = short_keys(sorted(keys))
@@ -487,7 +487,7 @@ def main() -> int:
     with open(options.out / ".queue.lock", "a") as file:
         if not lock(file):
             raise ConfigError(
-                f"another queue or a training of a killed one works in {options.out}: "
+                f"another queue, or a training of a killed queue, still writes to {options.out}: "
                 "wait until it ends"
             )
         queue.locks = [file.fileno()]

@@ -565,7 +565,7 @@ def test_ids_are_those_of_the_counted_words(folder: Path) -> None:
     assert UNK not in np.concatenate([corpus.source[i] for i in range(2)])
 
 
-def test_words_of_carriage_returns_at_the_end_of_a_line_are_dropped(folder: Path) -> None:
+def test_carriage_returns_at_the_end_of_a_line_are_dropped(folder: Path) -> None:
     (folder / "train.de").write_bytes(b"a \r \r \nb\r c\n\r \n")
     (folder / "train.en").write_bytes(b"1\n2\n3\n")
     settings: dict[str, Any] = {"steps": [], "bpe": None}
