@@ -333,13 +333,14 @@ def test_a_layer_in_one_call_computes_what_its_parts_compute(system, convert, mo
         pytest.skip(f"the processor has no products of {dtype}")
     set_kernels(monkeypatch, dtype, True)
     model = convert(SYSTEMS[system]())
-    in_one_call = begin(model)
+    sources = SOURCES * 20  # more hypotheses than the kernel computes at once
+    in_one_call = begin(model, sources)
     monkeypatch.setattr(steps, "_fused_layer", lambda layer: None)
-    in_parts = begin(model)
+    in_parts = begin(model, sources)
     for state, expected in ((in_one_call, True), (in_parts, False)):
         layers = state.per_hypothesis.shared.fused_layers
         assert all((layer is not None) == expected for layer in layers)
-    for tokens in prefixes(len(SOURCES)).split(1, 1):
+    for tokens in prefixes(len(sources)).split(1, 1):
         features, in_one_call = model.decode(tokens, in_one_call)
         expected, in_parts = model.decode(tokens, in_parts)
         assert torch.equal(features, expected)

@@ -67,16 +67,15 @@ static inline void dots(
 extern "C" {
 
 // Attention of R rows to their earlier tokens. steps[t] is the address of step t's projections
-// (rows of queries, keys and values, 3 D numbers); the last step is the current one. Row r's token
-// of step t is row ancestors[r, t]. The bias (3 D) is that of the projections. The bias of the keys
-// adds the same number to all scores, so it has no effect.
+// (rows of queries, keys and values, 3 D numbers); the last step is the current one. `own` are the
+// R rows of it. Row r's token of step t is row ancestors[r, t]. The bias (3 D) is that of the
+// projections. The bias of the keys adds the same number to all scores, so it has no effect.
 void attend_history(
-    Int threads, Int rows, Int heads, Int width, Int length, const float *const *steps,
-    const Int *ancestors, const float *bias, float *out
+    Int threads, Int rows, Int heads, Int width, Int length, const float *own,
+    const float *const *steps, const Int *ancestors, const float *bias, float *out
 ) {
     const Int size = width / heads, vectors = vectors_of(length);
     const float scale = 1 / sqrtf((float)size);
-    const float *last = steps[length - 1];
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
         Scratch scratch(width + vectors * LANES), keys(2 * length);
@@ -85,7 +84,7 @@ void attend_history(
 #pragma omp for schedule(static)
         for (Int r = 0; r < rows; r++) {
             for (Int j = 0; j < width; j++)
-                q[j] = (last[r * 3 * width + j] + (bias ? bias[j] : 0)) * scale;
+                q[j] = (own[r * 3 * width + j] + (bias ? bias[j] : 0)) * scale;
             for (Int t = 0; t < length; t++)
                 k[t] = steps[t] + (3 * ancestors[r * length + t] + 1) * width;
             for (Int h = 0; h < heads; h++) {
@@ -293,20 +292,18 @@ static void apply(
     }
 }
 
-// The computation of a layer for one token of each hypothesis: x (rows, width), out (rows, width).
-// The projections of this step (rows, 3 width) are steps[length - 1]. The results are those of the
-// functions for its parts, one after the other.
-void decoder_layer(
-    Int threads, Int rows, const DecoderLayer *layer, const float *x, Int length,
-    float *const *steps, const Int *ancestors, const Source *source, const Int *sentences,
+// The layer for some rows of `decoder_layer`; `own` are their projections of this step.
+static void layer_of_rows(
+    Int threads, Int rows, const DecoderLayer &layer, const float *x, Int length, float *own,
+    const float *const *steps, const Int *ancestors, const Source &source, const Int *sentences,
     float *out
 ) {
-    const Int width = layer->width, size = rows * width;
+    const Int width = layer.width, size = rows * width;
     Scratch normed(size), y(size), z(size), after_self(size), after_cross(size);
-    Scratch hidden(rows * layer->hidden_size);
+    Scratch hidden(rows * layer.hidden_size);
     const auto before = [&](const float *stream, Int i) -> const float * {
-        const Norm &norm = layer->norms[i];
-        if (!layer->pre) return stream;
+        const Norm &norm = layer.norms[i];
+        if (!layer.pre) return stream;
         add_norm(
             threads, rows, width, stream, 0, 0, norm.gain, norm.shift, norm.eps, 0, normed.at
         );
@@ -314,34 +311,52 @@ void decoder_layer(
     };
     const auto after = [&](const float *stream, const float *change, const float *bias, Int i,
                            float *to) {
-        const Norm &norm = layer->norms[i];
-        float *total = layer->pre ? to : 0, *result = layer->pre ? 0 : to;
+        const Norm &norm = layer.norms[i];
+        float *total = layer.pre ? to : 0, *result = layer.pre ? 0 : to;
         add_norm(
             threads, rows, width, stream, change, bias, norm.gain, norm.shift, norm.eps, total,
             result
         );
     };
-    const PackedMap &project = layer->project;
-    apply(threads, rows, project, 0, 0, before(x, 0), steps[length - 1]);
+    const PackedMap &project = layer.project;
+    apply(threads, rows, project, 0, 0, before(x, 0), own);
     attend_history(
-        threads, rows, layer->heads, width, length, steps, ancestors, project.bias, y.at
+        threads, rows, layer.heads, width, length, own, steps, ancestors, project.bias, y.at
     );
-    apply(threads, rows, layer->self_out, 0, 0, y.at, z.at);
-    after(x, z.at, layer->self_out.bias, 0, after_self.at);
+    apply(threads, rows, layer.self_out, 0, 0, y.at, z.at);
+    after(x, z.at, layer.self_out.bias, 0, after_self.at);
 
-    apply(threads, rows, layer->query, 0, 0, before(after_self.at, 1), y.at);
+    apply(threads, rows, layer.query, 0, 0, before(after_self.at, 1), y.at);
     attend_source(
-        threads, rows, layer->heads, width, source->count, source->length, sentences,
-        source->lengths, y.at, width, layer->query.bias, source->keys, source->values,
-        source->stride, source->value_bias, z.at, 0
+        threads, rows, layer.heads, width, source.count, source.length, sentences,
+        source.lengths, y.at, width, layer.query.bias, source.keys, source.values,
+        source.stride, source.value_bias, z.at, 0
     );
-    apply(threads, rows, layer->cross_out, 0, 0, z.at, y.at);
-    after(after_self.at, y.at, layer->cross_out.bias, 1, after_cross.at);
+    apply(threads, rows, layer.cross_out, 0, 0, z.at, y.at);
+    after(after_self.at, y.at, layer.cross_out.bias, 1, after_cross.at);
 
-    const PackedMap &units = layer->hidden;
+    const PackedMap &units = layer.hidden;
     apply(threads, rows, units, units.bias, 1, before(after_cross.at, 2), hidden.at);
-    apply(threads, rows, layer->ffn_out, 0, 0, hidden.at, y.at);
-    after(after_cross.at, y.at, layer->ffn_out.bias, 2, out);
+    apply(threads, rows, layer.ffn_out, 0, 0, hidden.at, y.at);
+    after(after_cross.at, y.at, layer.ffn_out.bias, 2, out);
+}
+
+// The computation of a layer for one token of each hypothesis: x (rows, width), out (rows, width).
+// The projections of this step (rows, 3 width) are steps[length - 1]. The results are those of the
+// functions for its parts, one after the other. The data of CHUNK rows of each thread stay in the
+// cache from the first part to the last.
+void decoder_layer(
+    Int threads, Int rows, const DecoderLayer *layer, const float *x, Int length,
+    float *const *steps, const Int *ancestors, const Source *source, const Int *sentences,
+    float *out
+) {
+    const Int width = layer->width;
+    for (Int first = 0; first < rows; first += CHUNK * threads)
+        layer_of_rows(
+            threads, smaller(rows - first, CHUNK * threads), *layer, x + first * width, length,
+            steps[length - 1] + first * 3 * width, steps, ancestors + first * length, *source,
+            sentences + first, out + first * width
+        );
 }
 
 }  // extern "C"

@@ -91,7 +91,7 @@ def attend_history(
     out = steps[-1].new_empty(rows, width)
     addresses = torch.tensor([step.data_ptr() for step in steps])
     _call(
-        *("attend_history", rows, heads, width, length),
+        *("attend_history", rows, heads, width, length, steps[-1]),
         *(addresses, ancestors.contiguous(), bias, out),
     )
     return out

@@ -49,26 +49,38 @@ static void pack(Int size, Int width, const T *matrix, T *packed) {
     }
 }
 
-// The last operations on the sums of a block: add the bias (BLOCK), and replace numbers below
-// `lowest`. For int8, first subtract `correction`, and multiply by the scales of rows and outputs.
+// The last operations on the sums of a group: add the bias, and replace numbers below `lowest`. For
+// int8, first subtract the correction, and multiply by the scales of rows and outputs.
+struct GroupEpilogue {
+    Vector bias, lowest, scale;
+    const float *row_scale;
+    IntRegister correction;
+
+    Vector operator()(Vector sums, Int) const { return larger(sums + bias, lowest); }
+
+#ifdef INT8_VECTORS
+    Vector operator()(IntRegister sums, Int row) const {
+        const Vector numbers = {{__builtin_convertvector(sums - correction, Register)}};
+        return (*this)(numbers * row_scale[row] * scale, row);
+    }
+#endif
+};
+
+// The numbers of the GroupEpilogues of a block
 struct Epilogue {
     const float *bias;
     Vector lowest;
     const float *row_scale, *scale;
     const int32_t *correction;
 
-    Vector operator()(Vector sums, Int, Int group) const {
-        return larger(sums + load(bias + group * GROUP), lowest);
+    GroupEpilogue group(Int group) const {
+        GroupEpilogue own = {load(bias + group * GROUP), lowest, {}, row_scale, {}};
+        if (scale) {
+            own.scale = load(scale + group * GROUP);
+            own.correction = *(const IntRegister *)(correction + group * GROUP);
+        }
+        return own;
     }
-
-#ifdef INT8_VECTORS
-    Vector operator()(__m512i sums, Int row, Int group) const {
-        IntRegister integers = (IntRegister)sums;
-        integers -= *(const IntRegister *)(correction + group * GROUP);
-        const Vector numbers = {{__builtin_convertvector(integers, Register)}};
-        return (*this)(numbers * row_scale[row] * load(scale + group * GROUP), row, group);
-    }
-#endif
 };
 
 // ROWS rows of out (rows, BLOCK) from `row` on, for x (rows, width) and two groups of W
@@ -93,8 +105,8 @@ static NOT_INLINED void vector_rows(
         for (int r = 0; r < ROWS; r++) {
             float *to = out + (row + r) * stride;
             if (start) sums[r][0] += load(to), sums[r][1] += load(to + GROUP);
-            store(to, last ? finish(sums[r][0], row + r, 0) : sums[r][0]);
-            store(to + GROUP, last ? finish(sums[r][1], row + r, 1) : sums[r][1]);
+            store(to, last ? finish.group(0)(sums[r][0], row + r) : sums[r][0]);
+            store(to + GROUP, last ? finish.group(1)(sums[r][1], row + r) : sums[r][1]);
         }
     }
 }
@@ -119,10 +131,12 @@ static NOT_INLINED void vector_rows(
             sums[r][1] = _mm512_dpbf16_ps(sums[r][1], inputs, v);
         }
     }
-    for (int r = 0; r < ROWS; r++) {
-        const Vector a = {{(Register)sums[r][0]}}, b = {{(Register)sums[r][1]}};
-        store(out + (row + r) * stride, finish(a, row + r, 0));
-        store(out + (row + r) * stride + GROUP, finish(b, row + r, 1));
+    for (int group = 0; group < 2; group++) {
+        const GroupEpilogue own = finish.group(group);
+        for (int r = 0; r < ROWS; r++) {
+            const Vector numbers = {{(Register)sums[r][group]}};
+            store(out + (row + r) * stride + group * GROUP, own(numbers, row + r));
+        }
     }
 }
 
@@ -136,8 +150,8 @@ static NOT_INLINED void vector_rows(
     Int row, Int width, const int8_t *x, const int8_t *first, const int8_t *second,
     const Epilogue &finish, float *out, Int stride
 ) {
-    __m512i sums[ROWS][2];
-    for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = _mm512_setzero_si512();
+    IntRegister sums[ROWS][2];
+    for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = IntRegister{};
     for (Int k = 0; k < width; k += 4) {
         const __m512i w = _mm512_loadu_si512(first + k * GROUP);
         const __m512i v = _mm512_loadu_si512(second + k * GROUP);
@@ -145,13 +159,14 @@ static NOT_INLINED void vector_rows(
             int32_t bits;
             memcpy(&bits, x + (row + r) * width + k, sizeof bits);
             const __m512i inputs = _mm512_set1_epi32(bits);
-            sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], inputs, w);
-            sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], inputs, v);
+            sums[r][0] = (IntRegister)_mm512_dpbusd_epi32((__m512i)sums[r][0], inputs, w);
+            sums[r][1] = (IntRegister)_mm512_dpbusd_epi32((__m512i)sums[r][1], inputs, v);
         }
     }
-    for (int r = 0; r < ROWS; r++) {
-        store(out + (row + r) * stride, finish(sums[r][0], row + r, 0));
-        store(out + (row + r) * stride + GROUP, finish(sums[r][1], row + r, 1));
+    for (int group = 0; group < 2; group++) {
+        const GroupEpilogue own = finish.group(group);
+        for (int r = 0; r < ROWS; r++)
+            store(out + (row + r) * stride + group * GROUP, own(sums[r][group], row + r));
     }
 }
 
@@ -212,7 +227,7 @@ static inline void tiles(
     for (int r = 0; r < BLOCK_ROWS; r++)
         for (int group = 0; group < 2; group++) {
             float *to = out + r * stride + group * GROUP;
-            store(to, finish(load(to), r, group));
+            store(to, finish.group(group)(load(to), r));
         }
 }
 
