@@ -67,11 +67,11 @@ static inline void dots(
 extern "C" {
 
 // Attention of R rows to their earlier tokens. steps[t] is the address of step t's projections
-// (rows of queries, keys and values, 3 D numbers); the last step is the current one. `own` are the
-// R rows of it. Row r's token of step t is row ancestors[r, t]. The bias (3 D) is that of the
-// projections. The bias of the keys adds the same number to all scores, so it has no effect.
+// (rows of queries, keys and values, 3 D numbers). `current` has those of the R rows in the last
+// step. Row r's token of step t is row ancestors[r, t]. The bias (3 D) is that of the projections.
+// The bias of the keys adds the same number to all scores, so it has no effect.
 void attend_history(
-    Int threads, Int rows, Int heads, Int width, Int length, const float *own,
+    Int threads, Int rows, Int heads, Int width, Int length, const float *current,
     const float *const *steps, const Int *ancestors, const float *bias, float *out
 ) {
     const Int size = width / heads, vectors = vectors_of(length);
@@ -84,7 +84,7 @@ void attend_history(
 #pragma omp for schedule(static)
         for (Int r = 0; r < rows; r++) {
             for (Int j = 0; j < width; j++)
-                q[j] = (own[r * 3 * width + j] + (bias ? bias[j] : 0)) * scale;
+                q[j] = (current[r * 3 * width + j] + (bias ? bias[j] : 0)) * scale;
             for (Int t = 0; t < length; t++)
                 k[t] = steps[t] + (3 * ancestors[r * length + t] + 1) * width;
             for (Int h = 0; h < heads; h++) {
@@ -292,9 +292,9 @@ static void apply(
     }
 }
 
-// The layer for some rows of `decoder_layer`; `own` are their projections of this step.
+// The layer for some rows of `decoder_layer`; `current` are their projections of this step.
 static void layer_of_rows(
-    Int threads, Int rows, const DecoderLayer &layer, const float *x, Int length, float *own,
+    Int threads, Int rows, const DecoderLayer &layer, const float *x, Int length, float *current,
     const float *const *steps, const Int *ancestors, const Source &source, const Int *sentences,
     float *out
 ) {
@@ -319,9 +319,9 @@ static void layer_of_rows(
         );
     };
     const PackedMap &project = layer.project;
-    apply(threads, rows, project, 0, 0, before(x, 0), own);
+    apply(threads, rows, project, 0, 0, before(x, 0), current);
     attend_history(
-        threads, rows, layer.heads, width, length, own, steps, ancestors, project.bias, y.at
+        threads, rows, layer.heads, width, length, current, steps, ancestors, project.bias, y.at
     );
     apply(threads, rows, layer.self_out, 0, 0, y.at, z.at);
     after(x, z.at, layer.self_out.bias, 0, after_self.at);

@@ -66,20 +66,20 @@ struct GroupEpilogue {
 #endif
 };
 
-// The numbers of the GroupEpilogues of a block
+// The numbers of a block, which are loaded once for all rows of a group
 struct Epilogue {
     const float *bias;
     Vector lowest;
     const float *row_scale, *scale;
     const int32_t *correction;
 
-    GroupEpilogue group(Int group) const {
-        GroupEpilogue own = {load(bias + group * GROUP), lowest, {}, row_scale, {}};
+    GroupEpilogue of_group(Int group) const {
+        GroupEpilogue epilogue = {load(bias + group * GROUP), lowest, {}, row_scale, {}};
         if (scale) {
-            own.scale = load(scale + group * GROUP);
-            own.correction = *(const IntRegister *)(correction + group * GROUP);
+            epilogue.scale = load(scale + group * GROUP);
+            epilogue.correction = *(const IntRegister *)(correction + group * GROUP);
         }
-        return own;
+        return epilogue;
     }
 };
 
@@ -105,8 +105,8 @@ static NOT_INLINED void vector_rows(
         for (int r = 0; r < ROWS; r++) {
             float *to = out + (row + r) * stride;
             if (start) sums[r][0] += load(to), sums[r][1] += load(to + GROUP);
-            store(to, last ? finish.group(0)(sums[r][0], row + r) : sums[r][0]);
-            store(to + GROUP, last ? finish.group(1)(sums[r][1], row + r) : sums[r][1]);
+            store(to, last ? finish.of_group(0)(sums[r][0], row + r) : sums[r][0]);
+            store(to + GROUP, last ? finish.of_group(1)(sums[r][1], row + r) : sums[r][1]);
         }
     }
 }
@@ -132,10 +132,10 @@ static NOT_INLINED void vector_rows(
         }
     }
     for (int group = 0; group < 2; group++) {
-        const GroupEpilogue own = finish.group(group);
+        const GroupEpilogue epilogue = finish.of_group(group);
         for (int r = 0; r < ROWS; r++) {
             const Vector numbers = {{(Register)sums[r][group]}};
-            store(out + (row + r) * stride + group * GROUP, own(numbers, row + r));
+            store(out + (row + r) * stride + group * GROUP, epilogue(numbers, row + r));
         }
     }
 }
@@ -144,7 +144,8 @@ static NOT_INLINED void vector_rows(
 
 #ifdef INT8_VECTORS
 
-// The numbers of x have the offset 128, because the instruction needs factors without a sign.
+// The numbers of x have the offset 128, because the instruction needs factors without a sign. With
+// sums of the type __m512i, GCC 12 keeps two of them in memory.
 template <int ROWS>
 static NOT_INLINED void vector_rows(
     Int row, Int width, const int8_t *x, const int8_t *first, const int8_t *second,
@@ -164,9 +165,9 @@ static NOT_INLINED void vector_rows(
         }
     }
     for (int group = 0; group < 2; group++) {
-        const GroupEpilogue own = finish.group(group);
+        const GroupEpilogue epilogue = finish.of_group(group);
         for (int r = 0; r < ROWS; r++)
-            store(out + (row + r) * stride + group * GROUP, own(sums[r][group], row + r));
+            store(out + (row + r) * stride + group * GROUP, epilogue(sums[r][group], row + r));
     }
 }
 
@@ -224,11 +225,13 @@ static inline void tiles(
     _tile_stored(1, out + GROUP, stride * sizeof(float));
     _tile_stored(2, out + 16 * stride, stride * sizeof(float));
     _tile_stored(3, out + 16 * stride + GROUP, stride * sizeof(float));
-    for (int r = 0; r < BLOCK_ROWS; r++)
-        for (int group = 0; group < 2; group++) {
+    for (int group = 0; group < 2; group++) {
+        const GroupEpilogue epilogue = finish.of_group(group);
+        for (int r = 0; r < BLOCK_ROWS; r++) {
             float *to = out + r * stride + group * GROUP;
-            store(to, finish.group(group)(load(to), r));
+            store(to, epilogue(load(to), r));
         }
+    }
 }
 
 #endif
