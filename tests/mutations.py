@@ -86,15 +86,22 @@ MUTATIONS = [
     Mutation(
         "the offset of rows of 8 bits is not subtracted",
         "nn/fused/packed_products.h",
-        "integers -= *(const IntRegister *)(correction + group * GROUP);",
-        "",
+        "sums - correction, Register",
+        "sums, Register",
         ("nn/test_decoding_kernels.py",),
     ),
     Mutation(
         "a decoder layer in one call has the bias of another map",
         "nn/fused/decoding.cpp",
-        "after(after_self.at, y.at, layer->cross_out.bias, 1, after_cross.at);",
-        "after(after_self.at, y.at, layer->self_out.bias, 1, after_cross.at);",
+        "after(after_self.at, y.at, layer.cross_out.bias, 1, after_cross.at);",
+        "after(after_self.at, y.at, layer.self_out.bias, 1, after_cross.at);",
+        ("contracts/test_decoding.py",),
+    ),
+    Mutation(
+        "each chunk of rows of a decoder layer has the projections of the first one",
+        "nn/fused/decoding.cpp",
+        "steps[length - 1] + first * 3 * width",
+        "steps[length - 1]",
         ("contracts/test_decoding.py",),
     ),
     Mutation(
