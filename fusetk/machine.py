@@ -173,6 +173,17 @@ def _choices(matmul: str, threads: int) -> Choices:
     return measured or _measure(matmul)
 
 
+def forget_choices() -> None:
+    """Delete all stored choices of this machine, so that they are measured again.
+
+    Raises OSError if a file cannot be deleted.
+    """
+    for folder in cache_folders():
+        for file in folder.glob("machine-*.json"):
+            file.unlink(missing_ok=True)
+    _choices.cache_clear()
+
+
 def read_choices(path: Path) -> Choices | None:
     """Read a file of ``write_choices``; return None if it is missing or damaged.
 
@@ -262,14 +273,15 @@ def fastest(
     run: Callable[[Way], Callable[[], object]],
     exact: Callable[[Way], bool] = lambda way: True,
     speedup: float = MIN_SPEEDUP,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Way:
     """Return the fastest of the exact ways.
 
     ``run`` returns a function that computes the operation in one way. Another way replaces the
-    first one, the default, only if it is ``speedup`` times as fast.
+    first one, the default, only if it is ``speedup`` times as fast. ``clock`` returns seconds.
     """
     usable = [way for way in ways if way == ways[0] or exact(way)]
-    seconds = _seconds(*(run(way) for way in usable))
+    seconds = _seconds([run(way) for way in usable], clock)
     best = min(range(1, len(usable)), key=seconds.__getitem__, default=0)
     return usable[best] if seconds[0] > speedup * seconds[best] else usable[0]
 
@@ -390,7 +402,10 @@ def _measure_linear(dtype: torch.dtype, operation: str) -> Way:
         return ways[0]
     run = _run_maps if operation == "maps" else _run_projection
     with torch.inference_mode(), one_thread():
-        return fastest(ways, partial(run, dtype), speedup=MIN_SPEEDUP_LINEAR)
+        # Other processes that use the processor do not change the time of a thread.
+        return fastest(
+            ways, partial(run, dtype), speedup=MIN_SPEEDUP_LINEAR, clock=time.thread_time
+        )
 
 
 @contextmanager
@@ -504,15 +519,35 @@ CHOICES: tuple[Choice, ...] = (
 # Measurements ------------------------------------------------------------------------------------
 
 
-def _seconds(*functions: Callable[[], object]) -> list[float]:
-    """Return the shortest time of each function over five rounds, after one round of warm-up."""
+# The rounds of a measurement end when no time became shorter by this fraction in so many rounds.
+# Other processes disturb single rounds, and PyTorch's threads may first share one core.
+MIN_CHANGE, UNCHANGED_ROUNDS = 0.01, 5
+MAX_SECONDS = 1.0  # of a measurement
+
+
+def _seconds(
+    functions: Sequence[Callable[[], object]], clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Return the shortest time of each function in rounds, in which the functions take turns.
+
+    The first round is warm-up.
+    """
+    for function in functions:
+        function()
     shortest = [math.inf] * len(functions)
-    for round_number in range(6):
-        for j, function in enumerate(functions):
-            start = time.perf_counter()
+    start = time.perf_counter()
+    unchanged = 0
+    while unchanged < UNCHANGED_ROUNDS:
+        unchanged += 1
+        for i, function in enumerate(functions):
+            before = clock()
             function()
-            if round_number:
-                shortest[j] = min(shortest[j], time.perf_counter() - start)
+            seconds = clock() - before
+            if seconds < (1 - MIN_CHANGE) * shortest[i]:
+                unchanged = 0
+            shortest[i] = min(shortest[i], seconds)
+        if time.perf_counter() - start > MAX_SECONDS:
+            break
     return shortest
 
 

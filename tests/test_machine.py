@@ -101,7 +101,7 @@ def test_choices_are_measured_once_and_stored(cache: Path, monkeypatch: pytest.M
 def test_damaged_choices_are_measured_again(
     cache: Path, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_seconds", lambda *functions: [1.0] * len(functions))
+    monkeypatch.setattr(machine, "_seconds", lambda functions, clock: [1.0] * len(functions))
     choices()
     [file] = cache.glob("machine-*.json")
     file.write_text(content)
@@ -132,7 +132,7 @@ def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.Monk
         lambda device: 2e-3 if torch.get_float32_matmul_precision() == "medium" else 2e-7,
     )
     monkeypatch.setattr(
-        machine, "_seconds", lambda *ways: [float(len(ways) - i) for i in range(len(ways))]
+        machine, "_seconds", lambda ways, clock: [float(len(ways) - i) for i in range(len(ways))]
     )
     [products] = (choice for choice in machine.CHOICES if choice.name == "float32 products")
     assert products.measure() == "MKL"
@@ -141,7 +141,7 @@ def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.Monk
 
 
 def test_the_speedup_that_another_way_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_seconds", lambda *runs: [run() for run in runs])
+    monkeypatch.setattr(machine, "_seconds", lambda runs, clock: [run() for run in runs])
     seconds = {"default": 1.0, "other": 1.02, "slow": 1.5}
 
     def chosen(speedup: float) -> machine.Way:
@@ -149,6 +149,24 @@ def test_the_speedup_that_another_way_needs(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert (chosen(1.0), chosen(0.99), chosen(0.97)) == ("default", "default", "other")
     assert machine.fastest(["default"], lambda way: lambda: 1.0) == "default"
+
+
+def test_a_measurement_goes_on_until_the_times_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that is disturbed in its first rounds has its undisturbed time at last."""
+    now = 0.0
+    disturbed = iter([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0])
+
+    def run(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    functions = [lambda: run(next(disturbed, 1.0)), lambda: run(1.5)]
+    assert machine._seconds(functions, lambda: now) == [1.0, 1.5]
+    assert now < 80, "it ends soon after the last change"
+
+    endless = iter(range(10**6, 0, -1000))
+    monkeypatch.setattr(machine, "MAX_SECONDS", 0.01)
+    machine._seconds([lambda: run(next(endless)), lambda: time.sleep(0.001)], lambda: now)
 
 
 def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +181,7 @@ def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyP
         return lambda: current.__setitem__(0, before)
 
     seconds = {"slow": 2.0, "fast": 1.0, "wrong": 0.1}
-    monkeypatch.setattr(machine, "_seconds", lambda *runs: [run() for run in runs])
+    monkeypatch.setattr(machine, "_seconds", lambda runs, clock: [run() for run in runs])
     new = machine.Choice(
         "sorting",
         ("slow", "fast", "wrong"),

@@ -10,16 +10,25 @@ from fusetk.cli.options import processors, threads_option
 
 @click.command("doctor")
 @threads_option
+@click.option(
+    "--measure-again",
+    is_flag=True,
+    help="Delete the stored ways and measure them again, for example if the machine was busy.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(threads: int | None, as_json: bool) -> None:
+def command(threads: int | None, measure_again: bool, as_json: bool) -> None:
     """Describe this machine: versions, kernels, limits of speed, and what is slow.
 
     The limits are the rates of one large matrix product in each number type. The command also
     prints the ways to compute that fusetk measured as the fastest on this machine. They are stored
-    in the cache folder.
+    in the cache folder. A training that is resumed on this machine keeps the ways of its run.
     """
     from fusetk.doctor import examine
 
+    if measure_again:
+        from fusetk.machine import forget_choices
+
+        forget_choices()
     description = examine(processors(), threads)
     if as_json:
         click.echo(json.dumps(description, indent=2))
