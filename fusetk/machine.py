@@ -25,6 +25,7 @@ from fusetk.errors import ConfigError
 from fusetk.files import locked, replace_file
 from fusetk.nn import attention
 from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.fused import products
 from fusetk.nn.fused.build import cache_folders
 from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, in_kernels
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
@@ -132,6 +133,9 @@ class Choices:
 PRODUCTS = "float32 products"  # name of a choice
 # PyTorch's default is replaced only if the alternative is this many times as fast.
 MIN_SPEEDUP = 1.15
+# The kernels for large products are as exact as the library. In a training, where the matrices are
+# not in the cache, they save more time than in the measurement.
+MIN_SPEEDUP_LARGE = 1.0
 # The kernels for linear maps may be a little slower in the measurement, because they save passes
 # over memory in a search.
 MIN_SPEEDUP_LINEAR = 0.97
@@ -232,6 +236,9 @@ def computing(device: torch.device, matmul: str, recorded: Choices | None = None
             chosen = recorded or choices(matmul)
             undo = _use(chosen, matmul)
             description = f"by {chosen.ways[PRODUCTS]}"
+            if products.in_training and matmul == "highest":
+                undo.append(products.replace())
+                description += " and kernels"
         if matmul != "highest":
             result = "rounded" if _product_error(device) > 1e-5 else "exact"
             description = f"{matmul}, in fact {result}"
@@ -287,6 +294,41 @@ def fastest(
 
 
 # Products ----------------------------------------------------------------------------------------
+
+
+def _use_large_products(way: Way) -> Undo:
+    before = products.in_training
+    products.in_training = way == KERNELS
+    return partial(setattr, products, "in_training", before)
+
+
+def _measure_large_products() -> Way:
+    if not products.available():
+        return "library"
+    with torch.no_grad(), one_thread():
+        return fastest(
+            *(("library", KERNELS), _run_training_products),
+            speedup=MIN_SPEEDUP_LARGE,
+            clock=time.thread_time,
+        )
+
+
+def _run_training_products(way: Way) -> Callable[[], object]:
+    """Return a function that computes the products of linear maps, forward and backward."""
+    rows = {**dict.fromkeys(MAPS, TOKENS), PROJECTION: ROWS}  # a loss has parts with fewer tokens
+    maps = [(torch.ones(shape), torch.ones(rows[shape], shape[1])) for shape in rows]
+
+    def run() -> object:
+        restore = products.replace() if way == KERNELS else None
+        results = []
+        for weight, x in maps:
+            y = x @ weight.t()
+            results.append((y @ weight, y.t() @ x))
+        if restore:
+            restore()
+        return results
+
+    return run
 
 
 def _use_precision(matmul: str) -> Undo:
@@ -386,6 +428,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way) -> None:
 KERNELS = "kernels"  # a way
 ROWS = 200  # the first number of rows in the measured products: a typical number of hypotheses
 MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
+TOKENS = 1000  # rows of the measured products of a training
 PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
 
 
@@ -494,6 +537,12 @@ CHOICES: tuple[Choice, ...] = (
         ("MKL", "oneDNN"),  # MKL is PyTorch's default
         lambda: fastest(("MKL", "oneDNN"), _run_product, _is_exact_product),
         lambda library: _use_precision(_precision(library)),
+    ),
+    Choice(
+        "large float32 products, training",
+        ("library", KERNELS),  # the library is that of the choice above
+        _measure_large_products,
+        _use_large_products,
     ),
     *(
         Choice(

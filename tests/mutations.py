@@ -105,6 +105,13 @@ MUTATIONS = [
         ("contracts/test_decoding.py",),
     ),
     Mutation(
+        "the last part of a long sum in a product replaces the other parts",
+        "nn/fused/products.cpp",
+        "own_bias, add || start,",
+        "own_bias, add,",
+        ("nn/test_product_kernels.py",),
+    ),
+    Mutation(
         "the gradient of the logits lacks the smoothing term in the kernel",
         "nn/fused/transformer.cpp",
         "put(at, v, logits[v] * inverse - other);",

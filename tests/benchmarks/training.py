@@ -7,11 +7,11 @@ prints the median speed over the turns, in target tokens (EOS counted) a second,
 that of the first config.
 
 With --limit, the script also prints the limit of the speed and the share of it that is reached. The
-limit is the rate of one large matrix product, which is measured in each turn in the same number
-type and with the same threads, over the multiply-adds of a target token. These are the multiply-
-adds of all matrix products of the model on real tokens, without padding: projections, convolutions,
-recurrences, attention scores and contexts, and the output projection. The backward pass counts
-twice the forward pass.
+limit is the rate of one large matrix product of PyTorch, over the multiply-adds of a target token.
+The rate is measured in each turn in the same number type and with the same threads. The multiply-
+adds are those of all matrix products of the model on real tokens, without padding: projections,
+convolutions, recurrences, attention scores and contexts, and the output projection. The backward
+pass counts twice the forward pass.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
 from fusetk.errors import DataError
-from fusetk.machine import device_of
+from fusetk.machine import computing, device_of
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.recipe import Recipe, load
 from fusetk.runs import TEXT
@@ -58,6 +58,7 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
         compile_layers(model)
     optimizer = optim.build(stage.optimizer, model.parameters())
     clock = time.process_time if arguments.processor_time else time.perf_counter
+    multiple = length_multiple(device, precision)
     epoch = 0
     while True:
         order = batches(
@@ -69,18 +70,20 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
                 "updates of a turn: give less --updates"
             )
         for first in range(0, len(order) - arguments.updates + 1, arguments.updates):
-            start = clock()
-            tokens = 0
-            for indices in order[first : first + arguments.updates]:
-                batch = collate(corpus, indices, length_multiple(device, precision)).to(device)
-                smoothing = recipe.training.label_smoothing
-                count = len(batch.target_index)
-                losses = accumulate_gradients(model, [batch], smoothing, precision, count)
-                optimizer_step(model, optimizer, losses, 1e-4, stage.clip, count)
-                tokens += count
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            yield tokens / (clock() - start)
+            with computing(device, recipe.training.matmul):
+                start = clock()
+                tokens = 0
+                for indices in order[first : first + arguments.updates]:
+                    batch = collate(corpus, indices, multiple).to(device)
+                    smoothing = recipe.training.label_smoothing
+                    count = len(batch.target_index)
+                    losses = accumulate_gradients(model, [batch], smoothing, precision, count)
+                    optimizer_step(model, optimizer, losses, 1e-4, stage.clip, count)
+                    tokens += count
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                seconds = clock() - start
+            yield tokens / seconds
         epoch += 1
 
 

@@ -66,6 +66,36 @@ static inline void dots(
 
 extern "C" {
 
+// The constants that Python has, too
+void product_constants(Int, Int *block, Int *step, Int *block_rows) {
+    *block = BLOCK, *step = STEP, *block_rows = BLOCK_ROWS;
+}
+
+// pack_float32 and so on: store the matrix (size, width) for the other functions. `packed` contains
+// zeros before.
+//
+// float32_product and so on: out (rows, size) = x (rows, width) W^T + bias (size) for a packed W
+// (size, width). With `relu`, negative results become 0. Null pointers: the bias may be null; scale
+// and correction are null, except for int8. If `use_tiles` is 0, vectors compute products of bf16
+// also where the processor has tiles.
+#define PRODUCT(name, T)                                                                       \
+    void pack_##name(Int, Int size, Int width, const T *matrix, T *packed) {                   \
+        pack(size, width, matrix, packed);                                                     \
+    }                                                                                          \
+    void name##_product(                                                                       \
+        Int threads, Int rows, Int size, Int width, const float *x, const T *packed,           \
+        const float *scale, const int32_t *correction, const float *bias, Int relu,            \
+        Int use_tiles, float *out                                                              \
+    ) {                                                                                        \
+        const Rows<T> own(threads, rows, width, x);                                            \
+        const bool tiles = sizeof(T) == 2 && with_tiles(use_tiles);                            \
+        const Int stored = stored_width<T>(width);                                             \
+        const Map<T> map = {size, stored, packed, scale, correction, bias, relu != 0, tiles};  \
+        _Pragma("omp parallel num_threads((int)threads) if (threads > 1)") map(rows, own, out); \
+    }
+FOR_TYPES(PRODUCT)
+#undef PRODUCT
+
 // Attention of R rows to their earlier tokens. steps[t] is the address of step t's projections
 // (rows of queries, keys and values, 3 D numbers). `current` has those of the R rows in the last
 // step. Row r's token of step t is row ancestors[r, t]. The bias (3 D) is that of the projections.

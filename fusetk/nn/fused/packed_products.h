@@ -83,11 +83,17 @@ struct Epilogue {
     }
 };
 
-// ROWS rows of out (rows, BLOCK) from `row` on, for x (rows, width) and two groups of W
+// A matrix of float32. Number (i, j) is at[i * row_step + j * step].
+struct Strided {
+    const float *at;
+    Int row_step, step;
+};
+
+// ROWS rows of out (rows, BLOCK) = or += x (rows, width) times two groups of W
 template <int ROWS>
-static NOT_INLINED void vector_rows(
-    Int row, Int width, const float *x, const float *first, const float *second,
-    const Epilogue &finish, float *out, Int stride
+static NOT_INLINED void float_rows(
+    Int width, Strided x, const float *first, const float *second, const Epilogue &finish, bool add,
+    float *out, Int stride
 ) {
     for (Int start = 0; start < width; start += PART) {
         Vector sums[ROWS][2];
@@ -96,19 +102,29 @@ static NOT_INLINED void vector_rows(
         for (Int k = start; k < end; k++) {
             const Vector w = load(first + k * GROUP), v = load(second + k * GROUP);
             for (int r = 0; r < ROWS; r++) {
-                const Vector input = fill(x[(row + r) * width + k]);
+                const Vector input = fill(x.at[r * x.row_step + k * x.step]);
                 sums[r][0] += input * w;
                 sums[r][1] += input * v;
             }
         }
         const bool last = end == width;
         for (int r = 0; r < ROWS; r++) {
-            float *to = out + (row + r) * stride;
-            if (start) sums[r][0] += load(to), sums[r][1] += load(to + GROUP);
-            store(to, last ? finish.of_group(0)(sums[r][0], row + r) : sums[r][0]);
-            store(to + GROUP, last ? finish.of_group(1)(sums[r][1], row + r) : sums[r][1]);
+            float *to = out + r * stride;
+            if (start || add) sums[r][0] += load(to), sums[r][1] += load(to + GROUP);
+            store(to, last ? finish.of_group(0)(sums[r][0], r) : sums[r][0]);
+            store(to + GROUP, last ? finish.of_group(1)(sums[r][1], r) : sums[r][1]);
         }
     }
+}
+
+// ROWS rows of out (rows, BLOCK) from `row` on, for x (rows, width) and two groups of W
+template <int ROWS>
+static inline void vector_rows(
+    Int row, Int width, const float *x, const float *first, const float *second,
+    const Epilogue &finish, float *out, Int stride
+) {
+    const Strided rows = {x + row * width, width, 1};
+    float_rows<ROWS>(width, rows, first, second, finish, false, out + row * stride, stride);
 }
 
 #ifdef BF16_VECTORS
@@ -417,37 +433,3 @@ static inline bool with_tiles(Int) { return false; }
 #define IF_INT8(function)
 #endif
 #define FOR_TYPES(function) function(float32, float) IF_BF16(function) IF_INT8(function)
-
-extern "C" {
-
-// The constants that Python has, too
-void product_constants(Int, Int *block, Int *step, Int *block_rows) {
-    *block = BLOCK, *step = STEP, *block_rows = BLOCK_ROWS;
-}
-
-// pack_float32 and so on: store the matrix (size, width) for the other functions. `packed` contains
-// zeros before.
-//
-// float32_product and so on: out (rows, size) = x (rows, width) W^T + bias (size) for a packed W
-// (size, width). With `relu`, negative results become 0. Null pointers: the bias may be null; scale
-// and correction are null, except for int8. If `use_tiles` is 0, vectors compute products of bf16
-// also where the processor has tiles.
-#define PRODUCT(name, T)                                                                       \
-    void pack_##name(Int, Int size, Int width, const T *matrix, T *packed) {                   \
-        pack(size, width, matrix, packed);                                                     \
-    }                                                                                          \
-    void name##_product(                                                                       \
-        Int threads, Int rows, Int size, Int width, const float *x, const T *packed,           \
-        const float *scale, const int32_t *correction, const float *bias, Int relu,            \
-        Int use_tiles, float *out                                                              \
-    ) {                                                                                        \
-        const Rows<T> own(threads, rows, width, x);                                            \
-        const bool tiles = sizeof(T) == 2 && with_tiles(use_tiles);                            \
-        const Int stored = stored_width<T>(width);                                             \
-        const Map<T> map = {size, stored, packed, scale, correction, bias, relu != 0, tiles};  \
-        _Pragma("omp parallel num_threads((int)threads) if (threads > 1)") map(rows, own, out); \
-    }
-FOR_TYPES(PRODUCT)
-#undef PRODUCT
-
-}  // extern "C"

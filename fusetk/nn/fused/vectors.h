@@ -151,6 +151,33 @@ static inline Register sums(Register *x) {
         return x[0];
 }
 
+// Exchange the blocks of S numbers beside the diagonal of a 2 S x 2 S matrix, in all registers.
+template <int S>
+static inline void exchange(Register &a, Register &b) {
+    IntRegister low, high;
+    for (int i = 0; i < WIDTH; i++) {
+        low[i] = i & S ? WIDTH + i - S : i;
+        high[i] = i & S ? WIDTH + i : i + S;
+    }
+    const Register first = shuffle(a, b, low);
+    b = shuffle(a, b, high);
+    a = first;
+}
+
+template <int S>
+static inline void exchange_rows(Register *rows) {
+    for (int i = 0; i < WIDTH; i++)
+        if (!(i & S)) exchange<S>(rows[i], rows[i + S]);
+}
+
+// Transpose a matrix of WIDTH registers.
+static inline void transpose(Register *rows) {
+    exchange_rows<1>(rows);
+    exchange_rows<2>(rows);
+    if constexpr (WIDTH > 4) exchange_rows<4>(rows);
+    if constexpr (WIDTH > 8) exchange_rows<8>(rows);
+}
+
 static inline Register sum_of_registers(Vector v) {
     Register r = v.registers[0];
     for (int k = 1; k < REGISTERS; k++) r += v.registers[k];
