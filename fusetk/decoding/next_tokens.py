@@ -53,7 +53,7 @@ def next_tokens(model: Seq2Seq, pairs: PairsWithEos, count: int) -> list[list[St
 
 def _steps(model: Seq2Seq, features: Tensor, tokens: Sequence[int], count: int) -> list[Step]:
     """Return the steps of N positions with features (N, D) and N tokens of the translations."""
-    rows = max(1, PIECE // len(model.output.weight))
+    rows = max(1, PIECE // model.output.out_features)
     steps: list[Step] = []
     for piece in features.split(rows):
         log_probs = model.output(piece).float().log_softmax(-1)

@@ -115,7 +115,7 @@ class Scorer:
         """
         [features], next_states, attention = self._read(tokens, states)
         output: Any = self.models[0].output
-        rows = PIECE // len(output.weight)
+        rows = PIECE // output.out_features
         if isinstance(output, KernelLinear):
             rows = len(features)  # the kernel divides them
         rows = max(1, rows)

@@ -104,7 +104,7 @@ def log_probabilities(
 ) -> Tensor:
     """Return the natural-log probabilities (N,), float32, of tokens (N,) given features (N, D)."""
     piece = PIECE if features.device.type == "cpu" else PIECE_GPU
-    rows = max(1, piece // len(output.weight))
+    rows = max(1, piece // output.out_features)
     log_probs = []
     for some_features, some_tokens in zip(features.split(rows), tokens.split(rows), strict=True):
         logits = output(some_features).float()

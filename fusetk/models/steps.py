@@ -203,7 +203,7 @@ def _packed(linear: nn.Module) -> kernels.PackedMap | None:
 def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:
     """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D)."""
     assert isinstance(layer.ffn, FeedForward)
-    hidden = len(layer.ffn.hidden.weight)
+    hidden = layer.ffn.hidden.out_features
     return _by_groups(partial(_encode, layer), x, mask, layer.width, hidden)
 
 
@@ -211,7 +211,7 @@ def keys_values(cross: CrossAttention, sources: Sequence[Tensor], mask: Tensor) 
     """Return ``cross.keys_values(sources)``, in inference without the work for padding."""
     if not usable(cross, sources[0]) or type(cross) is not CrossAttention:
         return cross.keys_values(sources)
-    width = 2 * len(cross.query.weight)
+    width = 2 * cross.query.out_features
     parts = [
         _by_groups(partial(_project, project), source, mask, width, width)
         for project, source in zip(cross.project, sources, strict=True)

@@ -27,16 +27,20 @@ def uses_kernels(dtype: torch.dtype, operation: str) -> bool:
 class InferenceLinear(nn.Module):
     """x W^T + b: (..., width) -> (..., out), float32. W and x may be rounded."""
 
-    weight: Tensor
-    """(out, width), in the type of the products."""
     bias: Tensor | None
     """(out,), float32."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None):
-        """``weight`` has the type of the products, and ``bias`` (out,) that of the replaced map."""
+    def __init__(self, matrix: Tensor, bias: Tensor | None):
+        """``matrix`` is W as the map stores it, and ``bias`` (out,) is that of the replaced map."""
         super().__init__()
-        self.register_buffer("weight", weight)
+        self.register_buffer("matrix", matrix)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
+        self.matrix: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        """W (out, width), in the type of the products."""
+        return self.matrix
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> "InferenceLinear":
         """Refuse other types and devices; ``to`` and similar methods call this one."""
@@ -58,11 +62,11 @@ class InferenceLinear(nn.Module):
 
     @property
     def in_features(self) -> int:
-        return self.weight.shape[1]
+        return self.matrix.shape[1]
 
     @property
     def out_features(self) -> int:
-        return self.weight.shape[0]
+        return self.matrix.shape[0]
 
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
@@ -84,8 +88,8 @@ class InferenceLinear(nn.Module):
 class KernelLinear(InferenceLinear):
     """Linear map in the kernels, for W of float32, bf16 or int8.
 
-    x is rounded to the type of W. The sums (except for int8), b and the result are float32. W
-    cannot be changed later, because the kernels read a copy of it.
+    x is rounded to the type of W. The sums (except for int8), b and the result are float32. W is
+    stored in the order of the kernels only, so ``weight`` is a copy.
     """
 
     packed: kernels.Packed
@@ -95,13 +99,26 @@ class KernelLinear(InferenceLinear):
 
         If it is int8, ``scale`` (out,) multiplies its rows.
         """
-        super().__init__(weight.detach(), bias)
-        self.packed = kernels.pack(self.weight, scale)
+        packed = kernels.pack(weight.detach(), scale)
+        super().__init__(packed.matrix, bias)
+        self.packed = packed
+
+    @property
+    def weight(self) -> Tensor:
+        return kernels.unpack(self.packed)
+
+    @property
+    def in_features(self) -> int:
+        return self.packed.width
+
+    @property
+    def out_features(self) -> int:
+        return self.packed.size
 
     @property
     def has_product(self) -> bool:
         """Whether this processor has the product; a pickled map may come from another one."""
-        return kernels.has_products(self.weight.dtype)
+        return kernels.has_products(self.matrix.dtype)
 
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
@@ -110,7 +127,7 @@ class KernelLinear(InferenceLinear):
             x = x.float()
         if not (kernels.usable(x) and self.has_product):
             return self._plain(x, bias, relu, part)
-        start, stop, _ = part.indices(len(self.weight))
+        start, stop, _ = part.indices(self.out_features)
         extra = start % kernels.BLOCK  # outputs before the part, in its first block
         if extra and bias is not None:
             bias = F.pad(bias, (extra, 0))
@@ -119,7 +136,7 @@ class KernelLinear(InferenceLinear):
 
     def _plain(self, x: Tensor, bias: Tensor | None, relu: bool, part: slice) -> Tensor:
         """Compute ``product`` by PyTorch."""
-        out = F.linear(x.to(self.weight.dtype).float(), self.weight[part].float(), bias)
+        out = F.linear(x.to(self.matrix.dtype).float(), self.weight[part].float(), bias)
         return out.relu() if relu else out
 
 
@@ -140,7 +157,7 @@ class Bf16Linear(InferenceLinear):
 
     def _in_bf16(self, x: Tensor, bias: Tensor | None, relu: bool, part: slice = ALL) -> Tensor:
         bias = None if bias is None else bias.bfloat16()
-        out = F.linear(x.bfloat16(), self.weight[part], bias)
+        out = F.linear(x.bfloat16(), self.matrix[part], bias)
         return out.relu_() if relu else out
 
 

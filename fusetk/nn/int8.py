@@ -34,7 +34,7 @@ class Int8Linear(InferenceLinear):
         """
         fused = kernels.usable(x)
         rounded, row_scale = kernels.quantize(x.contiguous()) if fused else quantize(x.float())
-        return integer_product(rounded, self.weight[part]), (row_scale, self.scale[part])
+        return integer_product(rounded, self.matrix[part]), (row_scale, self.scale[part])
 
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL

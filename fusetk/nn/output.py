@@ -20,5 +20,9 @@ class OutputProjection(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocabulary, width)) if tied is None else tied
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias else None
 
+    @property
+    def out_features(self) -> int:
+        return len(self.weight)
+
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(features, self.weight, self.bias)

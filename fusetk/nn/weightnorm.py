@@ -28,6 +28,10 @@ class NormedLinear(DerivedTensor):
         """W (out, width)."""
         return self.derived
 
+    @property
+    def out_features(self) -> int:
+        return len(self.v)
+
     def _derive(self) -> Tensor:
         """Compute W in one pass; the backward pass computes both gradients in one pass."""
         return torch._weight_norm(self.v, self.g[:, None], 0)

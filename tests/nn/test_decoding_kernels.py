@@ -1,7 +1,9 @@
 """The kernels for decoding compute what torch computes."""
 
+import copy
 import ctypes
 import math
+import pickle
 
 import pytest
 import torch
@@ -191,6 +193,24 @@ def test_products_of_8_bits_in_kernels(rows, width, size, monkeypatch):
             assert linear(x)[0].isnan().all() and linear(x)[1:].isfinite().all()
             x[0, 0] = 0
             monkeypatch.setattr(kernels, "library", lambda name: None)
+
+
+ALL_DTYPES = [*DTYPES, pytest.param(torch.int8, marks=needs_products(torch.int8))]
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
+@pytest.mark.parametrize(("size", "width"), [(1, 1), (33, 5), (64, 32), (70, 43)])
+def test_a_map_in_the_kernels_stores_its_weight_once(dtype, size, width):
+    weight = torch.randn(size, width).mul(50).to(dtype)
+    scale = torch.ones(size) if dtype == torch.int8 else None
+    linear = KernelLinear(weight, None, scale)
+    assert torch.equal(linear.weight, weight)
+    assert (linear.in_features, linear.out_features) == (width, size)
+    loaded = pickle.loads(pickle.dumps(linear))
+    for each in (linear, loaded, copy.deepcopy(linear)):
+        assert [*each.buffers()] == [each.matrix]
+        assert each.matrix.data_ptr() == each.packed.matrix.data_ptr()
+        assert torch.equal(each.weight, weight)
 
 
 def test_python_and_the_kernels_have_the_same_constants():

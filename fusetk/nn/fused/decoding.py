@@ -19,7 +19,7 @@ from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct
 from fusetk.nn.fused.transformer import transformed
 from fusetk.nn.precision import product_dtype
 
-LANES = 16  # numbers in a vector; vectors.h has the same constant
+LANES = 16  # numbers in a vector, and outputs in a group of a packed matrix; see vectors.h
 # The constants of packed_products.h with these names
 BLOCK = 32  # outputs that are computed together, and the multiple of their number
 STEP = 32  # multiple of the width of packed matrices, except those of float32
@@ -212,6 +212,14 @@ def pack(weight: Tensor, scale: Tensor | None = None) -> Packed:
     return Packed(
         matrix, size, width, F.pad(scale, (0, rows - size)), F.pad(correction, (0, rows - size))
     )
+
+
+def unpack(packed: Packed) -> Tensor:
+    """Return the matrix (V, D) of ``packed``, a copy."""
+    matrix = packed.matrix
+    inputs = 4 // matrix.element_size()  # of a line
+    groups = matrix.view(-1, matrix.shape[1] // inputs, LANES, inputs).transpose(1, 2)
+    return groups.reshape(matrix.shape)[: packed.size, : packed.width].contiguous()
 
 
 def product(
