@@ -37,14 +37,20 @@ UNUSABLE = "cannot be written"  # state of a cache folder
 SECONDS = 0.3  # duration of the measurement of a product
 
 
-def examine(processors: int, threads: int | None = None) -> dict[str, Any]:
+def examine(
+    processors: int, threads: int | None = None, measure_again: bool = False
+) -> dict[str, Any]:
     """Return a description of this machine as nested values for JSON.
 
     ``processors`` is the number that this process may use, and ``threads`` the number of threads of
-    the products, by default PyTorch's. The key ``advice`` lists what is slow and what to do.
+    the products, by default PyTorch's. The key ``advice`` lists what is slow and what to do. With
+    ``measure_again``, the stored choices for this number of threads are deleted first; raises
+    OSError if that is impossible.
     """
     if threads:
         torch.set_num_threads(threads)
+    if measure_again:
+        machine.forget_choices()
     machine.device_of("cpu")
     description: dict[str, Any] = {
         "fusetk": __version__ + (f" ({revision})" if (revision := machine.revision()) else ""),

@@ -134,7 +134,7 @@ PRODUCTS = "float32 products"  # name of a choice
 # PyTorch's default is replaced only if the alternative is this many times as fast.
 MIN_SPEEDUP = 1.15
 # The kernels for large products are as exact as the library. In a training, where the matrices are
-# not in the cache, they save more time than in the measurement.
+# not in the cache, they save more time than in the measurement. So they need no speedup there.
 MIN_SPEEDUP_LARGE = 1.0
 # The kernels for linear maps may be a little slower in the measurement, because they save passes
 # over memory in a search.
@@ -152,15 +152,7 @@ def choices(matmul: str = "highest") -> Choices:
 
 @cache
 def _choices(matmul: str, threads: int) -> Choices:
-    conditions = {
-        "matmul": matmul,
-        "threads": threads,
-        "torch": torch.__version__,
-        "processor": processor(),
-        "choices": [choice.name for choice in CHOICES],
-        "kernels": [name for dtype, name in kernels.NAMES.items() if kernels.has_products(dtype)],
-    }
-    name = f"machine-{hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]}.json"
+    name = _file_name(matmul, threads)
     for folder in cache_folders():
         if stored := read_choices(folder / name):
             return stored
@@ -177,14 +169,28 @@ def _choices(matmul: str, threads: int) -> Choices:
     return measured or _measure(matmul)
 
 
-def forget_choices() -> None:
-    """Delete all stored choices of this machine, so that they are measured again.
+def _file_name(matmul: str, threads: int) -> str:
+    """Return the name of the file for the choices; it depends on what they depend on."""
+    conditions = {
+        "matmul": matmul,
+        "threads": threads,
+        "torch": torch.__version__,
+        "processor": processor(),
+        "choices": [choice.name for choice in CHOICES],
+        "kernels": [name for dtype, name in kernels.NAMES.items() if kernels.has_products(dtype)],
+        "products": products.available(),
+    }
+    return f"machine-{hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]}.json"
 
-    Raises OSError if a file cannot be deleted.
+
+def forget_choices() -> None:
+    """Delete the stored choices for this machine and the current number of threads.
+
+    Those that runs record remain. Raises OSError if a file cannot be deleted.
     """
     for folder in cache_folders():
-        for file in folder.glob("machine-*.json"):
-            file.unlink(missing_ok=True)
+        for matmul in ("highest", "high", "medium"):
+            (folder / _file_name(matmul, torch.get_num_threads())).unlink(missing_ok=True)
     _choices.cache_clear()
 
 
@@ -221,11 +227,15 @@ def write_choices(path: Path, values: Choices) -> None:
 
 
 @contextmanager
-def computing(device: torch.device, matmul: str, recorded: Choices | None = None) -> Iterator[str]:
-    """Apply settings for products and attention on ``device``; restore the old ones at the end.
+def computing(
+    device: torch.device, matmul: str, recorded: Choices | None = None, precision: str = "fp32"
+) -> Iterator[str]:
+    """Apply the settings of a training on ``device``; restore the old ones at the end.
 
-    ``matmul`` is ``training.matmul``. On CPU the settings are ``recorded``, by default ``choices``.
-    Yields a description of the products for the log.
+    ``matmul`` and ``precision`` are keys of ``training``. On CPU the settings are ``recorded``, by
+    default ``choices``; in exact float32, they include the operators of PyTorch that
+    ``fusetk.nn.fused.products`` replaces in this process. Yields a description of the products for
+    the log.
     """
     undo: list[Undo] = []
     try:
@@ -236,7 +246,7 @@ def computing(device: torch.device, matmul: str, recorded: Choices | None = None
             chosen = recorded or choices(matmul)
             undo = _use(chosen, matmul)
             description = f"by {chosen.ways[PRODUCTS]}"
-            if products.in_training and matmul == "highest":
+            if products.used_in_training and matmul == "highest" and precision == "fp32":
                 undo.append(products.replace())
                 description += " and kernels"
         if matmul != "highest":
@@ -285,7 +295,8 @@ def fastest(
     """Return the fastest of the exact ways.
 
     ``run`` returns a function that computes the operation in one way. Another way replaces the
-    first one, the default, only if it is ``speedup`` times as fast. ``clock`` returns seconds.
+    first one, the default, only if it is ``speedup`` times as fast. ``clock`` returns seconds; that
+    of a thread excludes the time in which other processes run, and suits one thread only.
     """
     usable = [way for way in ways if way == ways[0] or exact(way)]
     seconds = _seconds([run(way) for way in usable], clock)
@@ -295,11 +306,17 @@ def fastest(
 
 # Products ----------------------------------------------------------------------------------------
 
+KERNELS = "kernels"  # a way
+MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
+PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
+TOKENS = 1000  # in the measured products of a training
+PIECE_TOKENS = 200  # the loss computes the logits of fewer tokens at a time
+
 
 def _use_large_products(way: Way) -> Undo:
-    before = products.in_training
-    products.in_training = way == KERNELS
-    return partial(setattr, products, "in_training", before)
+    before = products.used_in_training
+    products.used_in_training = way == KERNELS and products.available()
+    return partial(setattr, products, "used_in_training", before)
 
 
 def _measure_large_products() -> Way:
@@ -307,7 +324,8 @@ def _measure_large_products() -> Way:
         return "library"
     with torch.no_grad(), one_thread():
         return fastest(
-            *(("library", KERNELS), _run_training_products),
+            ("library", KERNELS),
+            _run_training_products,
             speedup=MIN_SPEEDUP_LARGE,
             clock=time.thread_time,
         )
@@ -315,17 +333,15 @@ def _measure_large_products() -> Way:
 
 def _run_training_products(way: Way) -> Callable[[], object]:
     """Return a function that computes the products of linear maps, forward and backward."""
-    rows = {**dict.fromkeys(MAPS, TOKENS), PROJECTION: ROWS}  # a loss has parts with fewer tokens
-    maps = [(torch.ones(shape), torch.ones(rows[shape], shape[1])) for shape in rows]
+    tokens = {**dict.fromkeys(MAPS, TOKENS), PROJECTION: PIECE_TOKENS}
+    maps = [(torch.ones(shape), torch.ones(tokens[shape], shape[1])) for shape in tokens]
+    multiply = products.matmul if way == KERNELS else torch.mm
 
     def run() -> object:
-        restore = products.replace() if way == KERNELS else None
         results = []
         for weight, x in maps:
-            y = x @ weight.t()
-            results.append((y @ weight, y.t() @ x))
-        if restore:
-            restore()
+            y = multiply(x, weight.t())
+            results.append((multiply(y, weight), multiply(y.t(), x)))
         return results
 
     return run
@@ -425,11 +441,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way) -> None:
 
 # Linear maps in inference -------------------------------------------------------------------------
 
-KERNELS = "kernels"  # a way
 ROWS = 200  # the first number of rows in the measured products: a typical number of hypotheses
-MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
-TOKENS = 1000  # rows of the measured products of a training
-PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
 
 
 def _use_kernels(dtype: torch.dtype, operation: str, way: Way) -> Undo:
@@ -445,7 +457,6 @@ def _measure_linear(dtype: torch.dtype, operation: str) -> Way:
         return ways[0]
     run = _run_maps if operation == "maps" else _run_projection
     with torch.inference_mode(), one_thread():
-        # Other processes that use the processor do not change the time of a thread.
         return fastest(
             ways, partial(run, dtype), speedup=MIN_SPEEDUP_LINEAR, clock=time.thread_time
         )
@@ -568,18 +579,18 @@ CHOICES: tuple[Choice, ...] = (
 # Measurements ------------------------------------------------------------------------------------
 
 
-# The rounds of a measurement end when no time became shorter by this fraction in so many rounds.
-# Other processes disturb single rounds, and PyTorch's threads may first share one core.
+# A measurement ends when no time fell by more than the fraction MIN_CHANGE in UNCHANGED_ROUNDS
+# rounds. Other processes disturb single rounds, and at first PyTorch's threads may share one core.
 MIN_CHANGE, UNCHANGED_ROUNDS = 0.01, 5
-MAX_SECONDS = 1.0  # of a measurement
+MAX_SECONDS = 1.0  # the round in which a measurement reaches this time is its last
 
 
 def _seconds(
     functions: Sequence[Callable[[], object]], clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Return the shortest time of each function in rounds, in which the functions take turns.
+    """Return the shortest time of each function, in seconds.
 
-    The first round is warm-up.
+    In each round, every function runs once. The first round is not timed.
     """
     for function in functions:
         function()

@@ -78,7 +78,9 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
         )
         with (
             Stop() as stop,
-            computing(device, recipe.training.matmul, kernel_choices) as matmul,
+            computing(
+                device, recipe.training.matmul, kernel_choices, recipe.training.precision
+            ) as matmul,
             RunLock(run) as run_lock,
         ):
             execution = Execution(device, world, kernel_choices, matmul)

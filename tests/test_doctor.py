@@ -37,24 +37,29 @@ def test_the_description_has_the_choices_and_the_limits() -> None:
     assert description["processor"] in text
 
 
-def test_ways_are_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_measure_again_replaces_the_stored_ways(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     products = "float32 products"
 
-    def measured(way: str, *arguments: str) -> machine.Way:
+    def measured(patch: pytest.MonkeyPatch, way: str, *arguments: str) -> machine.Way:
         choices = machine.Choices("p", 1, {c.name: c.ways[0] for c in machine.CHOICES})
         choices.ways[products] = way
         patch.setattr(machine, "_measure", lambda matmul: choices)
-        way_now: machine.Way = examined(*arguments)["choices"][products]
-        return way_now
+        result: machine.Way = examined(*arguments)["choices"][products]
+        return result
 
     with monkeypatch.context() as patch:
         patch.setattr(machine, "cache_folders", lambda: [tmp_path / "cache"])
         machine._choices.cache_clear()
-        assert measured("MKL") == "MKL"
-        assert measured("oneDNN") == "MKL", "the stored way"
-        assert measured("oneDNN", "--measure-again") == "oneDNN"
+        assert measured(patch, "MKL") == "MKL"
+        assert measured(patch, "oneDNN") == "MKL", "the stored way"
+        other = tmp_path / "cache" / "machine-0.json"
+        other.write_text("of another machine")
+        assert measured(patch, "oneDNN", "--measure-again") == "oneDNN"
+        assert other.exists()
         machine._choices.cache_clear()
-        assert measured("MKL") == "oneDNN", "the new way is stored"
+        assert measured(patch, "MKL") == "oneDNN", "the new way is stored"
     machine._choices.cache_clear()
     machine.choices()  # those of this machine
 

@@ -20,6 +20,7 @@ from fusetk import weights as weights_module
 from fusetk.errors import ConfigError
 from fusetk.machine import Choices, choices, computing, read_choices, write_choices
 from fusetk.nn import attention
+from fusetk.nn.fused import products
 from fusetk.processor import processor
 from fusetk.recipe import Recipe, load
 
@@ -151,8 +152,8 @@ def test_the_speedup_that_another_way_needs(monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.fastest(["default"], lambda way: lambda: 1.0) == "default"
 
 
-def test_a_measurement_goes_on_until_the_times_settle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that is disturbed in its first rounds has its undisturbed time at last."""
+def test_a_measurement_ends_when_the_times_no_longer_fall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is the undisturbed time, even if the first rounds are slower."""
     now = 0.0
     disturbed = iter([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0])
 
@@ -167,6 +168,28 @@ def test_a_measurement_goes_on_until_the_times_settle(monkeypatch: pytest.Monkey
     endless = iter(range(10**6, 0, -1000))
     monkeypatch.setattr(machine, "MAX_SECONDS", 0.01)
     machine._seconds([lambda: run(next(endless)), lambda: time.sleep(0.001)], lambda: now)
+
+
+def test_trainings_in_float32_use_the_chosen_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = {choice.name: choice.ways[0] for choice in machine.CHOICES}
+    name = "large float32 products, training"
+    chosen = Choices(processor(), 1, {**defaults, name: "kernels"})
+    kernel_calls: list[int] = []
+    monkeypatch.setattr(products, "_call", lambda *arguments: kernel_calls.append(1))
+    x = torch.ones(64, 64)
+
+    def calls(**settings: Any) -> int:
+        before = len(kernel_calls)
+        with computing(CPU, "highest", **settings):
+            x @ x
+        return len(kernel_calls) - before
+
+    if products.available():
+        assert calls(recorded=chosen) == 1
+    assert calls(recorded=chosen, precision="bf16") == 0
+    assert calls(recorded=replace(chosen, ways=defaults)) == 0
+    monkeypatch.setattr(products, "available", lambda: False)
+    assert calls(recorded=chosen) == 0, "the kernels are missing on this machine"
 
 
 def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

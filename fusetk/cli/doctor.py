@@ -13,7 +13,8 @@ from fusetk.cli.options import processors, threads_option
 @click.option(
     "--measure-again",
     is_flag=True,
-    help="Delete the stored ways and measure them again, for example if the machine was busy.",
+    help="Measure the ways to compute again, for this number of threads, for example because the "
+    "machine was busy during the first measurement.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(threads: int | None, measure_again: bool, as_json: bool) -> None:
@@ -21,15 +22,11 @@ def command(threads: int | None, measure_again: bool, as_json: bool) -> None:
 
     The limits are the rates of one large matrix product in each number type. The command also
     prints the ways to compute that fusetk measured as the fastest on this machine. They are stored
-    in the cache folder. A training that is resumed on this machine keeps the ways of its run.
+    in the cache folder. A resumed training keeps the ways that its run recorded.
     """
     from fusetk.doctor import examine
 
-    if measure_again:
-        from fusetk.machine import forget_choices
-
-        forget_choices()
-    description = examine(processors(), threads)
+    description = examine(processors(), threads, measure_again)
     if as_json:
         click.echo(json.dumps(description, indent=2))
     else:

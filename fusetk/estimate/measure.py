@@ -35,7 +35,7 @@ def measured_speed(
     model = system.build(recipe, *sizes).to(device).train()
     optimizer = optim.build(stage.optimizer, model.parameters())
     seconds, steps = [], []  # seconds for a multiply-add, and for a step of the optimiser
-    with computing(device, recipe.training.matmul):
+    with computing(device, recipe.training.matmul, precision=recipe.training.precision):
         for number in range(updates + WARM_UP):
             shape = shapes[number % len(shapes)]
             tokens = shape.target_tokens

@@ -31,7 +31,10 @@ class InferenceLinear(nn.Module):
     """(out,), float32."""
 
     def __init__(self, matrix: Tensor, bias: Tensor | None):
-        """``matrix`` is W as the map stores it, and ``bias`` (out,) is that of the replaced map."""
+        """``matrix`` is W in the order and type in which the map stores it.
+
+        ``bias`` (out,) is that of the replaced map.
+        """
         super().__init__()
         self.register_buffer("matrix", matrix)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
@@ -88,8 +91,8 @@ class InferenceLinear(nn.Module):
 class KernelLinear(InferenceLinear):
     """Linear map in the kernels, for W of float32, bf16 or int8.
 
-    x is rounded to the type of W. The sums (except for int8), b and the result are float32. W is
-    stored in the order of the kernels only, so ``weight`` is a copy.
+    x is rounded to the type of W. The sums (except for int8), b and the result are float32. The map
+    stores W in the order of the kernels, so each access to ``weight`` computes a copy.
     """
 
     packed: kernels.Packed
@@ -102,6 +105,7 @@ class KernelLinear(InferenceLinear):
         packed = kernels.pack(weight.detach(), scale)
         super().__init__(packed.matrix, bias)
         self.packed = packed
+        self._plain_weight: Tensor | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -134,9 +138,16 @@ class KernelLinear(InferenceLinear):
         out = kernels.product(x, self.packed.part(start - extra, stop), bias, relu)
         return out[:, extra:].contiguous()
 
+    def plain_weight(self) -> Tensor:
+        """Return ``weight`` for products by PyTorch; it is kept for the next one."""
+        if self._plain_weight is None:
+            self._plain_weight = self.weight
+        return self._plain_weight
+
     def _plain(self, x: Tensor, bias: Tensor | None, relu: bool, part: slice) -> Tensor:
         """Compute ``product`` by PyTorch."""
-        out = F.linear(x.to(self.matrix.dtype).float(), self.weight[part].float(), bias)
+        weight = self.plain_weight()[part].float()
+        out = F.linear(x.to(self.matrix.dtype).float(), weight, bias)
         return out.relu() if relu else out
 
 

@@ -57,7 +57,8 @@ class Int8KernelLinear(KernelLinear):
         rounded, row_scale = quantize(x.float())
         assert self.packed.scale is not None
         scale = self.packed.scale[: self.packed.size][part]
-        return _rescale(integer_product(rounded, self.weight[part]), row_scale, scale, bias, relu)
+        sums = integer_product(rounded, self.plain_weight()[part])
+        return _rescale(sums, row_scale, scale, bias, relu)
 
 
 def _rescale(

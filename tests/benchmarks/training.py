@@ -7,11 +7,12 @@ prints the median speed over the turns, in target tokens (EOS counted) a second,
 that of the first config.
 
 With --limit, the script also prints the limit of the speed and the share of it that is reached. The
-limit is the rate of one large matrix product of PyTorch, over the multiply-adds of a target token.
+limit is the rate of one large matrix product of PyTorch, divided by the multiply-adds of a target
+token.
 The rate is measured in each turn in the same number type and with the same threads. The multiply-
 adds are those of all matrix products of the model on real tokens, without padding: projections,
 convolutions, recurrences, attention scores and contexts, and the output projection. The backward
-pass counts twice the forward pass.
+pass counts as two forward passes.
 """
 
 import argparse
@@ -70,7 +71,7 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
                 "updates of a turn: give less --updates"
             )
         for first in range(0, len(order) - arguments.updates + 1, arguments.updates):
-            with computing(device, recipe.training.matmul):
+            with computing(device, recipe.training.matmul, precision=precision):
                 start = clock()
                 tokens = 0
                 for indices in order[first : first + arguments.updates]:

@@ -11,7 +11,7 @@ from fusetk.nn.fused import products
 
 pytestmark = pytest.mark.skipif(not products.available(), reason="there is no C++ compiler")
 
-# Rows, columns and products of a sum: multiples of the sizes of the kernels, and others
+# M, N and K: multiples of the block sizes of the kernels, and other sizes
 SHAPES = [(64, 32, 16), (65, 33, 1), (71, 50, 17), (130, 95, 300), (200, 77, 2100)]
 
 
@@ -21,14 +21,14 @@ def _seed():
 
 
 def matrix(rows: int, columns: int, transposed: bool) -> Tensor:
-    """Return a part of a larger matrix: its rows are not next to each other in memory."""
+    """Return a part of a larger matrix, so there are other numbers between its rows."""
     if transposed:
         return matrix(columns, rows, False).t()
     return torch.randn(rows, columns + 3)[:, 1 : columns + 1]
 
 
 @pytest.mark.parametrize(("rows", "columns", "count"), SHAPES)
-def test_products_of_matrices_and_transposed_ones(rows, columns, count):
+def test_products_with_transposed_factors(rows, columns, count):
     for transposed in itertools.product((False, True), repeat=2):
         a = matrix(rows, count, transposed[0])
         b = matrix(count, columns, transposed[1])
@@ -61,7 +61,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The number of calls of the kernels while torch's operators are replaced."""
+    """A list with an entry for each call of the kernels; torch's operators are replaced."""
     calls = []
     call = products._call
     monkeypatch.setattr(
@@ -75,7 +75,7 @@ def calls(monkeypatch):
     assert not calls, "the operators of torch are restored"
 
 
-def test_linear_maps_and_their_gradients_use_the_kernels(calls):
+def test_linear_maps_and_their_gradients_use_the_kernels(calls, monkeypatch):
     x = torch.randn(4, 30, 40, requires_grad=True)
     weight = torch.randn(70, 40, requires_grad=True)
     bias = torch.randn(70, requires_grad=True)
@@ -86,8 +86,7 @@ def test_linear_maps_and_their_gradients_use_the_kernels(calls):
         results.append([y, *torch.autograd.grad(y, (x, weight, bias), grad)])
         if len(results) == 1:
             assert len(calls) == 3
-            products.usable, usable = lambda a, b: False, products.usable
-    products.usable = usable
+            monkeypatch.setattr(products, "usable", lambda a, b: False)
     assert len(calls) == 3
     for kernel, plain in zip(*results, strict=True):
         torch.testing.assert_close(kernel, plain, rtol=1e-5, atol=1e-4)
@@ -104,7 +103,7 @@ def test_linear_maps_and_their_gradients_use_the_kernels(calls):
         (torch.ones(2, 50), torch.ones(50, 40)),
     ],
 )
-def test_other_products_remain_those_of_torch(a, b, calls):
+def test_torch_computes_unsupported_products(a, b, calls):
     expected = float(a.shape[1])
     assert ((a @ b) == expected).all()
     assert (a @ b).dtype == a.dtype
@@ -114,7 +113,7 @@ def test_other_products_remain_those_of_torch(a, b, calls):
     assert not calls
 
 
-def test_sums_with_factors_or_full_matrices_remain_those_of_torch(calls):
+def test_torch_computes_sums_with_factors_or_a_matrix(calls):
     a, b, bias = torch.ones(100, 50), torch.ones(50, 40), torch.ones(40)
     assert (torch.addmm(bias, a, b, beta=2) == 52).all()
     assert (torch.addmm(bias, a, b, alpha=2) == 101).all()
@@ -130,7 +129,7 @@ def test_wrong_shapes_are_errors(a, b, calls):
     assert not calls
 
 
-def test_nan_and_infinity(calls):
+def test_nan_and_infinity_propagate(calls):
     a, b = torch.ones(64, 32), torch.ones(32, 32)
     a[3, 5] = torch.nan
     b[7, 2] = torch.inf
@@ -139,3 +138,35 @@ def test_nan_and_infinity(calls):
     assert product[3].isnan().all()
     assert (product[:3, 2] == torch.inf).all()
     assert product.isfinite().sum() == 63 * 31
+
+
+def test_a_sum_of_another_shape_is_an_error(calls):
+    a, b = torch.ones(100, 50), torch.ones(50, 40)
+    for shape in ((40,), (1, 40), (3, 40), ()):
+        with pytest.raises(RuntimeError, match="shape"):
+            torch.ones(shape).addmm_(a, b)
+    assert not calls
+
+
+def test_a_sum_may_share_memory_with_a_factor(calls):
+    out, b = torch.randn(128, 128), torch.randn(128, 128)
+    expected = out + out @ b
+    del calls[:]
+    torch.testing.assert_close(out.addmm_(out, b), expected)
+    assert not calls
+
+
+def test_results_have_the_type_of_the_factors(calls):
+    torch.set_default_dtype(torch.float64)
+    try:
+        product = torch.ones(64, 50, dtype=torch.float32) @ torch.ones(50, 40, dtype=torch.float32)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert calls and product.dtype == torch.float32 and (product == 50).all()
+
+
+def test_operators_are_replaced_until_the_last_use_ends(calls):
+    undo = products.replace()
+    undo()
+    torch.ones(64, 64) @ torch.ones(64, 64)
+    assert calls

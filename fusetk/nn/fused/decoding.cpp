@@ -66,7 +66,7 @@ static inline void dots(
 
 extern "C" {
 
-// The constants that Python has, too
+// Return the constants that decoding.py has, too.
 void product_constants(Int, Int *block, Int *step, Int *block_rows) {
     *block = BLOCK, *step = STEP, *block_rows = BLOCK_ROWS;
 }

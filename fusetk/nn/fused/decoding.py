@@ -19,7 +19,7 @@ from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct
 from fusetk.nn.fused.transformer import transformed
 from fusetk.nn.precision import product_dtype
 
-LANES = 16  # numbers in a vector, and outputs in a group of a packed matrix; see vectors.h
+LANES = 16  # numbers in a vector, and outputs in a GROUP of packed_products.h
 # The constants of packed_products.h with these names
 BLOCK = 32  # outputs that are computed together, and the multiple of their number
 STEP = 32  # multiple of the width of packed matrices, except those of float32
@@ -215,10 +215,11 @@ def pack(weight: Tensor, scale: Tensor | None = None) -> Packed:
 
 
 def unpack(packed: Packed) -> Tensor:
-    """Return the matrix (V, D) of ``packed``, a copy."""
+    """Return a copy of the matrix (V, D) of ``packed``."""
     matrix = packed.matrix
-    inputs = 4 // matrix.element_size()  # of a line
-    groups = matrix.view(-1, matrix.shape[1] // inputs, LANES, inputs).transpose(1, 2)
+    inputs = 4 // matrix.element_size()  # in a line of 4 bytes for each output
+    shape = len(matrix) // LANES, matrix.shape[1] // inputs, LANES, inputs
+    groups = matrix.view(shape).transpose(1, 2)
     return groups.reshape(matrix.shape)[: packed.size, : packed.width].contiguous()
 
 

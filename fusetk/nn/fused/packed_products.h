@@ -89,7 +89,8 @@ struct Strided {
     Int row_step, step;
 };
 
-// ROWS rows of out (rows, BLOCK) = or += x (rows, width) times two groups of W
+// Compute out (ROWS, BLOCK) = x (ROWS, width) times two groups of W. With `add`, add the product to
+// out.
 template <int ROWS>
 static NOT_INLINED void float_rows(
     Int width, Strided x, const float *first, const float *second, const Epilogue &finish, bool add,
@@ -117,7 +118,8 @@ static NOT_INLINED void float_rows(
     }
 }
 
-// ROWS rows of out (rows, BLOCK) from `row` on, for x (rows, width) and two groups of W
+// Compute ROWS rows of out (rows, BLOCK), from `row` on, for x (rows, width), which is contiguous,
+// and two groups of W.
 template <int ROWS>
 static inline void vector_rows(
     Int row, Int width, const float *x, const float *first, const float *second,

@@ -2,10 +2,10 @@
 
 #include "packed_products.h"
 
-// Rows of B that are packed at once. This limits the memory of a product whose sums are long.
+// Number of rows of B that are packed at once. It limits the memory of a product with long sums.
 enum { DEPTH = 1024 };
 
-// Store the columns n to n + GROUP of B (count, size) as packed_products.h says. Columns beyond the
+// Store the GROUP columns of B (count, size) from n on as packed_products.h says. Columns beyond the
 // last one are 0. One of the steps of B is 1.
 static void pack_group(Strided b, Int count, Int size, Int n, float *to) {
     const Int columns = n < size ? smaller(size - n, GROUP) : 0;
@@ -33,14 +33,15 @@ static void pack_group(Strided b, Int count, Int size, Int n, float *to) {
             to[k * GROUP + j] = j < columns ? from[j * b.step + k * b.row_step] : 0;
 }
 
-// Copy the columns of A (rows, count) with at most CHUNK rows to (count, CHUNK).
+// Copy A (rows, count), which is stored by columns, to the columns of `to` (count, CHUNK).
 static void copy_columns(Strided a, Int rows, Int count, float *to) {
     for (Int k = 0; k < count; k++)
         memcpy(to + k * CHUNK, a.at + k * a.step, rows * sizeof(float));
 }
 
+// Compute `multiply` for BLOCK columns.
 template <int ROWS = 8>
-static void block_of_rows(
+static void multiply_block(
     Int rows, Int count, Strided a, const float *groups, const Epilogue &finish, bool add,
     float *out, Int stride
 ) {
@@ -52,39 +53,42 @@ static void block_of_rows(
         rows -= ROWS;
     }
     if constexpr (ROWS > 1)
-        block_of_rows<ROWS / 2>(rows, count, a, groups, finish, add, out, stride);
+        multiply_block<ROWS / 2>(rows, count, a, groups, finish, add, out, stride);
 }
 
-// out (rows, columns) = or += A (rows, count) times packed columns, at most BLOCK, + bias
+// Compute out (rows, columns) = A (rows, count) times packed columns, plus the bias (columns), which
+// may be null. With `add`, add this to out. There are at most CHUNK rows and BLOCK columns; `groups`
+// has BLOCK columns.
 static void multiply(
     Int rows, Int columns, Int count, Strided a, const float *groups, const float *bias, bool add,
     float *out, Int stride
 ) {
-    float own_bias[BLOCK] = {}, edge[CHUNK * BLOCK];
-    if (bias) memcpy(own_bias, bias, columns * sizeof(float));
-    const Epilogue finish = {own_bias, fill(-INFINITY), 0, 0, 0};
+    float full_bias[BLOCK] = {};
+    if (bias) memcpy(full_bias, bias, columns * sizeof(float));
+    const Epilogue finish = {full_bias, fill(-INFINITY), 0, 0, 0};
     if (columns == BLOCK) {
-        block_of_rows(rows, count, a, groups, finish, add, out, stride);
+        multiply_block(rows, count, a, groups, finish, add, out, stride);
         return;
     }
+    float edge[CHUNK * BLOCK] = {};
     for (Int r = 0; add && r < rows; r++)
         memcpy(edge + r * BLOCK, out + r * stride, columns * sizeof(float));
-    block_of_rows(rows, count, a, groups, finish, add, edge, BLOCK);
+    multiply_block(rows, count, a, groups, finish, add, edge, BLOCK);
     for (Int r = 0; r < rows; r++)
         memcpy(out + r * stride, edge + r * BLOCK, columns * sizeof(float));
 }
 
-// The rows from `first` on and the columns from `start` on
-static Strided part(Strided m, Int first, Int start) {
-    return {m.at + first * m.row_step + start * m.step, m.row_step, m.step};
+// Return the submatrix of m that begins at a row and a column.
+static Strided submatrix(Strided m, Int row, Int column) {
+    return {m.at + row * m.row_step + column * m.step, m.row_step, m.step};
 }
 
 extern "C" {
 
-// out (rows, size), with `stride` numbers from row to row, = A (rows, count) B (count, size) + bias
-// (size). The bias may be null. With `add`, the product is added to out. One of the steps of each
-// factor is 1. The order of a sum does not depend on the number of threads.
-void matmul(
+// Compute out (rows, size) = A (rows, count) B (count, size) + bias (size). The bias may be null.
+// With `add`, add this to out. `stride` is the row step of out. One of the steps of each factor is
+// 1. The order of a sum does not depend on the number of threads.
+void float32_matmul(
     Int threads, Int rows, Int size, Int count, const float *a_at, Int a_row_step, Int a_step,
     const float *b_at, Int b_row_step, Int b_step, const float *bias, Int add, float *out,
     Int stride
@@ -93,29 +97,30 @@ void matmul(
     Scratch packed(up(size, BLOCK) * smaller(count, DEPTH));
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
-        // A chunk of A, if its columns are contiguous: its rows have large distances.
-        Scratch columns(a.step == 1 ? 0 : CHUNK * DEPTH);
+        // A copy of a chunk of A, if A is stored by columns: the numbers of a row are far from each
+        // other there.
+        Scratch chunk_columns(a.step == 1 ? 0 : CHUNK * DEPTH);
         for (Int start = 0; start < count; start += DEPTH) {
-            const Int depth = smaller(count - start, DEPTH);
-            const bool last = start + depth == count;
+            const Int part = smaller(count - start, DEPTH);
+            const bool last = start + part == count;
 #pragma omp for schedule(static)
             for (Int n = 0; n < up(size, BLOCK); n += GROUP)
-                pack_group(part(b, start, 0), depth, size, n, packed.at + n * depth);
-            Int copied = -1;
+                pack_group(submatrix(b, start, 0), part, size, n, packed.at + n * part);
+            Int copied_chunk = -1;
 #pragma omp for collapse(2) schedule(static)
             for (Int chunk = 0; chunk < rows; chunk += CHUNK)
                 for (Int n = 0; n < size; n += BLOCK) {
-                    const Int height = smaller(rows - chunk, CHUNK);
-                    Strided from = part(a, chunk, start);
+                    const Int chunk_rows = smaller(rows - chunk, CHUNK);
+                    Strided from = submatrix(a, chunk, start);
                     if (a.step != 1) {
-                        if (copied != chunk) copy_columns(from, height, depth, columns.at);
-                        copied = chunk;
-                        from = {columns.at, 1, CHUNK};
+                        if (copied_chunk != chunk)
+                            copy_columns(from, chunk_rows, part, chunk_columns.at);
+                        copied_chunk = chunk;
+                        from = {chunk_columns.at, 1, CHUNK};
                     }
-                    const float *own_bias = last && bias ? bias + n : 0;
                     multiply(
-                        height, smaller(size - n, BLOCK), depth, from, packed.at + n * depth,
-                        own_bias, add || start, out + chunk * stride + n, stride
+                        chunk_rows, smaller(size - n, BLOCK), part, from, packed.at + n * part,
+                        last && bias ? bias + n : 0, add || start, out + chunk * stride + n, stride
                     );
                 }
         }

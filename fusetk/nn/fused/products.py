@@ -1,9 +1,10 @@
 """Products of float32 matrices for training on CPU: calls of ``products.cpp``.
 
-``replaced`` makes PyTorch use them for its own operators. On some processors they are faster than
-those of PyTorch's libraries; ``fusetk.machine`` measures it.
+``replace`` makes PyTorch's operators use them. On some processors they are faster than PyTorch's
+library; ``fusetk.machine`` measures it.
 """
 
+import threading
 import warnings
 from collections.abc import Callable
 
@@ -16,8 +17,8 @@ from fusetk.nn.fused.structs import INT, POINTER
 # PyTorch computes smaller products, because the call of the kernel takes some microseconds.
 MIN_ROWS, MIN_COLUMNS = 64, 32
 
-in_training = False
-"""Whether trainings use the kernels for large products."""
+used_in_training = False
+"""Whether float32 trainings use the kernels."""
 
 
 def available() -> bool:
@@ -26,7 +27,11 @@ def available() -> bool:
 
 
 def usable(a: Tensor, b: Tensor) -> bool:
-    """Return whether the kernels can and should compute a b, for two tensors on CPU."""
+    """Return whether the kernels can and should compute a b, for tensors on CPU.
+
+    They compute products of matrices a (M, K) and b (K, N) of float32 that are stored by rows or by
+    columns, if M and N are large enough.
+    """
     return (
         a.dtype == b.dtype == torch.float32
         and a.dim() == b.dim() == 2
@@ -39,21 +44,27 @@ def usable(a: Tensor, b: Tensor) -> bool:
 
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a b + ``bias`` (N,) for ``usable`` a (M, K) and b (K, N)."""
-    out = torch.empty(len(a), b.shape[1])
+    """Return a b + ``bias`` (N,), float32, for ``usable`` a (M, K) and b (K, N).
+
+    The bias is float32 and contiguous.
+    """
+    out = a.new_empty(len(a), b.shape[1])
     _call(a, b, bias, False, out)
     return out
 
 
 def add_matmul(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a b to ``out`` (M, N), which is contiguous; see ``matmul``."""
+    """Add a b to ``out`` (M, N) for ``usable`` a (M, K) and b (K, N).
+
+    ``out`` is float32 and contiguous, and shares no memory with a and b.
+    """
     _call(a, b, None, True, out)
 
 
 def _call(a: Tensor, b: Tensor, bias: Tensor | None, add: bool, out: Tensor) -> None:
     kernels = library("products")
     assert kernels is not None
-    kernels.matmul(
+    kernels.float32_matmul(
         *map(INT, (torch.get_num_threads(), *out.shape, len(b))),
         *(POINTER(a.data_ptr()), *map(INT, a.stride())),
         *(POINTER(b.data_ptr()), *map(INT, b.stride())),
@@ -64,35 +75,69 @@ def _call(a: Tensor, b: Tensor, bias: Tensor | None, add: bool, out: Tensor) -> 
 
 # PyTorch's operators ------------------------------------------------------------------------------
 
+_users = 0  # calls of ``replace`` that are not undone
+_operators: torch.library.Library | None = None
+_lock = threading.Lock()
+
 
 def replace() -> Callable[[], None]:
-    """Use the kernels in PyTorch's products of large matrices; return a function that undoes it.
+    """Use the kernels in PyTorch's products; return a function that ends it.
 
-    PyTorch's own products have the form ``out=``, which is not replaced. Compiled code uses this
-    form.
+    This holds for the whole process. No other thread may compute products during this call and the
+    call of the returned function. PyTorch still computes products that are not ``usable``: the
+    replacements call the ``out=`` variants of the operators, which are not replaced. Code that
+    ``torch.compile`` made calls these variants, too, so it does not use the kernels.
     """
-    operators = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():  # PyTorch warns of replaced operators
-        warnings.simplefilter("ignore")
-        for function in (mm, addmm, addmm_):
-            operators.impl(function.__name__, function, "CPU")
-    return operators._destroy
+    global _users, _operators
+    with _lock:
+        _users += 1
+        if _operators is None:
+            _operators = torch.library.Library("aten", "IMPL")
+            with warnings.catch_warnings():  # PyTorch warns of replaced operators
+                warnings.simplefilter("ignore")
+                for function in (mm, addmm, addmm_):
+                    _operators.impl(function.__name__, function, "CPU")
+    return _end_use
+
+
+def _end_use() -> None:
+    global _users, _operators
+    with _lock:
+        _users -= 1
+        if not _users and _operators is not None:
+            _operators._destroy()
+            _operators = None
 
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
+    """Compute ``torch.mm`` of tensors on CPU, in the kernels if they are ``usable``."""
     return matmul(a, b) if usable(a, b) else torch.mm(a, b, out=a.new_empty(0))
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    is_plain = beta == alpha == 1 and bias.dtype == torch.float32 and bias.is_contiguous()
-    if is_plain and bias.shape == b.shape[1:] and usable(a, b):
+    """Compute ``torch.addmm`` of tensors on CPU, in the kernels if they are ``usable``."""
+    supported = beta == alpha == 1 and bias.dtype == torch.float32 and bias.is_contiguous()
+    if supported and bias.shape == b.shape[1:] and usable(a, b):
         return matmul(a, b, bias)
     return torch.addmm(bias, a, b, beta=beta, alpha=alpha, out=a.new_empty(0))
 
 
 def addmm_(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    is_plain = beta == alpha == 1 and out.dtype == torch.float32 and out.is_contiguous()
-    if is_plain and usable(a, b) and out.shape == (len(a), b.shape[1]):
+    """Compute ``Tensor.addmm_`` of tensors on CPU, in the kernels if they are ``usable``.
+
+    Raises RuntimeError if ``out`` does not have the shape of the product.
+    """
+    if a.dim() == b.dim() == 2 and out.shape != (len(a), b.shape[1]):
+        raise RuntimeError(
+            f"addmm_ adds a product of the shape {(len(a), b.shape[1])} to a tensor of the shape "
+            f"{tuple(out.shape)}"
+        )
+    supported = beta == alpha == 1 and out.dtype == torch.float32 and out.is_contiguous()
+    if supported and usable(a, b) and not (_share_memory(out, a) or _share_memory(out, b)):
         add_matmul(out, a, b)
         return out
     return torch.addmm(out, a, b, beta=beta, alpha=alpha, out=out)
+
+
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
