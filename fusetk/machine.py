@@ -275,7 +275,8 @@ def _measure(matmul: str) -> Choices:
     ways = {}
     try:
         for choice in CHOICES:
-            ways[choice.name] = choice.measure()
+            with torch.inference_mode(False):  # some operations have a backward pass
+                ways[choice.name] = choice.measure()
             undo.append(choice.use(ways[choice.name]))
             if matmul != "highest":
                 undo.append(_use_precision(matmul))

@@ -152,6 +152,15 @@ def test_the_speedup_that_another_way_needs(monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.fastest(["default"], lambda way: lambda: 1.0) == "default"
 
 
+def test_choices_are_measured_in_inference_mode_too(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "MAX_SECONDS", 0.0)
+    with torch.inference_mode():
+        measured = choices()
+    assert set(measured.ways) == {choice.name for choice in machine.CHOICES}
+
+
 def test_a_measurement_ends_when_the_times_no_longer_fall(monkeypatch: pytest.MonkeyPatch) -> None:
     """The result is the undisturbed time, even if the first rounds are slower."""
     now = 0.0
