@@ -6,30 +6,23 @@ The settings change speed and rounding only.
 import ctypes
 import hashlib
 import json
-import math
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cache, partial
-from itertools import count
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from fusetk.errors import ConfigError
 from fusetk.files import locked, replace_file
-from fusetk.nn import attention
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.fused import products
 from fusetk.nn.fused.build import cache_folders
-from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, in_kernels
-from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
 from fusetk.processor import processor
+from fusetk.ways import CHOICES, PRODUCTS, Undo, Way, product_error, use_precision
 
 
 def device_of(name: str) -> torch.device:
@@ -89,27 +82,6 @@ def revision() -> str | None:
     return head + ("+" if status else "")
 
 
-Way = str | int  # a way to compute an operation, as it is stored in JSON
-Undo = Callable[[], None]
-
-
-class Choice(NamedTuple):
-    """An operation that can be computed in several ways, which differ in speed and rounding only.
-
-    To add an operation, add an entry to ``CHOICES``. Runs and caches that do not know its name use
-    the default way.
-    """
-
-    name: str
-    """Name in the stored files. It must never change its meaning."""
-    ways: tuple[Way, ...]
-    """The possible ways; the first is the default."""
-    measure: Callable[[], Way]
-    """Return the way to use on this machine: the default, or a faster way that is as exact."""
-    use: Callable[[Way], Undo]
-    """Use a way from now on; return a function that restores the previous one."""
-
-
 @dataclass(frozen=True)
 class Choices:
     """The fastest ways to compute on this machine, by the names of ``CHOICES``."""
@@ -128,17 +100,6 @@ class Choices:
             for name, value in before.items()
             if value != after[name]
         ]
-
-
-PRODUCTS = "float32 products"  # name of a choice
-# PyTorch's default is replaced only if the alternative is this many times as fast.
-MIN_SPEEDUP = 1.15
-# The kernels for large products are as exact as the library. In a training, where the matrices are
-# not in the cache, they save more time than in the measurement. So they need no speedup there.
-MIN_SPEEDUP_LARGE = 1.0
-# The kernels for linear maps may be a little slower in the measurement, because they save passes
-# over memory in a search.
-MIN_SPEEDUP_LINEAR = 0.97
 
 
 def choices(matmul: str = "highest") -> Choices:
@@ -170,7 +131,7 @@ def _choices(matmul: str, threads: int) -> Choices:
 
 
 def _file_name(matmul: str, threads: int) -> str:
-    """Return the name of the file for the choices; it depends on what they depend on."""
+    """Return the file name of the choices. It contains a hash of what they depend on."""
     conditions = {
         "matmul": matmul,
         "threads": threads,
@@ -233,14 +194,14 @@ def computing(
     """Apply the settings of a training on ``device``; restore the old ones at the end.
 
     ``matmul`` and ``precision`` are keys of ``training``. On CPU the settings are ``recorded``, by
-    default ``choices``; in exact float32, they include the operators of PyTorch that
-    ``fusetk.nn.fused.products`` replaces in this process. Yields a description of the products for
-    the log.
+    default ``choices``. In exact float32, PyTorch's operators may use the kernels of
+    ``fusetk.nn.fused.products`` in the whole process. Yields a description of the products for the
+    log.
     """
     undo: list[Undo] = []
     try:
         if device.type != "cpu":
-            undo.append(_use_precision(matmul))
+            undo.append(use_precision(matmul))
             description = "exact"
         else:
             chosen = recorded or choices(matmul)
@@ -250,7 +211,7 @@ def computing(
                 undo.append(products.replace())
                 description += " and kernels"
         if matmul != "highest":
-            result = "rounded" if _product_error(device) > 1e-5 else "exact"
+            result = "rounded" if product_error(device) > 1e-5 else "exact"
             description = f"{matmul}, in fact {result}"
         yield description
     finally:
@@ -265,7 +226,7 @@ def _use(chosen: Choices, matmul: str) -> list[Undo]:
     """
     undo = [choice.use(chosen.ways[choice.name]) for choice in CHOICES]
     if matmul != "highest":
-        undo.append(_use_precision(matmul))
+        undo.append(use_precision(matmul))
     return undo
 
 
@@ -279,348 +240,11 @@ def _measure(matmul: str) -> Choices:
                 ways[choice.name] = choice.measure()
             undo.append(choice.use(ways[choice.name]))
             if matmul != "highest":
-                undo.append(_use_precision(matmul))
+                undo.append(use_precision(matmul))
     finally:
         for restore in reversed(undo):
             restore()
     return Choices(processor(), torch.get_num_threads(), ways)
-
-
-def fastest(
-    ways: Sequence[Way],
-    run: Callable[[Way], Callable[[], object]],
-    exact: Callable[[Way], bool] = lambda way: True,
-    speedup: float = MIN_SPEEDUP,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Way:
-    """Return the fastest of the exact ways.
-
-    ``run`` returns a function that computes the operation in one way. Another way replaces the
-    first one, the default, only if it is ``speedup`` times as fast. ``clock`` returns seconds; that
-    of a thread excludes the time in which other processes run, and suits one thread only.
-    """
-    usable = [way for way in ways if way == ways[0] or exact(way)]
-    seconds = _seconds([run(way) for way in usable], clock)
-    best = min(range(1, len(usable)), key=seconds.__getitem__, default=0)
-    return usable[best] if seconds[0] > speedup * seconds[best] else usable[0]
-
-
-# Products ----------------------------------------------------------------------------------------
-
-KERNELS = "kernels"  # a way
-MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
-PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
-TOKENS = 1000  # in the measured products of a training
-PIECE_TOKENS = 200  # the loss computes the logits of fewer tokens at a time
-
-
-def _use_large_products(way: Way) -> Undo:
-    before = products.used_in_training
-    products.used_in_training = way == KERNELS and products.available()
-    return partial(setattr, products, "used_in_training", before)
-
-
-def _measure_large_products() -> Way:
-    if not products.available():
-        return "library"
-    with torch.no_grad(), one_thread():
-        return fastest(
-            ("library", KERNELS),
-            _run_training_products,
-            speedup=MIN_SPEEDUP_LARGE,
-            clock=time.thread_time,
-        )
-
-
-def _run_training_products(way: Way) -> Callable[[], object]:
-    """Return a function that computes the products of linear maps, forward and backward."""
-    tokens = {**dict.fromkeys(MAPS, TOKENS), PROJECTION: PIECE_TOKENS}
-    maps = [(torch.ones(shape), torch.ones(tokens[shape], shape[1])) for shape in tokens]
-    multiply = products.matmul if way == KERNELS else torch.mm
-
-    def run() -> object:
-        results = []
-        for weight, x in maps:
-            y = multiply(x, weight.t())
-            results.append((multiply(y, weight), multiply(y.t(), x)))
-        return results
-
-    return run
-
-
-def _use_precision(matmul: str) -> Undo:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(matmul)
-    return partial(torch.set_float32_matmul_precision, before)
-
-
-def _precision(library: Way) -> str:
-    """Return PyTorch's precision setting for exact products by MKL or oneDNN.
-
-    With the precision "medium", PyTorch uses oneDNN for products. It is faster on processors for
-    which MKL does not use the full vector width. But on a processor with bf16 tiles, oneDNN rounds
-    the factors to bf16. Therefore the errors are compared.
-    """
-    return "medium" if library == "oneDNN" else "highest"
-
-
-def _run_product(library: Way) -> Callable[[], object]:
-    a, b = torch.ones(1024, 256), torch.ones(256, 1024)
-
-    def run() -> object:
-        restore = _use_precision(_precision(library))
-        product = a @ b
-        restore()
-        return product
-
-    return run
-
-
-def _is_exact_product(library: Way) -> bool:
-    """Whether the error of a library's float32 products is at most twice that of MKL."""
-    errors = []
-    for name in ("MKL", library):
-        restore = _use_precision(_precision(name))
-        errors.append(_product_error(torch.device("cpu")))
-        restore()
-    return errors[1] <= 2 * errors[0]
-
-
-# Attention ---------------------------------------------------------------------------------------
-
-
-def _attention_name(kind: str) -> str:
-    return f"longest plain attention, {kind}"
-
-
-def _use_attention_limit(kind: tuple[torch.dtype, bool], limit: Way) -> Undo:
-    before = dict(attention.plain_up_to)
-
-    def restore() -> None:
-        attention.plain_up_to.clear()
-        attention.plain_up_to.update(before)
-
-    attention.plain_up_to[kind] = int(limit)
-    return restore
-
-
-def _plain_attention_limit(dtype: torch.dtype, training: bool) -> int:
-    """Return the greatest of ``ATTENTION_LENGTHS`` up to which plain products are faster.
-
-    They must be ``MIN_SPEEDUP`` times as fast as the fused kernel at this length and at all smaller
-    ones. Returns 0 if they are not so fast at the smallest length.
-    """
-    limit = 0
-    for length in ATTENTION_LENGTHS:
-        shape = max(1, 512 // length), length, 4, 64
-        q, k, v = (
-            torch.ones(shape, dtype=dtype).transpose(1, 2).requires_grad_(training)
-            for _ in range(3)
-        )
-        mask = torch.ones(shape[0], 1, 1, length, dtype=torch.bool)
-        if not fastest((0, length), partial(_run_attention, q, k, v, mask)):
-            break
-        limit = length
-    return limit
-
-
-def _run_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way
-) -> Callable[[], object]:
-    return partial(_attend, q, k, v, mask, limit)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way) -> None:
-    """Run attention with ``limit`` in ``plain_up_to``, and the backward pass if ``q`` needs it."""
-    restore = _use_attention_limit((q.dtype, q.requires_grad), limit)
-    with torch.inference_mode(False), torch.set_grad_enabled(q.requires_grad):
-        result = attention.scaled_dot_product(q, k, v, mask, 0.0, "")
-        if q.requires_grad:
-            torch.autograd.grad(result.sum(), (q, k, v))
-    restore()
-
-
-# Linear maps in inference -------------------------------------------------------------------------
-
-ROWS = 200  # the first number of rows in the measured products: a typical number of hypotheses
-
-
-def _use_kernels(dtype: torch.dtype, operation: str, way: Way) -> Undo:
-    operations = in_kernels[dtype]
-    before = operations[operation]
-    operations[operation] = way == KERNELS
-    return partial(operations.__setitem__, operation, before)
-
-
-def _measure_linear(dtype: torch.dtype, operation: str) -> Way:
-    ways = LINEAR_WAYS[dtype, operation]
-    if not kernels.has_products(dtype):
-        return ways[0]
-    run = _run_maps if operation == "maps" else _run_projection
-    with torch.inference_mode(), one_thread():
-        return fastest(
-            ways, partial(run, dtype), speedup=MIN_SPEEDUP_LINEAR, clock=time.thread_time
-        )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one thread for operations, as a search does if there are as many batches as threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _run_maps(dtype: torch.dtype, way: Way) -> Callable[[], object]:
-    """Return a function that computes maps of rows, as many rows as no call before.
-
-    The number of hypotheses in a search changes often, and oneDNN compiles a product for each.
-    """
-    maps = [(_linear(dtype, way, shape), shape[1]) for shape in MAPS]
-    rows = count(ROWS)
-
-    def run() -> object:
-        number = next(rows)
-        return [linear(torch.ones(number, width)) for linear, width in maps]
-
-    return run
-
-
-def _run_projection(dtype: torch.dtype, way: Way) -> Callable[[], object]:
-    """Return a function that finds the best tokens of hypotheses, as many as no call before."""
-    linear = _linear(dtype, way, PROJECTION)
-    forbidden, best = torch.tensor([0, 2]), 6
-    rows = count(ROWS)
-
-    def run() -> object:
-        x = torch.ones(next(rows), PROJECTION[1])
-        if isinstance(linear, KernelLinear):
-            return kernels.best_tokens_of_map(x, linear.packed, None, forbidden, None, best)
-        if isinstance(linear, Int8Linear):
-            sums, scales = linear.sums(x)
-            sums = sums.to(torch.int32)
-            return kernels.best_tokens(sums, None, forbidden, None, best, scales)
-        return kernels.best_tokens(linear(x), None, forbidden, None, best)
-
-    return run
-
-
-def _linear(dtype: torch.dtype, way: Way, shape: tuple[int, int]) -> nn.Module:
-    """Return a map with weights of this type, or with those of float32 if the way says so."""
-    weight = torch.ones(shape)
-    if way == "float32" or (way == "PyTorch" and dtype == torch.float32):
-        plain = nn.utils.skip_init(nn.Linear, shape[1], shape[0], bias=False)
-        plain.weight.data = weight
-        return plain
-    if dtype == torch.int8:
-        return (Int8KernelLinear if way == KERNELS else Int8Linear)(weight, None)
-    if way == KERNELS:
-        return KernelLinear(weight.to(dtype), None)
-    return Bf16Linear(weight, None)
-
-
-# The ways by type of the weights and operation, the keys of ``in_kernels``.
-LINEAR_WAYS: dict[tuple[torch.dtype, str], tuple[Way, ...]] = {
-    (dtype, operation): ("PyTorch", KERNELS)
-    for dtype, operations in in_kernels.items()
-    for operation in operations
-}
-LINEAR_WAYS[torch.bfloat16, "projection"] = ("float32", KERNELS)
-
-
-# Choices -----------------------------------------------------------------------------------------
-
-# The keys of ``attention.plain_up_to``, by name.
-ATTENTION_KINDS = {
-    "fp32 training": (torch.float32, True),
-    "fp32 inference": (torch.float32, False),
-    "bf16 training": (torch.bfloat16, True),
-    # bf16 inference is missing, because plain products round the attention scores to bf16 and the
-    # fused kernel does not.
-}
-ATTENTION_LENGTHS = (16, 64, 256, 1024)
-
-CHOICES: tuple[Choice, ...] = (
-    Choice(
-        PRODUCTS,
-        ("MKL", "oneDNN"),  # MKL is PyTorch's default
-        lambda: fastest(("MKL", "oneDNN"), _run_product, _is_exact_product),
-        lambda library: _use_precision(_precision(library)),
-    ),
-    Choice(
-        "large float32 products, training",
-        ("library", KERNELS),  # the library is that of the choice above
-        _measure_large_products,
-        _use_large_products,
-    ),
-    *(
-        Choice(
-            _attention_name(kind),
-            (0, *ATTENTION_LENGTHS),  # number of keys up to which plain products are used
-            partial(_plain_attention_limit, *key),
-            partial(_use_attention_limit, key),
-        )
-        for kind, key in ATTENTION_KINDS.items()
-    ),
-    *(
-        Choice(
-            f"{kernels.NAMES[dtype]} {operation}, inference",
-            ways,
-            partial(_measure_linear, dtype, operation),
-            partial(_use_kernels, dtype, operation),
-        )
-        for (dtype, operation), ways in LINEAR_WAYS.items()
-    ),
-)
-
-
-# Measurements ------------------------------------------------------------------------------------
-
-
-# A measurement ends when no time fell by more than the fraction MIN_CHANGE in UNCHANGED_ROUNDS
-# rounds. Other processes disturb single rounds, and at first PyTorch's threads may share one core.
-MIN_CHANGE, UNCHANGED_ROUNDS = 0.01, 5
-MAX_SECONDS = 1.0  # the round in which a measurement reaches this time is its last
-
-
-def _seconds(
-    functions: Sequence[Callable[[], object]], clock: Callable[[], float] = time.perf_counter
-) -> list[float]:
-    """Return the shortest time of each function, in seconds.
-
-    In each round, every function runs once. The first round is not timed.
-    """
-    for function in functions:
-        function()
-    shortest = [math.inf] * len(functions)
-    start = time.perf_counter()
-    unchanged = 0
-    while unchanged < UNCHANGED_ROUNDS:
-        unchanged += 1
-        for i, function in enumerate(functions):
-            before = clock()
-            function()
-            seconds = clock() - before
-            if seconds < (1 - MIN_CHANGE) * shortest[i]:
-                unchanged = 0
-            shortest[i] = min(shortest[i], seconds)
-        if time.perf_counter() - start > MAX_SECONDS:
-            break
-    return shortest
-
-
-def _product_error(device: torch.device) -> float:
-    """Return the relative error |AB - exact| / |exact| of a float32 product.
-
-    It is about 3e-7 for exact factors, 3e-4 for factors in tf32, and 2e-3 for factors in bf16.
-    """
-    generator = torch.Generator().manual_seed(1)
-    a, b = (torch.randn(512, 512, generator=generator).to(device) for _ in range(2))
-    exact = a.double() @ b.double()
-    return float((a @ b - exact).norm() / exact.norm())
 
 
 @cache

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from fusetk import doctor, machine
 from fusetk.cli.main import main
 from fusetk.nn.fused import build
+from fusetk.ways import Way
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +43,11 @@ def test_measure_again_replaces_the_stored_ways(
 ) -> None:
     products = "float32 products"
 
-    def measured(patch: pytest.MonkeyPatch, way: str, *arguments: str) -> machine.Way:
+    def measured(patch: pytest.MonkeyPatch, way: str, *arguments: str) -> Way:
         choices = machine.Choices("p", 1, {c.name: c.ways[0] for c in machine.CHOICES})
         choices.ways[products] = way
         patch.setattr(machine, "_measure", lambda matmul: choices)
-        result: machine.Way = examined(*arguments)["choices"][products]
+        result: Way = examined(*arguments)["choices"][products]
         return result
 
     with monkeypatch.context() as patch:

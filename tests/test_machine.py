@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch.nn import functional as F
 
-from fusetk import machine, runs
+from fusetk import machine, runs, ways
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.errors import ConfigError
@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def uniform(limit: int) -> Choices:
     """Choose plain products for up to ``limit`` keys in each kind of attention."""
     defaults = {choice.name: choice.ways[0] for choice in machine.CHOICES}
-    limits = {machine._attention_name(kind): limit for kind in machine.ATTENTION_KINDS}
+    limits = {ways.attention_name(kind): limit for kind in ways.ATTENTION_KINDS}
     return Choices(processor(), 1, {**defaults, **limits})
 
 
@@ -102,7 +102,7 @@ def test_choices_are_measured_once_and_stored(cache: Path, monkeypatch: pytest.M
 def test_damaged_choices_are_measured_again(
     cache: Path, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_seconds", lambda functions, clock: [1.0] * len(functions))
+    monkeypatch.setattr(ways, "_seconds", lambda functions, clock: [1.0] * len(functions))
     choices()
     [file] = cache.glob("machine-*.json")
     file.write_text(content)
@@ -128,34 +128,34 @@ def test_parallel_processes_measure_once(cache: Path, monkeypatch: pytest.Monkey
 def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor with bf16 tiles, oneDNN is fast and inexact."""
     monkeypatch.setattr(
-        machine,
-        "_product_error",
+        ways,
+        "product_error",
         lambda device: 2e-3 if torch.get_float32_matmul_precision() == "medium" else 2e-7,
     )
     monkeypatch.setattr(
-        machine, "_seconds", lambda ways, clock: [float(len(ways) - i) for i in range(len(ways))]
+        ways, "_seconds", lambda runs, clock: [float(len(runs) - i) for i in range(len(runs))]
     )
-    [products] = (choice for choice in machine.CHOICES if choice.name == "float32 products")
+    [products] = (choice for choice in ways.CHOICES if choice.name == ways.PRODUCTS)
     assert products.measure() == "MKL"
-    monkeypatch.setattr(machine, "_product_error", lambda device: 2e-7)
+    monkeypatch.setattr(ways, "product_error", lambda device: 2e-7)
     assert products.measure() == "oneDNN", "oneDNN takes half the time"
 
 
 def test_the_speedup_that_another_way_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_seconds", lambda runs, clock: [run() for run in runs])
+    monkeypatch.setattr(ways, "_seconds", lambda runs, clock: [run() for run in runs])
     seconds = {"default": 1.0, "other": 1.02, "slow": 1.5}
 
-    def chosen(speedup: float) -> machine.Way:
-        return machine.fastest(list(seconds), lambda way: lambda: seconds[way], speedup=speedup)
+    def chosen(speedup: float) -> ways.Way:
+        return ways.fastest(list(seconds), lambda way: lambda: seconds[way], speedup=speedup)
 
     assert (chosen(1.0), chosen(0.99), chosen(0.97)) == ("default", "default", "other")
-    assert machine.fastest(["default"], lambda way: lambda: 1.0) == "default"
+    assert ways.fastest(["default"], lambda way: lambda: 1.0) == "default"
 
 
 def test_choices_are_measured_in_inference_mode_too(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "MAX_SECONDS", 0.0)
+    monkeypatch.setattr(ways, "MAX_SECONDS", 0.0)
     with torch.inference_mode():
         measured = choices()
     assert set(measured.ways) == {choice.name for choice in machine.CHOICES}
@@ -171,18 +171,17 @@ def test_a_measurement_ends_when_the_times_no_longer_fall(monkeypatch: pytest.Mo
         now += seconds
 
     functions = [lambda: run(next(disturbed, 1.0)), lambda: run(1.5)]
-    assert machine._seconds(functions, lambda: now) == [1.0, 1.5]
+    assert ways._seconds(functions, lambda: now) == [1.0, 1.5]
     assert now < 80, "it ends soon after the last change"
 
     endless = iter(range(10**6, 0, -1000))
-    monkeypatch.setattr(machine, "MAX_SECONDS", 0.01)
-    machine._seconds([lambda: run(next(endless)), lambda: time.sleep(0.001)], lambda: now)
+    monkeypatch.setattr(ways, "MAX_SECONDS", 0.01)
+    ways._seconds([lambda: run(next(endless)), lambda: time.sleep(0.001)], lambda: now)
 
 
 def test_trainings_in_float32_use_the_chosen_products(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = {choice.name: choice.ways[0] for choice in machine.CHOICES}
-    name = "large float32 products, training"
-    chosen = Choices(processor(), 1, {**defaults, name: "kernels"})
+    chosen = Choices(processor(), 1, {**defaults, ways.LARGE_PRODUCTS: "kernels"})
     kernel_calls: list[int] = []
     monkeypatch.setattr(products, "_call", lambda *arguments: kernel_calls.append(1))
     x = torch.ones(64, 64)
@@ -207,17 +206,17 @@ def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyP
     write_choices(path, uniform(16))
     current = ["slow"]
 
-    def use(way: machine.Way) -> machine.Undo:
+    def use(way: ways.Way) -> ways.Undo:
         before = current[0]
         current[0] = str(way)
         return lambda: current.__setitem__(0, before)
 
     seconds = {"slow": 2.0, "fast": 1.0, "wrong": 0.1}
-    monkeypatch.setattr(machine, "_seconds", lambda runs, clock: [run() for run in runs])
-    new = machine.Choice(
+    monkeypatch.setattr(ways, "_seconds", lambda runs, clock: [run() for run in runs])
+    new = ways.Choice(
         "sorting",
         ("slow", "fast", "wrong"),
-        lambda: machine.fastest(
+        lambda: ways.fastest(
             ("slow", "fast", "wrong"), lambda way: lambda: seconds[way], lambda way: way != "wrong"
         ),
         use,

@@ -105,7 +105,7 @@ class KernelLinear(InferenceLinear):
         packed = kernels.pack(weight.detach(), scale)
         super().__init__(packed.matrix, bias)
         self.packed = packed
-        self._plain_weight: Tensor | None = None
+        self._unpacked: Tensor | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -138,15 +138,15 @@ class KernelLinear(InferenceLinear):
         out = kernels.product(x, self.packed.part(start - extra, stop), bias, relu)
         return out[:, extra:].contiguous()
 
-    def plain_weight(self) -> Tensor:
-        """Return ``weight`` for products by PyTorch; it is kept for the next one."""
-        if self._plain_weight is None:
-            self._plain_weight = self.weight
-        return self._plain_weight
+    def _kept_weight(self) -> Tensor:
+        """Return ``weight`` for products by PyTorch. The first call unpacks it for all calls."""
+        if self._unpacked is None:
+            self._unpacked = self.weight
+        return self._unpacked
 
     def _plain(self, x: Tensor, bias: Tensor | None, relu: bool, part: slice) -> Tensor:
         """Compute ``product`` by PyTorch."""
-        weight = self.plain_weight()[part].float()
+        weight = self._kept_weight()[part].float()
         out = F.linear(x.to(self.matrix.dtype).float(), weight, bias)
         return out.relu() if relu else out
 

@@ -57,7 +57,7 @@ class Int8KernelLinear(KernelLinear):
         rounded, row_scale = quantize(x.float())
         assert self.packed.scale is not None
         scale = self.packed.scale[: self.packed.size][part]
-        sums = integer_product(rounded, self.plain_weight()[part])
+        sums = integer_product(rounded, self._kept_weight()[part])
         return _rescale(sums, row_scale, scale, bias, relu)
 
 

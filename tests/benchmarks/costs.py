@@ -97,6 +97,7 @@ def measure(
             device=options.device,
             updates=options.updates,
             processor_time=device.type == "cpu",
+            library_products=False,
         )
         training[name] = training_turns(str(path), PRECISION, arguments)
         decoding[name] = decoding_turns(load(path, overrides), options.sentences, device)

@@ -30,7 +30,7 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.decoding.translate import Translator
 from fusetk.errors import ConfigError
-from fusetk.machine import device_of, one_thread
+from fusetk.machine import device_of
 from fusetk.models import Seq2Seq
 from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.models.transformer import Transformer
@@ -38,6 +38,7 @@ from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.positions import sinusoids
 from fusetk.recipe import load
 from fusetk.runs import TEXT
+from fusetk.ways import one_thread
 
 from turns import compare, options  # isort: skip
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from memory import saved  # isort: skip
-from training import add_processor_time, turns  # isort: skip
+from training import add_cpu_options, turns  # isort: skip
 from turns import median_ratio, options, take_turns  # isort: skip
 
 from fusetk import train
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, default=ROOT / "results" / "smoke" / "successors.json"
     )
-    add_processor_time(parser)
+    add_cpu_options(parser)
     arguments = parser.parse_args()
     if "speed" in arguments.only:
         measure_speeds(argparse.Namespace(**{**vars(arguments), "updates": 1}))

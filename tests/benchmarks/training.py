@@ -18,6 +18,7 @@ pass counts as two forward passes.
 import argparse
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +30,14 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
 from fusetk.errors import DataError
-from fusetk.machine import computing, device_of
+from fusetk.machine import Choices, choices, computing, device_of
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.recipe import Recipe, load
 from fusetk.runs import TEXT
 from fusetk.training import optim
 from fusetk.training.compiling import compile_layers
 from fusetk.training.step import accumulate_gradients, length_multiple, optimizer_step
+from fusetk.ways import LARGE_PRODUCTS
 
 from products import multiply_adds, product_rates, terms  # isort: skip
 from turns import compare, options  # isort: skip
@@ -71,7 +73,7 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
                 "updates of a turn: give less --updates"
             )
         for first in range(0, len(order) - arguments.updates + 1, arguments.updates):
-            with computing(device, recipe.training.matmul, precision=precision):
+            with computing(device, recipe.training.matmul, ways_to_compute(arguments), precision):
                 start = clock()
                 tokens = 0
                 for indices in order[first : first + arguments.updates]:
@@ -88,6 +90,14 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
         epoch += 1
 
 
+def ways_to_compute(arguments: argparse.Namespace) -> Choices | None:
+    """Return the ways of this machine with large products by the library; None: all its ways."""
+    if not arguments.library_products:
+        return None
+    chosen = choices()
+    return replace(chosen, ways={**chosen.ways, LARGE_PRODUCTS: "library"})
+
+
 def limits(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[float]:
     """Yield the limit of the speed, in target tokens a second; the first value is warm-up."""
     recipe = load(path, arguments.overrides)
@@ -101,7 +111,12 @@ def limits(path: str, precision: str, arguments: argparse.Namespace) -> Iterator
         yield rate / (3 * forward)
 
 
-def add_processor_time(parser: argparse.ArgumentParser) -> None:
+def add_cpu_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--library-products",
+        action="store_true",
+        help="compute large products of float32 on CPU in PyTorch's library, not in kernels",
+    )
     parser.add_argument(
         "--processor-time",
         action="store_true",
@@ -112,7 +127,7 @@ def add_processor_time(parser: argparse.ArgumentParser) -> None:
 def training_parser() -> argparse.ArgumentParser:
     parser = options(__doc__)
     parser.add_argument("--updates", type=int, default=5, help="updates a turn")
-    add_processor_time(parser)
+    add_cpu_options(parser)
     parser.add_argument("--limit", action="store_true", help="print the limit of the speed")
     return parser
 
