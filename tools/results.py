@@ -5,30 +5,37 @@ first marker names, relative to the file. If ``main`` follows the folder, it is 
 first system and those with the highest scores, with the main columns, without title and notes. If
 ``costs`` follows, it is a table of the measured costs of all systems. If ``losses`` and names of
 systems follow, it is a table of their validation losses after some epochs. ``training-losses``
-makes a table of their training losses in these epochs. A name alone selects the trainings with the
-recipe's values; ``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values.
+makes a table of their training losses in these epochs. If ``overview`` and names of other folders
+follow, it is a table of all differences to the baselines in all of these folders. A name of a
+system alone selects the trainings with the recipe's values; ``NAME@KEY=VALUE,KEY=VALUE`` selects
+those with other values.
 """
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from fusetk.cli.tables import NONE, markdown_table
 from fusetk.errors import DataError, FusetkError
+from fusetk.reporting.formats import signed
+from fusetk.reporting.gain import SeedComparison
 from fusetk.reporting.measured_costs import read_costs
 from fusetk.reporting.result_columns import config_text
 from fusetk.reporting.result_layout import text_tables
-from fusetk.reporting.result_tables import ResultRow, read_tables
+from fusetk.reporting.result_tables import ResultRow, ResultTable, read_tables
 from fusetk.reporting.runs import mean_of
 from fusetk.reporting.saved_run import SavedRun
 
 BEGIN = re.compile(
-    r"<!-- results: begin (\S+?)( main| costs| (?:training-)?losses(?: [\w@.,=]+)+)?, "
+    r"<!-- results: begin (\S+?)"
+    r"( main| costs| overview(?: \S+?)*| (?:training-)?losses(?: [\w@.,=]+)+)?, "
     r"made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
@@ -54,13 +61,15 @@ def updated(text: str, folder: Path) -> str:
         if end < 0:
             raise ValueError(f"{END} is missing after the marker of {begin[1]}")
         results = folder / begin[1]
-        kind, *systems = (begin[2] or "all").split()
-        if kind == "costs":
+        kind, *names = (begin[2] or "all").split()
+        if kind == "overview":
+            content = overview([results, *(folder / name for name in names)])
+        elif kind == "costs":
             content = cost_table(results)
         elif kind == "losses":
-            content = loss_table(results, systems)
+            content = loss_table(results, names)
         elif kind == "training-losses":
-            content = training_loss_table(results, systems)
+            content = training_loss_table(results, names)
         else:
             content = tables(results, begin[1], kind == "main")
         parts.append(f"{content}\n")
@@ -84,6 +93,74 @@ def tables(results: Path, name: str, only_main: bool) -> str:
                 texts.append(markdown_table(text.title, text.heads, rows, text.notes))
         table.p_values.save()
     return "\n\n".join(texts)
+
+
+def overview(folders: Sequence[Path]) -> str:
+    """Return a row for each system of these folders, with its difference to its baseline in each.
+
+    The systems with the largest differences in the first folder come first. Speeds are those of the
+    last folder that has the system. Raises DataError if a folder has no results.
+    """
+    tables = [read_tables(folder, {})[0] for folder in folders]
+    comparisons = [_comparisons(table) for table in tables]
+    names = dict.fromkeys(name for found in comparisons for name in found)
+    speeds = {
+        row.name: [table.relative_speed(row, kind) for kind in ("training", "decoding")]
+        for table in tables
+        for row in table.rows
+    }
+
+    def order(name: str) -> list[float]:
+        means = [_mean_difference(found[name]) if name in found else None for found in comparisons]
+        return [math.inf if mean is None else -mean for mean in means]
+
+    lines = []
+    for name in sorted(names, key=order):
+        line = [name]
+        for found in comparisons:
+            if name in found:
+                line += [_difference_text(found[name]), found[name].verdict.partition(":")[0]]
+            else:
+                line += [NONE, NONE]
+        lines.append([*line, *(f"×{speed:.2f}" if speed else NONE for speed in speeds[name])])
+    heads = [""]
+    for table in tables:
+        heads += [f"{table.title.partition(',')[0]}: Δ {table.columns[0].metric}", "gain"]
+        table.p_values.save()
+    return markdown_table("", [*heads, *MAIN_COLUMNS], lines, ()).partition("\n\n")[2]
+
+
+def _comparisons(table: ResultTable) -> dict[str, SeedComparison]:
+    """Return the comparison of each system with its baseline by the first score.
+
+    Both have the same config: that with the most seeds. Keys that the baseline does not have may
+    have any value. Trials are not compared.
+    """
+    comparisons: dict[str, SeedComparison] = {}
+    for row in table.rows:
+        for own, base in table.equal_configs(row):
+            if own.runs[0].changes_end or row.name in comparisons:
+                continue
+            comparison = own.compare(base, table.columns[0], table.p_values)
+            if comparison and comparison.differences:
+                comparisons[row.name] = comparison
+    return comparisons
+
+
+def _mean_difference(comparison: SeedComparison) -> float:
+    return fmean(comparison.differences.values())
+
+
+def _difference_text(comparison: SeedComparison) -> str:
+    """Return the mean difference and the range over the seeds.
+
+    With one seed, there is no range, but * if the difference is significant.
+    """
+    text = signed(_mean_difference(comparison))
+    differences = comparison.differences.values()
+    if len(differences) > 1:
+        return f"{text} ({signed(min(differences))} to {signed(max(differences))})"
+    return text + (" *" if comparison.better or comparison.worse else "")
 
 
 def cost_table(results: Path) -> str:

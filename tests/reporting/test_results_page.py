@@ -265,6 +265,30 @@ def test_tables_are_inserted_between_markers(results: Path) -> None:
     assert f"There are no results in `{results.name}` yet." in updated(new, results.parent)
 
 
+def test_an_overview_has_the_differences_in_all_folders(results: Path) -> None:
+    other = shutil.copytree(results, results.parent / "other")
+    for path in other.glob("*.seed2.json"):
+        path.unlink()
+    for path in results.glob("other.*.json"):
+        path.unlink()
+    text = f"{MARKERS.format(f'{results.name} overview {other.name}')}{END}\n"
+    lines = updated(text, results.parent).splitlines()
+    heads, _, *rows = [line.strip("| ").split(" | ") for line in lines[1:-1]]
+    assert len(heads) == 6 and heads[1::2] == ["gain", "gain", "decoding speed"]
+    assert [row[0] for row in rows] == ["fused", "other"]
+    [table], [other_table] = read_tables(results, {}), read_tables(other, {})
+    plain, fused = table.rows
+    score = table.columns[0]
+    differences = [run.score(score) - twin.score(score) for run, twin in fused.twins(plain)]
+    mean, *ends = (sum(differences) / 2, min(differences), max(differences))
+    assert rows[0][1:3] == [f"{mean:+.2f} ({ends[0]:+.2f} to {ends[1]:+.2f})", "open"]
+    comparison = other_table.compare(other_table.rows[1], score)
+    assert comparison is not None and len(comparison.differences) == 1
+    assert rows[0][3].split()[0] == f"{comparison.difference:+.2f}"
+    assert rows[0][3].endswith(" *") == (comparison.p_values[1] < 0.05)
+    assert rows[1][1:3] == ["-", "-"]
+
+
 def test_a_table_of_costs_is_inserted(results: Path) -> None:
     text = f"{MARKERS.format(results.name + ' costs')}{END}\n"
     with pytest.raises(DataError, match="no measured costs"):
