@@ -91,14 +91,6 @@ MUTATIONS = [
         ("nn/test_decoding_kernels.py",),
     ),
     Mutation(
-        "the attention to a source in bf16 reads only the values of even positions",
-        "nn/fused/decoding.cpp",
-        "row[j] | (uint32_t)next[j]",
-        "row[j] | (uint32_t)row[j]",
-        ("nn/test_decoding_kernels.py",),
-        "attention_to_the_source",
-    ),
-    Mutation(
         "a decoder layer in one call has the bias of another map",
         "nn/fused/decoding.cpp",
         "after(after_self.at, y.at, layer.cross_out.bias, 1, after_cross.at);",

@@ -135,11 +135,10 @@ def start(
     """Return one empty hypothesis of each sentence; for the arguments see ``Shared``."""
     lengths = mask.sum(1)
     sources = []
-    for layer, tensor in zip(layers, keys_values, strict=True):
+    for tensor in keys_values:
         by_source = tensor.view(len(mask), -1, *mask.shape[1:], tensor.shape[-1])
         keys, values = by_source.chunk(2, -1)
-        dtype = _source_dtype(layer.cross.query, keys.shape[-1], layer.cross.heads)
-        sources.append(kernels.source(keys, values, None, lengths, dtype))
+        sources.append(kernels.source(keys, values, None, lengths))
     sentences = torch.arange(len(mask))
     steps = ((),) * len(keys_values)
     fused = tuple(map(_fused_layer, layers))
@@ -199,12 +198,6 @@ def _packed(linear: nn.Module) -> kernels.PackedMap | None:
     if not (isinstance(linear, KernelLinear) and linear.has_product):
         return None
     return kernels.PackedMap(linear.packed, linear.bias)
-
-
-def _source_dtype(query: nn.Module, width: int, heads: int) -> torch.dtype:
-    """Return the type of keys and values (B, n, S, width) for the queries that ``query`` makes."""
-    rounded = isinstance(query, InferenceLinear) and query.matrix.dtype != torch.float32
-    return torch.bfloat16 if rounded and kernels.has_bf16_sources(width, heads) else torch.float32
 
 
 def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:
@@ -280,7 +273,6 @@ def _encode(layer: Parts, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
         values[:, None],
         None if bias is None else bias[2 * layer.width :],
         lengths,
-        _source_dtype(attention.project, layer.width, attention.heads),
     )
     sentences = torch.arange(len(mask)).repeat_interleave(mask.shape[1])
     if real is not None:
@@ -354,8 +346,8 @@ def _attend_source(layer: DecoderParts, x: Tensor, context: StepContext) -> Tens
     cross = layer.cross
     weights = None
     if trace.wanted(cross.name):
-        sources = context.source.keys.shape[1]
-        weights = x.new_empty(len(x), sources * cross.heads, context.source.length)
+        _, sources, length, _ = context.source.values.shape
+        weights = x.new_empty(len(x), sources * cross.heads, length)
     y = kernels.attend_source(
         *(_product(cross.query, x), cross.query.bias, context.source, context.sentences),
         *(cross.heads, weights),

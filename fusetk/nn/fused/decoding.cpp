@@ -20,14 +20,6 @@ static inline float softmax(float *x, Int vectors) {
 
 static inline Int vectors_of(Int n) { return (n + LANES - 1) / LANES; }
 
-// Numbers to add to the last full vector of n numbers: -inf after the first n, otherwise 0
-static inline Vector end_of(Int n) {
-    static const float x = -INFINITY;
-    static const float numbers[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                             x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
-    return load(numbers + padded(n) - n);
-}
-
 // out (n) = scale * the sum of weights[s] * row(s) for s < count. The function `row` returns the
 // address of row s. The sums of two vectors stay in registers.
 template <class Row>
@@ -67,143 +59,8 @@ static inline void dots(
             products[t] = v;
         }
         for (Int t = part; t < LANES; t++) products[t] = fill(0);
-        const Vector numbers = sums(products);
-        store(scores + start, part < LANES ? numbers + end_of(part) : numbers);
-    }
-}
-
-// scores[s] = the scalar product of q (size) and key s, for full vectors of positions. `end` is
-// added to the last vector. `keys` are (size, padded_length), or (size / 2, padded_length, 2) in
-// bf16.
-static inline void source_scores(
-    Int size, Int vectors, Vector end, Int padded_length, const float *q, const float *keys,
-    float *scores
-) {
-    for (Int i = 0; i < vectors; i++) {
-        Vector a = {}, c = {}, d = {}, e = {};
-        Int j = 0;
-        for (; j + 4 <= size; j += 4) {
-            const float *at = keys + j * padded_length + i * LANES;
-            a += q[j] * load(at);
-            c += q[j + 1] * load(at + padded_length);
-            d += q[j + 2] * load(at + 2 * padded_length);
-            e += q[j + 3] * load(at + 3 * padded_length);
-        }
-        for (; j < size; j++) a += q[j] * load(keys + j * padded_length + i * LANES);
-        const Vector total = (a + c) + (d + e);
-        store(scores + i * LANES, i == vectors - 1 ? total + end : total);
-    }
-}
-
-// out (size) = scale * the sum of weights[s] times the values of position s, for s < count
-static inline void mix_source(
-    Int size, Int count, Int stride, const float *weights, float scale, const float *values,
-    float *out
-) {
-    mix(out, size, weights, count, scale, [&](Int s) { return values + s * stride; });
-}
-
-// x (n) in the type of keys and values. `memory` has space for n numbers.
-static inline const float *rounded(Int, const float *x, float *) { return x; }
-
-#ifdef BF16_VECTORS
-
-static inline void source_scores(
-    Int size, Int vectors, Vector end, Int padded_length, const Bf16 *q, const Bf16 *keys,
-    float *scores
-) {
-    for (Int i = 0; i < vectors; i++) {
-        __m512 total[4] = {};
-        for (Int j = 0; j < size / 2; j += 4)
-            for (Int k = 0; k < 4; k++)
-                total[k] = add_pairs(
-                    total[k], q + 2 * (j + k), keys + 2 * ((j + k) * padded_length + i * LANES)
-                );
-        const Vector sum = {{(Register)((total[0] + total[1]) + (total[2] + total[3]))}};
-        store(scores + i * LANES, i == vectors - 1 ? sum + end : sum);
-    }
-}
-
-// The pairs of positions have `stride` pairs of numbers.
-template <int VECTORS>
-static inline void mix_pairs(
-    Int count, Int stride, const Bf16 *weights, float scale, const Bf16 *values, float *out
-) {
-    __m512 total[VECTORS] = {};
-    for (Int s = 0; s < count; s += 2)
-        for (int k = 0; k < VECTORS; k++)
-            total[k] = add_pairs(total[k], weights + s, values + s * stride + 2 * k * LANES);
-    for (int k = 0; k < VECTORS; k++) _mm512_storeu_ps(out + k * LANES, total[k] * scale);
-}
-
-static inline void mix_source(
-    Int size, Int count, Int stride, const Bf16 *weights, float scale, const Bf16 *values,
-    float *out
-) {
-    Int j = 0;
-    for (; j + 4 * LANES <= size; j += 4 * LANES)
-        mix_pairs<4>(count, stride, weights, scale, values + 2 * j, out + j);
-    for (; j < size; j += LANES)
-        mix_pairs<1>(count, stride, weights, scale, values + 2 * j, out + j);
-}
-
-static inline const Bf16 *rounded(Int n, const float *x, Bf16 *memory) {
-    round_row(n, x, memory);
-    return memory;
-}
-
-#endif
-
-template <class T>
-static void attend_source(
-    Int threads, Int rows, Int heads, Int width, Int sources, Int length, const Int *sentences,
-    const Int *lengths, const float *queries, Int query_stride, const float *bias, const T *keys,
-    const T *values, Int stride, const float *value_bias, float *out, float *weights
-) {
-    const bool stored = sizeof(T) == sizeof(Bf16);  // values, in pairs of positions
-    const Int size = width / heads, padded_length = padded(length);
-    const Int value_stride = stored ? width : stride;
-    const Int values_of_source = stored ? width * padded_length : length * stride;
-    const float scale = 1 / sqrtf((float)size), source_scale = 1 / sqrtf((float)sources);
-#pragma omp parallel num_threads((int)threads) if (threads > 1)
-    {
-        Scratch scratch(3 * width + 2 * padded_length);
-        float *query = scratch.at, *context = query + width, *scores = context + width;
-        T *for_query = (T *)(scores + padded_length), *for_weights = for_query + width;
-#pragma omp for schedule(static)
-        for (Int r = 0; r < rows; r++) {
-            const Int b = sentences[r], end = lengths[b], vectors = vectors_of(end);
-            const Vector last = end_of(end);
-            const float *from = queries + r * query_stride;
-            float *to = out + r * width;
-            for (Int j = 0; j < width; j++) query[j] = (from[j] + (bias ? bias[j] : 0)) * scale;
-            const T *q = rounded(width, query, for_query);
-            for (Int n = 0; n < sources; n++) {
-                const T *k = keys + (b * sources + n) * width * padded_length;
-                const T *v = values + (b * sources + n) * values_of_source;
-                for (Int h = 0; h < heads; h++) {
-                    const Int first = h * size;
-                    const T *k_h = k + first * padded_length;
-                    source_scores(size, vectors, last, padded_length, q + first, k_h, scores);
-                    const float total = softmax(scores, vectors);
-                    const T *w = rounded(vectors * LANES, scores, for_weights);
-                    const T *v_h = v + first * (stored ? 2 : 1);
-                    mix_source(
-                        size, end, value_stride, w, 1 / total, v_h, n ? context : to + first
-                    );
-                    if (n)
-                        for (Int j = 0; j < size; j++) to[first + j] += context[j];
-                    if (weights) {
-                        float *w = weights + ((r * sources + n) * heads + h) * length;
-                        for (Int s = 0; s < length; s++) w[s] = s < end ? scores[s] / total : 0;
-                    }
-                }
-            }
-            if (sources > 1)
-                for (Int j = 0; j < width; j++) to[j] *= source_scale;
-            if (value_bias)
-                for (Int j = 0; j < width; j++) to[j] += value_bias[j];
-        }
+        store(scores + start, sums(products));
+        for (Int t = part; t < LANES; t++) scores[start + t] = -INFINITY;
     }
 }
 
@@ -274,85 +131,83 @@ void attend_history(
     }
 }
 
-// store_source_float32 and store_source_bf16: store keys and values (B, n, S, D), with rows of
-// `stride` numbers, for the attention to a source. P is S, rounded up to full vectors. Stored keys
-// are (B, n, D, P) in float32 and (B, n, D / 2, P, 2) in bf16. bf16 also has stored values,
-// (B, n, P / 2, D, 2). Stored positions after the first lengths[b] ones are 0.
-void store_source_float32(
-    Int threads, Int sentences, Int sources, Int length, Int width, Int stride,
-    const Int *lengths, const float *keys, const float *, float *stored_keys, float *
+// Keys (B, n, S, D), rows of `stride` numbers, -> (B, n, H, D / H, S rounded up to full vectors).
+void transpose_keys(
+    Int threads, Int blocks, Int length, Int width, Int stride, const float *keys,
+    float *out
 ) {
     const Int padded_length = padded(length);
 #pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
-    for (Int b = 0; b < sentences * sources; b++) {
+    for (Int b = 0; b < blocks; b++) {
         const float *from = keys + b * length * stride;
-        float *to = stored_keys + b * width * padded_length;
-        const Int end = lengths[b / sources];
+        float *to = out + b * width * padded_length;
         for (Int j = 0; j < width; j++) {
-            for (Int s = 0; s < end; s++) to[j * padded_length + s] = from[s * stride + j];
-            for (Int s = end; s < padded_length; s++) to[j * padded_length + s] = 0;
+            for (Int s = 0; s < length; s++) to[j * padded_length + s] = from[s * stride + j];
+            for (Int s = length; s < padded_length; s++) to[j * padded_length + s] = 0;
         }
     }
 }
 
-#ifdef BF16_VECTORS
-void store_source_bf16(
-    Int threads, Int sentences, Int sources, Int length, Int width, Int stride,
-    const Int *lengths, const float *keys, const float *values, uint32_t *stored_keys,
-    uint32_t *stored_values
+// Attention of R rows to the n sources of their sentences. The n results are summed and multiplied
+// by n^-1/2. Keys are those of transpose_keys. Values (B, n, S, D) have rows of `stride` numbers.
+// Row r reads the first lengths[sentences[r]] positions. Queries have rows of query_stride numbers.
+// weights (R, n, H, S) may be null.
+void attend_source(
+    Int threads, Int rows, Int heads, Int width, Int sources, Int length, const Int *sentences,
+    const Int *lengths, const float *queries, Int query_stride, const float *bias,
+    const float *keys, const float *values, Int stride, const float *value_bias, float *out,
+    float *weights
 ) {
-    const Int padded_length = padded(length), pairs = width * padded_length / 2;
+    const Int size = width / heads, padded_length = padded(length);
+    const float scale = 1 / sqrtf((float)size), source_scale = 1 / sqrtf((float)sources);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
-        Scratch memory(width);
-        Bf16 *row = (Bf16 *)memory.at, *next = row + width;
+        Scratch scratch(2 * width + padded_length);
+        float *q = scratch.at, *context = q + width, *scores = context + width;
 #pragma omp for schedule(static)
-        for (Int b = 0; b < sentences * sources; b++) {
-            uint32_t *k = stored_keys + b * pairs, *v = stored_values + b * pairs;
-            memset(k, 0, pairs * sizeof *k);
-            memset(v, 0, pairs * sizeof *v);
-            const Int end = lengths[b / sources];
-            for (Int s = 0; s < end; s++) {
-                round_row(width, keys + (b * length + s) * stride, row);
-                for (Int j = 0; j < width / 2; j++)
-                    memcpy(k + j * padded_length + s, row + 2 * j, sizeof *k);
+        for (Int r = 0; r < rows; r++) {
+            const Int b = sentences[r], end = lengths[b], vectors = vectors_of(end);
+            const float *query = queries + r * query_stride;
+            float *to = out + r * width;
+            for (Int j = 0; j < width; j++) q[j] = (query[j] + (bias ? bias[j] : 0)) * scale;
+            for (Int n = 0; n < sources; n++) {
+                const float *k = keys + (b * sources + n) * width * padded_length;
+                const float *v = values + (b * sources + n) * length * stride;
+                for (Int h = 0; h < heads; h++) {
+                    const float *kh = k + h * size * padded_length, *qh = q + h * size;
+                    for (Int i = 0; i < vectors; i++) {
+                        Vector a = {}, c = {}, d = {}, e = {};
+                        Int j = 0;
+                        for (; j + 4 <= size; j += 4) {
+                            const float *at = kh + j * padded_length + i * LANES;
+                            a += qh[j] * load(at);
+                            c += qh[j + 1] * load(at + padded_length);
+                            d += qh[j + 2] * load(at + 2 * padded_length);
+                            e += qh[j + 3] * load(at + 3 * padded_length);
+                        }
+                        for (; j < size; j++) a += qh[j] * load(kh + j * padded_length + i * LANES);
+                        store(scores + i * LANES, (a + c) + (d + e));
+                    }
+                    for (Int s = end; s < vectors * LANES; s++) scores[s] = -INFINITY;
+                    const float total = softmax(scores, vectors);
+                    const Int first = h * size;
+                    mix(n ? context : to + first, size, scores, end, 1 / total,
+                        [&](Int s) { return v + s * stride + first; });
+                    if (n)
+                        for (Int j = 0; j < size; j++) to[first + j] += context[j];
+                    if (weights) {
+                        float *w = weights + ((r * sources + n) * heads + h) * length;
+                        for (Int s = 0; s < length; s++) w[s] = s < end ? scores[s] / total : 0;
+                    }
+                }
             }
-            for (Int s = 0; s < end; s += 2) {
-                const float *from = values + (b * length + s) * stride;
-                round_row(width, from, row);
-                if (s + 1 < end)
-                    round_row(width, from + stride, next);
-                else
-                    memset(next, 0, width * sizeof *next);
-                for (Int j = 0; j < width; j++)
-                    v[s / 2 * width + j] = row[j] | (uint32_t)next[j] << 16;
-            }
+            if (sources > 1)
+                for (Int j = 0; j < width; j++) to[j] *= source_scale;
+            if (value_bias)
+                for (Int j = 0; j < width; j++) to[j] += value_bias[j];
         }
     }
 }
-#endif
-
-// attend_source_float32 and attend_source_bf16: attention of R rows to the n sources of their
-// sentences. The n results are summed and multiplied by n^-1/2. Keys are those of store_source, and
-// values, too, in bf16. In float32, values (B, n, S, D) have rows of `stride` numbers. Row r reads
-// the first lengths[sentences[r]] positions. Queries have rows of query_stride numbers. weights
-// (R, n, H, S) may be null. bf16 needs heads of a multiple of LANES features. It rounds queries and
-// attention weights, too, and adds in float32.
-#define ATTEND_SOURCE(name, T)                                                                  \
-    void attend_source_##name(                                                                 \
-        Int threads, Int rows, Int heads, Int width, Int sources, Int length,                  \
-        const Int *sentences, const Int *lengths, const float *queries, Int query_stride,      \
-        const float *bias, const T *keys, const T *values, Int stride,                         \
-        const float *value_bias, float *out, float *weights                                    \
-    ) {                                                                                        \
-        attend_source(                                                                         \
-            threads, rows, heads, width, sources, length, sentences, lengths, queries,         \
-            query_stride, bias, keys, values, stride, value_bias, out, weights                 \
-        );                                                                                     \
-    }
-ATTEND_SOURCE(float32, float)
-IF_BF16(ATTEND_SOURCE)
-#undef ATTEND_SOURCE
 
 // total = x + y + bias, and normed = LayerNorm(total). All pointers except x may be null.
 void add_norm(
@@ -440,12 +295,11 @@ struct DecoderLayer {
     Norm norms[3];
 };
 
-// The sources that attend_source_float32 and attend_source_bf16 read. Keys and values have 4 or 2
-// bytes.
+// The sources that attend_source reads
 struct Source {
-    Int bytes, count, length;
+    Int count, length;
     const Int *lengths;
-    const void *keys, *values;
+    const float *keys, *values;
     Int stride;
     const float *value_bias;
 };
@@ -464,26 +318,6 @@ static void apply(
         break;
         FOR_TYPES(APPLY)
 #undef APPLY
-        default: abort();
-    }
-}
-
-static void attend(
-    Int threads, Int rows, const DecoderLayer &layer, const Source &source, const Int *sentences,
-    const float *queries, float *out
-) {
-    switch (source.bytes) {
-#define ATTEND(name, T)                                                                        \
-    case sizeof(T):                                                                            \
-        attend_source_##name(                                                                  \
-            threads, rows, layer.heads, layer.width, source.count, source.length, sentences,   \
-            source.lengths, queries, layer.width, layer.query.bias, (const T *)source.keys,    \
-            (const T *)source.values, source.stride, source.value_bias, out, 0                 \
-        );                                                                                     \
-        break;
-        ATTEND(float32, float)
-        IF_BF16(ATTEND)
-#undef ATTEND
         default: abort();
     }
 }
@@ -523,7 +357,11 @@ static void layer_of_rows(
     after(x, z.at, layer.self_out.bias, 0, after_self.at);
 
     apply(threads, rows, layer.query, 0, 0, before(after_self.at, 1), y.at);
-    attend(threads, rows, layer, source, sentences, y.at, z.at);
+    attend_source(
+        threads, rows, layer.heads, width, source.count, source.length, sentences,
+        source.lengths, y.at, width, layer.query.bias, source.keys, source.values,
+        source.stride, source.value_bias, z.at, 0
+    );
     apply(threads, rows, layer.cross_out, 0, 0, z.at, y.at);
     after(after_self.at, y.at, layer.cross_out.bias, 1, after_cross.at);
 

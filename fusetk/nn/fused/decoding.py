@@ -98,46 +98,24 @@ def attend_history(
 
 
 class Source(NamedTuple):
-    """Keys and values of n sources of B sentences, as ``attend_source`` reads them.
+    """Keys and values of n sources of B sentences, as ``attend_source`` reads them."""
 
-    P is S, the longest length, rounded up to a multiple of ``LANES``. decoding.cpp explains the
-    order of the numbers.
-    """
-
-    keys: Tensor  # (B, n, D * P)
-    values: Tensor  # float32: (B, n, S, D), a view; bf16: (B, n, D * P)
-    value_bias: Tensor | None  # (D,), float32, if it is not in the values
+    keys: Tensor  # (B, n, D, S rounded up), transposed
+    values: Tensor  # (B, n, S, D), a view
+    value_bias: Tensor | None  # (D,), if it is not in the values
     lengths: Tensor  # (B,) real positions
-    length: int  # S
 
 
-def has_bf16_sources(width: int, heads: int) -> bool:
-    """Return whether ``attend_source`` can read keys and values (B, n, S, width) in bf16."""
-    return has_products(torch.bfloat16) and width % (heads * LANES) == 0
-
-
-def source(
-    keys: Tensor,
-    values: Tensor,
-    value_bias: Tensor | None,
-    lengths: Tensor,
-    dtype: torch.dtype = torch.float32,
-) -> Source:
-    """Prepare keys and values (B, n, S, D), views of one tensor, for ``attend_source``.
-
-    ``dtype`` is float32, or bf16 if ``has_bf16_sources``.
-    """
+def source(keys: Tensor, values: Tensor, value_bias: Tensor | None, lengths: Tensor) -> Source:
+    """Prepare keys and values (B, n, S, D), views of one tensor, for ``attend_source``."""
     sentences, sources, length, width = keys.shape
     if length == 1:  # a view of one position does not have the stride of its rows
         keys, values = keys.contiguous(), values.contiguous()
-    shape = sentences, sources, -(-length // LANES) * LANES * width
-    stored_keys = keys.new_empty(shape, dtype=dtype)
-    stored_values = values if dtype == torch.float32 else torch.empty_like(stored_keys)
+    transposed = keys.new_empty(sentences, sources, width, -(-length // LANES) * LANES)
     _call(
-        *(f"store_source_{NAMES[dtype]}", sentences, sources, length, width, keys.stride(2)),
-        *(lengths, keys, values, stored_keys, stored_values),
+        *("transpose_keys", sentences * sources, length, width, keys.stride(2), keys, transposed),
     )
-    return Source(stored_keys, stored_values, value_bias, lengths, length)
+    return Source(transposed, values, value_bias, lengths)
 
 
 def attend_source(
@@ -152,16 +130,15 @@ def attend_source(
 
     The results of the n sources are summed and multiplied by n^-1/2. The queries do not include
     ``bias`` (D,). ``sentences`` (R,) are the sentences that the queries read. ``weights``
-    (R, n, H, S) is filled with the attention weights. If the source is bf16, the queries and the
-    weights of the sum are rounded to bf16.
+    (R, n, H, S) is filled with the attention weights.
     """
     rows, width = queries.shape
-    name = NAMES[source.keys.dtype]
+    sources, length = source.values.shape[1:3]
     out = queries.new_empty(rows, width)
     _call(
-        *(f"attend_source_{name}", rows, heads, width, source.keys.shape[1], source.length),
-        *(sentences, source.lengths, queries, queries.stride(0), bias, source.keys),
-        *(source.values, source.values.stride(2), source.value_bias, out, weights),
+        *("attend_source", rows, heads, width, sources, length, sentences, source.lengths),
+        *(queries, queries.stride(0), bias, source.keys, source.values, source.values.stride(2)),
+        *(source.value_bias, out, weights),
     )
     return out
 
@@ -307,7 +284,7 @@ _MAPS = "project self_out query cross_out hidden ffn_out"
 _LAYER = struct("_Layer", ("width heads hidden_size pre", INT), (_MAPS, _MAP), ("norms", _NORM * 3))
 _SOURCE = struct(
     "_Source",
-    ("bytes count length", INT),
+    ("count length", INT),
     ("lengths keys values", POINTER),
     ("stride", INT),
     ("value_bias", POINTER),
@@ -365,9 +342,9 @@ def decoder_layer(
     projections = x.new_empty(rows, 3 * width)
     out = torch.empty_like(x)
     addresses = torch.tensor([step.data_ptr() for step in (*steps, projections)])
+    sources, length = source.values.shape[1:3]
     described = _SOURCE(
-        *(source.keys.element_size(), source.keys.shape[1], source.length),
-        *map(address, (source.lengths, source.keys, source.values)),
+        *(sources, length, *map(address, (source.lengths, source.keys, source.values))),
         *(source.values.stride(2), address(source.value_bias)),
     )
     _call(

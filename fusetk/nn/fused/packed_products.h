@@ -131,14 +131,6 @@ static inline void vector_rows(
 
 #ifdef BF16_VECTORS
 
-// sums[i] + inputs[0] pairs[2 i] + inputs[1] pairs[2 i + 1]
-static inline __m512 add_pairs(__m512 sums, const Bf16 *inputs, const Bf16 *pairs) {
-    int32_t bits;
-    memcpy(&bits, inputs, sizeof bits);
-    const __m512bh numbers = (__m512bh)_mm512_loadu_si512(pairs);
-    return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_set1_epi32(bits), numbers);
-}
-
 template <int ROWS>
 static NOT_INLINED void vector_rows(
     Int row, Int width, const Bf16 *x, const Bf16 *first, const Bf16 *second,
