@@ -5,10 +5,10 @@ first marker names, relative to the file. If ``main`` follows the folder, it is 
 first system and those with the highest scores, with the main columns, without title and notes. If
 ``costs`` follows, it is a table of the measured costs of all systems. If ``losses`` and names of
 systems follow, it is a table of their validation losses after some epochs. ``training-losses``
-makes a table of their training losses in these epochs. If ``overview`` and names of other folders
-follow, it is a table of all differences to the baselines in all of these folders. A name of a
-system alone selects the trainings with the recipe's values; ``NAME@KEY=VALUE,KEY=VALUE`` selects
-those with other values.
+makes a table of their training losses in these epochs. A name alone selects the trainings with the
+recipe's values; ``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values. If ``overview`` and
+names of other folders follow, it is a table of the difference of each system to its baseline in
+each of these folders.
 """
 
 import argparse
@@ -101,29 +101,36 @@ def overview(folders: Sequence[Path]) -> str:
     The systems with the largest differences in the first folder come first. Speeds are those of the
     last folder that has the system. Raises DataError if a folder has no results.
     """
-    tables = [read_tables(folder, {})[0] for folder in folders]
+    tables = []
+    for folder in folders:
+        [table] = read_tables(folder, {})
+        tables.append(table)
     comparisons = [_comparisons(table) for table in tables]
-    names = dict.fromkeys(name for found in comparisons for name in found)
-    speeds = {
-        row.name: [table.relative_speed(row, kind) for kind in ("training", "decoding")]
-        for table in tables
-        for row in table.rows
-    }
+    names = dict.fromkeys(name for by_name in comparisons for name in by_name)
+    baselines: dict[str, str] = {}
+    speeds: dict[str, list[str]] = {}
+    for table in tables:
+        for row in table.rows:
+            baselines[row.name] = row.first.compared_with or table.baseline_name
+            ratios = [table.relative_speed(row, kind) for kind in ("training", "decoding")]
+            speeds[row.name] = [f"×{ratio:.2f}" if ratio else NONE for ratio in ratios]
 
     def order(name: str) -> list[float]:
-        means = [_mean_difference(found[name]) if name in found else None for found in comparisons]
-        return [math.inf if mean is None else -mean for mean in means]
+        return [
+            -_mean_difference(by_name[name]) if name in by_name else math.inf
+            for by_name in comparisons
+        ]
 
     lines = []
     for name in sorted(names, key=order):
-        line = [name]
-        for found in comparisons:
-            if name in found:
-                line += [_difference_text(found[name]), found[name].verdict.partition(":")[0]]
+        line = [name, baselines[name]]
+        for by_name in comparisons:
+            if comparison := by_name.get(name):
+                line += [_difference_text(comparison), comparison.verdict.partition(":")[0]]
             else:
                 line += [NONE, NONE]
-        lines.append([*line, *(f"×{speed:.2f}" if speed else NONE for speed in speeds[name])])
-    heads = [""]
+        lines.append(line + speeds[name])
+    heads = ["", "compared with"]
     for table in tables:
         heads += [f"{table.title.partition(',')[0]}: Δ {table.columns[0].metric}", "gain"]
         table.p_values.save()
@@ -133,8 +140,8 @@ def overview(folders: Sequence[Path]) -> str:
 def _comparisons(table: ResultTable) -> dict[str, SeedComparison]:
     """Return the comparison of each system with its baseline by the first score.
 
-    Both have the same config: that with the most seeds. Keys that the baseline does not have may
-    have any value. Trials are not compared.
+    Both have the same config, apart from keys that only the system has. Of several configs, it is
+    the one with the most seeds of the system. Trials are not compared.
     """
     comparisons: dict[str, SeedComparison] = {}
     for row in table.rows:
@@ -154,7 +161,7 @@ def _mean_difference(comparison: SeedComparison) -> float:
 def _difference_text(comparison: SeedComparison) -> str:
     """Return the mean difference and the range over the seeds.
 
-    With one seed, there is no range, but * if the difference is significant.
+    With one seed, there is no range, and * marks a significant difference.
     """
     text = signed(_mean_difference(comparison))
     differences = comparison.differences.values()

@@ -274,19 +274,19 @@ def test_an_overview_has_the_differences_in_all_folders(results: Path) -> None:
     text = f"{MARKERS.format(f'{results.name} overview {other.name}')}{END}\n"
     lines = updated(text, results.parent).splitlines()
     heads, _, *rows = [line.strip("| ").split(" | ") for line in lines[1:-1]]
-    assert len(heads) == 6 and heads[1::2] == ["gain", "gain", "decoding speed"]
-    assert [row[0] for row in rows] == ["fused", "other"]
+    assert heads[0] == "compared with" and heads[2::2] == ["gain", "gain", "decoding speed"]
+    assert [row[:2] for row in rows] == [["fused", "plain"], ["other", "fused"]]
     [table], [other_table] = read_tables(results, {}), read_tables(other, {})
     plain, fused = table.rows
     score = table.columns[0]
     differences = [run.score(score) - twin.score(score) for run, twin in fused.twins(plain)]
     mean, *ends = (sum(differences) / 2, min(differences), max(differences))
-    assert rows[0][1:3] == [f"{mean:+.2f} ({ends[0]:+.2f} to {ends[1]:+.2f})", "open"]
+    assert rows[0][2:4] == [f"{mean:+.2f} ({ends[0]:+.2f} to {ends[1]:+.2f})", "open"]
     comparison = other_table.compare(other_table.rows[1], score)
     assert comparison is not None and len(comparison.differences) == 1
-    assert rows[0][3].split()[0] == f"{comparison.difference:+.2f}"
-    assert rows[0][3].endswith(" *") == (comparison.p_values[1] < 0.05)
-    assert rows[1][1:3] == ["-", "-"]
+    assert rows[0][4].split()[0] == f"{comparison.difference:+.2f}"
+    assert rows[0][4].endswith(" *") == (comparison.p_values[1] < 0.05)
+    assert rows[1][2:4] == ["-", "-"]
 
 
 def test_a_table_of_costs_is_inserted(results: Path) -> None:
