@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -117,7 +117,7 @@ def overview(folders: Sequence[Path]) -> str:
 
     def order(name: str) -> list[float]:
         return [
-            -_mean_difference(by_name[name]) if name in by_name else math.inf
+            -by_name[name].mean_difference if name in by_name else math.inf
             for by_name in comparisons
         ]
 
@@ -126,7 +126,7 @@ def overview(folders: Sequence[Path]) -> str:
         line = [name, baselines[name]]
         for by_name in comparisons:
             if comparison := by_name.get(name):
-                line += [_difference_text(comparison), comparison.verdict.partition(":")[0]]
+                line += [str(comparison), comparison.scores.verdict.partition(":")[0]]
             else:
                 line += [NONE, NONE]
         lines.append(line + speeds[name])
@@ -137,37 +137,47 @@ def overview(folders: Sequence[Path]) -> str:
     return markdown_table("", [*heads, *MAIN_COLUMNS], lines, ()).partition("\n\n")[2]
 
 
-def _comparisons(table: ResultTable) -> dict[str, SeedComparison]:
+class _Comparison(NamedTuple):
+    """The comparison of a system with its baseline, and the values of both that their recipes do
+    not have.
+    """
+
+    scores: SeedComparison
+    overrides: Mapping[str, Any]
+
+    @property
+    def mean_difference(self) -> float:
+        return fmean(self.scores.differences.values())
+
+    def __str__(self) -> str:
+        """Return the mean difference, the range over the seeds, and the config.
+
+        With one seed, there is no range, and * marks a significant difference.
+        """
+        text = signed(self.mean_difference)
+        differences = self.scores.differences.values()
+        if len(differences) > 1:
+            text += f" ({signed(min(differences))} to {signed(max(differences))})"
+        elif self.scores.better or self.scores.worse:
+            text += " *"
+        return f"{text}, {config_text(self.overrides)}" if self.overrides else text
+
+
+def _comparisons(table: ResultTable) -> dict[str, _Comparison]:
     """Return the comparison of each system with its baseline by the first score.
 
     Both have the same config, apart from keys that only the system has. Of several configs, it is
     the one with the most seeds of the system. Trials are not compared.
     """
-    comparisons: dict[str, SeedComparison] = {}
+    comparisons: dict[str, _Comparison] = {}
     for row in table.rows:
         for own, base in table.equal_configs(row):
             if own.runs[0].changes_end or row.name in comparisons:
                 continue
-            comparison = own.compare(base, table.columns[0], table.p_values)
-            if comparison and comparison.differences:
-                comparisons[row.name] = comparison
+            scores = own.compare(base, table.columns[0], table.p_values)
+            if scores and scores.differences:
+                comparisons[row.name] = _Comparison(scores, base.overrides)
     return comparisons
-
-
-def _mean_difference(comparison: SeedComparison) -> float:
-    return fmean(comparison.differences.values())
-
-
-def _difference_text(comparison: SeedComparison) -> str:
-    """Return the mean difference and the range over the seeds.
-
-    With one seed, there is no range, and * marks a significant difference.
-    """
-    text = signed(_mean_difference(comparison))
-    differences = comparison.differences.values()
-    if len(differences) > 1:
-        return f"{text} ({signed(min(differences))} to {signed(max(differences))})"
-    return text + (" *" if comparison.better or comparison.worse else "")
 
 
 def cost_table(results: Path) -> str:
