@@ -99,7 +99,8 @@ def overview(folders: Sequence[Path]) -> str:
     """Return a row for each system of these folders, with its difference to its baseline in each.
 
     The systems with the largest differences in the first folder come first. Speeds are those of the
-    last folder that has the system. Raises DataError if a folder has no results.
+    last folder that has the system. Raises DataError if a folder has no results, and ValueError if
+    it has several tables.
     """
     tables = []
     for folder in folders:
