@@ -145,12 +145,10 @@ def nag(config: NAGConfig, parameters: "Iterable[nn.Parameter]") -> "torch.optim
     """
     import torch
 
-    if not config.rescale_velocity:
-        from fusetk.training.nesterov import NAG
+    from fusetk.training.nesterov import NAG
 
-        return NAG(parameters, config.momentum, config.weight_decay)
-
-    return torch.optim.SGD(
+    rule = torch.optim.SGD if config.rescale_velocity else NAG
+    return rule(
         _fused_if_unsharded(parameters),
         lr=0.0,
         momentum=config.momentum,
