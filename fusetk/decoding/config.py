@@ -1,4 +1,4 @@
-"""Settings of the search: section ``decoding`` of a recipe, and options of ``fusetk decode``."""
+"""Settings of the search: section ``decoding`` of a config, and options of ``fusetk decode``."""
 
 import logging
 from collections.abc import Mapping, Set

@@ -15,7 +15,7 @@ class AverageFusionConfig(LayerFusionConfig):
 class AverageFusion(LayerFusion):
     """phi(Z) = 1/L sum_l z^l (MLRF Table 1, "Avg-pooling").
 
-    MLRF sums from layer 1. With ``embedding: true``, the default, the sum begins at layer 0.
+    MLRF sums from layer 1. With ``embedding: true``, the default, it is 1/(L+1) sum_{l=0..L} z^l.
     """
 
     Config = AverageFusionConfig

@@ -82,9 +82,9 @@ class LayerFusionConfig(FusionConfig):
     such as MLRF's, are normalised. With `norm: pre` they are not: higher layers have larger
     values."""
     add_top: bool = False
-    """Add the highest layer to the fusion, before `norm`. The layer is added as the fusion reads
-    it: with its layer embedding, and normalised if `norm_layers` is set. MLRF's fusions replace the
-    highest layer. None of the five papers has this option."""
+    """Add the highest layer to the result of the fusion, before `norm`. It is the layer as the
+    fusion reads it: with its layer embedding, and normalised if `norm_layers` is set. MLRF's
+    fusions replace the highest layer. None of the five papers has this option."""
     norm: bool = True
     """Apply layer normalisation to the result (MLRF section 3.2)."""
 

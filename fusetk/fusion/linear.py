@@ -18,8 +18,8 @@ class LinearFusionConfig(LayerFusionConfig):
 
     kind: str = "linear"
     weights: Literal["scalar", "matrix"] = "scalar"
-    """One number for each layer, initially 1/L (Wang et al. 2019), or one matrix for each layer
-    (Dou et al. 2018)."""
+    """One number for each of n fused layers, initially 1/n (Wang et al. 2019), or one matrix for
+    each layer (Dou et al. 2018)."""
     normalize: Literal["none", "softmax"] = "none"
     """Use scalar weights unchanged, or normalise them with a softmax so that they sum to 1."""
     aggregation: Literal["none", "ewp-ffn"] = "none"

@@ -1,7 +1,8 @@
 """Tree aggregation of the highest layers.
 
-With residual connections it is RTAL section 4.1. RTAL Table 5 has a "CNN-like tree", which the text
-does not describe; our reading is the tree without residual connections.
+With residual connections it is RTAL section 4.1. RTAL Table 5 has the "CNN-like tree" of Dou et al.
+2018, with the aggregation of Equations 9 and 10. RTAL does not describe the structure; our reading
+is the tree without residual connections.
 """
 
 from collections.abc import Iterator, Sequence

@@ -87,8 +87,8 @@ class Seq2Seq(nn.Module):
     """Length of the longest sentence that the model can read, in tokens with EOS; None: no
     limit."""
     output: OutputProjection | NormedLinear
-    """The output projection (..., D) -> (..., V). It returns logits. With the precision int8, an
-    ``Int8Linear`` replaces it."""
+    """The output projection (..., D) -> (..., V). It returns logits. For inference on CPU,
+    an ``InferenceLinear`` may replace it."""
 
     @property
     def kind(self) -> str:

@@ -68,10 +68,10 @@ class Cell(nn.Module):
         ``state``) the projected state. ``mask`` (R, n, D), a scaled dropout mask, multiplies the
         candidate.
 
-        GRU:   c = tanh(W_x x + r . (W_h h)),              h' = (1 - z) . h + z . c
+        GRU:   c = tanh(W_x x + r . (W_h h + b)),            h' = (1 - z) . h + z . c
         T-GRU: the same without x
-        L-GRU: c = tanh(W_x x + r . (W_h h)) + l . H(x),   h' as GRU
-        LAU:   c = tanh((1 - r) . (W_x x) + r . (W_h h)),
+        L-GRU: c = tanh(W_x x + r . (W_h h + b)) + l . H(x), h' as GRU
+        LAU:   c = tanh((1 - r) . (W_x x) + r . (W_h h + b)),
                h' = (1 - g) . ((1 - z) . h + z . c) + g . H(x)
         """
         width = self.width

@@ -12,8 +12,8 @@ from fusetk.training.sharding import local, shard_like
 class Ema:
     """Exponential moving average e of the weights w of a model.
 
-    After update t, e = d e + (1 - d) w with d = min(decay, (1 + t) / (10 + t)) (Polyak and Juditsky
-    1992). The smaller decay at the start is that of TensorFlow's ExponentialMovingAverage; with it
+    After update t, e = d e + (1 - d) w with d = min(decay, (1 + t) / (10 + t)). The
+    smaller decay at the start is that of TensorFlow's ExponentialMovingAverage; with it
     the initial weights soon lose their influence.
     """
 

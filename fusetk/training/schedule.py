@@ -199,7 +199,7 @@ class Schedule:
 
 class Noam(Schedule):
     """lr = factor * D^-0.5 * min(t^-0.5, t * warmup^-1.5), where D is the model's width (Vaswani
-    et al. 2017, Equation 3; MLRF section 4.1).
+    et al. 2017, Equation 3; MLRF section 4.2).
     """
 
     Config = NoamConfig

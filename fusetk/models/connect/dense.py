@@ -19,7 +19,7 @@ class DenseConnectionConfig(ConnectConfig):
     summary is not used). A decoder layer of the `conv` backbone adds twice as many features: those
     of its convolution and those of its attention."""
     summary_every: int | None = Field(None, ge=1)
-    """Number of layers after which a summary layer of full width reads all features. Layers above a
+    """Number of layers after which a summary layer reads all features. Layers above a
     summary layer cannot read the layers below it. A stack does not end with a summary layer.
     (DenseNMT has no summary layers in stacks of 4 layers; in stacks of 8 layers the number is
     6.)"""

@@ -40,7 +40,7 @@ class SubLayer(NamedTuple):
     width: int
     """Features of its input and of its output."""
     norm: Norm
-    """Whether the result of the residual sum is normalised, or the input of the sub-layer."""
+    """Place of the normalisation: after the residual sum, before the sub-layer, or none."""
     normalization: Normalization
     """Kind of the normalisation."""
     dropout: float

@@ -25,7 +25,7 @@ class ManifoldConfig(ResidualConfig):
     """Iterations of Sinkhorn's normalisation."""
 
     def check(self, norm: Norm, layers: int) -> None:
-        require_norm(self, norm, "pre", "the streams of a new model are the plain residual sum")
+        require_norm(self, norm, "pre", "its streams are not normalised between sub-layers")
 
 
 class ManifoldEnds(CopiedStreams):

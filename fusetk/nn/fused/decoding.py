@@ -232,7 +232,7 @@ def product(
 ) -> Tensor:
     """Return x W^T + ``bias`` (R, V), float32, for x (R, D), which is rounded to the type of W.
 
-    Each row of x is rounded to int8 with a scale of its own. With ``relu``, negative results become
+    If W is int8, each row of x has a scale of its own. With ``relu``, negative results become
     0. A row of the result does not depend on the other rows. Without ``tiles``, vectors compute
     products of bf16 also on processors with AMX.
     """
