@@ -175,7 +175,7 @@ def progress(run: Path) -> tuple[int | None, str | None]:
             state = json.loads((folder / STATE).read_text(encoding="utf-8"))
             update = int(state["progress"]["update"])
             data = state.get("data")
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
         return update, data if isinstance(data, str) else None
     updates = [record["update"] for record in read_metrics(run) if record is not None]

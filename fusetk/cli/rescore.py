@@ -13,7 +13,6 @@ from fusetk.cli.rescore_checks import check_options, checked_inputs
 from fusetk.cli.rescore_options import rescore_options
 from fusetk.data.text import readable
 from fusetk.decoding.output_file import open_output
-from fusetk.decoding.requests import files_to_check
 from fusetk.display import Display
 
 EXAMPLES = (
@@ -59,7 +58,7 @@ def command(**options: Any) -> None:
     check_options(inputs, options)
     check_ensemble(options["ensemble"], options["models"])
     if options["output"] != "-":
-        readable(files_to_check(inputs.names), Path(options["output"]))
+        readable(inputs.names, Path(options["output"]))
     if "-" in inputs.names:
         standard_input()
     if options["threads"]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from fusetk.cli.score_length_options import LengthOptions
 from fusetk.cli.score_options import TextOptions
 from fusetk.cli.tables import NONE, print_json, print_warnings, show
+from fusetk.data.text import readable
 from fusetk.errors import DataError
 from fusetk.evaluation.length import (
     BOUNDS,
@@ -37,6 +38,8 @@ def run(
         from fusetk.plotting.figure import check_output
 
         check_output(length.output, numbers=False)
+        inputs = [*files.values(), *references, *([text.source] if text.source else [])]
+        readable(inputs, length.output)
     texts = read_texts(files, references, text.source)
     [metric] = make_metrics(texts.reference_lines, [name], options, texts.source_lines)
     make_ranges = ranges_above if length.longer_than else length_bins

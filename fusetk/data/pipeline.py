@@ -174,7 +174,7 @@ class Pipeline(Text):
                 bool(description["bpe"]["joint"]),
                 int(description["bpe"]["vocabulary"]),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}".replace("\n", " ")
             raise DataError(
                 f"{path} does not describe a text pipeline ({reason}); {COPY_AGAIN}"

@@ -158,14 +158,23 @@ def open_text(path: Path | str) -> IO[str]:
     return open(path, "w", 1 << 20, encoding="utf-8", newline="\n")
 
 
-def readable(inputs: Iterable[Path], output: Path) -> None:
+def is_stream(path: str | Path) -> bool:
+    """Whether an input, such as a pipe, can be read only once."""
+    file = Path(path)
+    return str(path) == "-" or (file.exists() and not (file.is_file() or file.is_dir()))
+
+
+def readable(inputs: Iterable[str | Path], output: Path) -> None:
     """Raise DataError if an input cannot be opened or is the output. Call it before writing.
 
-    The input - is standard input.
+    The input - is standard input. Pipes are not opened: if a pipe were opened and closed, its
+    writer would end.
     """
     for path in inputs:
         if str(path) == "-":
             is_output = _is_standard_input(output)
+        elif is_stream(path):
+            continue
         else:
             open_bytes(path).close()
             is_output = output.exists() and output.samefile(path)

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from fusetk.config import Config
 
 WIDE_BEAM = 100  # a wider beam gets a warning
+MOST = 1_000_000  # limit of numbers and costs; larger costs overflow in float32 sums
 ALIASES = {"length_penalty": "normalize"}  # other names of keys
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ RUNNING = "Running"
 class SearchConfig(Config):
     """The search for translations."""
 
-    beam: Annotated[int, SearchOption(SEARCH, ("-b", "--beam-size"), "N")] = Field(5, ge=1)
+    beam: Annotated[int, SearchOption(SEARCH, ("-b", "--beam-size"), "N")] = Field(5, ge=1, le=MOST)
     """Number of hypotheses that are extended at each step; 1 is greedy search.
 
     For wide beams, time and memory grow with the square of the beam. `fusetk decode` warns if it is
@@ -54,12 +55,16 @@ class SearchConfig(Config):
     ((5 + length) / 6)^alpha (`gnmt`).
 
     Marian and fairseq use `power`, Wu et al. 2016 use `gnmt`. The length counts EOS."""
-    word_penalty: Annotated[float, SearchOption(SEARCH, metavar="X")] = 0.0
+    word_penalty: Annotated[float, SearchOption(SEARCH, metavar="X")] = Field(
+        0.0, ge=-MOST, le=MOST
+    )
     """Cost that is subtracted from a score for each token.
 
     EOS counts as a token. The cost is subtracted before the division by the length penalty, as in
     Marian. A negative cost rewards length."""
-    coverage_penalty: Annotated[float, SearchOption(SEARCH, metavar="BETA")] = Field(0.0, ge=0)
+    coverage_penalty: Annotated[float, SearchOption(SEARCH, metavar="BETA")] = Field(
+        0.0, ge=0, le=MOST
+    )
     """Weight of the penalty for source tokens that get little attention.
 
     The weight is beta of Wu et al. 2016. After the division by the length penalty, beta * sum over
@@ -78,9 +83,9 @@ class SearchConfig(Config):
     hypothesis is its score divided by the penalty of that length. A line that repeats one word
     1,000 times took about 40 times as long as with `beam`. `first` finds much worse
     translations."""
-    n_best: Annotated[int, SearchOption(FORMAT, metavar="N")] = Field(1, ge=1)
+    n_best: Annotated[int, SearchOption(FORMAT, metavar="N")] = Field(1, ge=1, le=MOST)
     """Number of translations of a sentence: at most `beam`, or any number with `sample`."""
-    min_length: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(1, ge=0)
+    min_length: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(1, ge=0, le=100_000)
     """Minimum number of tokens of a translation.
 
     EOS does not count."""
@@ -115,7 +120,7 @@ class SearchConfig(Config):
     A token costs a group `diversity` for each time that an earlier group chose it at the same step
     (Vijayakumar et al. 2018). At most `n_best` translations of all groups are returned, without
     duplicates. `stop` applies to each group."""
-    diversity: Annotated[float, SearchOption(SEARCH, metavar="X")] = Field(0.5, ge=0)
+    diversity: Annotated[float, SearchOption(SEARCH, metavar="X")] = Field(0.5, ge=0, le=MOST)
     """Cost of a token that an earlier group chose at the same step, in natural logarithms.
 
     The score of a translation does not include it."""
@@ -123,7 +128,9 @@ class SearchConfig(Config):
     """Draw `n_best` translations from the model's distribution instead of searching.
 
     They are returned in the order of their scores."""
-    temperature: Annotated[float, SearchOption(SAMPLING, metavar="X")] = Field(1.0, ge=1e-6)
+    temperature: Annotated[float, SearchOption(SAMPLING, metavar="X")] = Field(
+        1.0, ge=1e-6, le=MOST
+    )
     """Temperature of sampling: log-probabilities are divided by it before a token is drawn.
 
     Scores are those of the model, without the temperature."""

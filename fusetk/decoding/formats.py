@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fusetk.decoding.translate import Translation
 
 SEPARATOR = " ||| "
-_ID = re.compile(rb"(\d+) \|\|\| ")
+_ID = re.compile(rb"(\d{1,18}) \|\|\| ")
 
 
 # Formats ------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def _resume_moses(file: BinaryIO, target: str, form: OutputFormat, start: int) -
 def _json_id(line: bytes) -> int | None:
     try:
         number = json.loads(line)["id"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return number if isinstance(number, int) else None
 

@@ -11,6 +11,7 @@ from fusetk.data.text import (
     Pair,
     decode_lines,
     display_name,
+    is_stream,
     open_bytes,
     read_lines,
     standard_input,
@@ -70,7 +71,7 @@ def line_range(inputs: DecodeInputs) -> tuple[int, int | None]:
     from fusetk.data.manifest import count_lines
 
     for path in inputs.files:
-        if _is_stream(path):
+        if is_stream(path):
             raise ConfigError(
                 f"--shard counts the lines before it reads them, and {display_name(path)} can be "
                 "read only once: give a file, plain or .gz"
@@ -84,26 +85,12 @@ def line_range(inputs: DecodeInputs) -> tuple[int, int | None]:
     return (index - 1) * lines // count, index * lines // count
 
 
-def _is_stream(path: str) -> bool:
-    """Whether an input, such as a pipe, can be read only once."""
-    file = Path(path)
-    return path == "-" or (file.exists() and not (file.is_file() or file.is_dir()))
-
-
-def files_to_check(paths: Sequence[str]) -> list[Path]:
-    """Return standard input, if it is one of the paths, and the files that are not streams.
-
-    Pipes are left out: if a pipe were opened and closed, its writer would end.
-    """
-    return [Path(path) for path in paths if path == "-" or not _is_stream(path)]
-
-
 def count_file_lines(path: str) -> int | None:
     """Return the number of lines of a file.
 
     Returns None if it can be read only once, or if it cannot be read as UTF-8.
     """
-    if _is_stream(path):
+    if is_stream(path):
         return None
     from fusetk.data.manifest import count_lines
 
@@ -138,7 +125,7 @@ def open_texts(paths: Sequence[str]) -> tuple[list[Iterator[str]], Ready]:
 def _open_lines(source: str) -> tuple[Iterator[str], Ready]:
     """Return the lines of a file, or of standard input for -, and the function ``Ready``."""
     if source != "-":
-        if not _is_stream(source) or source.endswith(".gz"):
+        if not is_stream(source) or source.endswith(".gz"):
             return read_lines(source), lambda: True
         reader = LineReader(open_bytes(source))
         return decode_lines(reader, source), reader.ready

@@ -12,7 +12,6 @@ from fusetk.decoding.requests import (
     DecodeInputs,
     Request,
     count_file_lines,
-    files_to_check,
     line_range,
     read_requests,
     skip_done,
@@ -57,8 +56,8 @@ def input_range(
     the errors of ``line_range`` and ``find_resume_point``.
     """
     if target != "-":
-        dictionaries = [Path(dictionary)] if dictionary else []
-        readable([*files_to_check(inputs.files), *dictionaries], Path(target))
+        dictionaries = [dictionary] if dictionary else []
+        readable([*inputs.files, *dictionaries], Path(target))
     start, end = line_range(inputs)
     point = find_resume_point(target, output_format, start) if resume else None
     return InputRange(start, end, point)

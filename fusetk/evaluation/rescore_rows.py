@@ -206,12 +206,13 @@ def _read_objects(
         with _located(name, number):
             try:
                 content = json.loads(line)
+                json.dumps(content, ensure_ascii=False).encode()  # refuse half of a surrogate pair
                 source = pipeline.source_vocab.encode(_tokens(content["source_tokens"]))[:limit]
                 targets = [
                     pipeline.target_vocab.encode(_tokens(translation["tokens"]))
                     for translation in content["translations"]
                 ]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
                 raise DataError(
                     f"this is not a line of `fusetk decode --json` ({reason})"

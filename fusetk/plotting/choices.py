@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fusetk.data.text import readable
 from fusetk.errors import DataError, join_names
 from fusetk.plotting import attention
 from fusetk.plotting.figure import check_output
@@ -106,7 +107,11 @@ def _check_text(choices: PlotOptions) -> None:
 
 
 def input_pairs(choices: PlotOptions) -> Iterator[InputPair] | Sequence[InputPair]:
-    """Return the sentences of the command line or of the file."""
+    """Return the sentences of the command line or of the file.
+
+    Raises DataError if a file cannot be read or is the output.
+    """
     if choices.source_file is None:
         return command_line_pairs(choices.sources, choices.targets)
+    readable(filter(None, (choices.source_file, choices.target_file)), choices.output)
     return file_pairs(choices.source_file, choices.target_file, choices.lines)

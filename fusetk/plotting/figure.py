@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fusetk.data.text import cannot_write
 from fusetk.errors import DataError
 from fusetk.plotting.style import SCREEN
 
@@ -88,7 +89,7 @@ def save_picture(figure: "Figure", path: Path, resolution: int = SCREEN.dpi) -> 
         try:
             figure.savefig(path, format=kind, dpi=dpi, metadata=undated.get(kind, {}))
         except OSError as error:
-            raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+            raise cannot_write(path, error) from None
 
 
 def save_numbers(path: Path, arrays: Mapping[str, np.ndarray], document: Any) -> None:
@@ -105,7 +106,7 @@ def save_numbers(path: Path, arrays: Mapping[str, np.ndarray], document: Any) ->
             text = json.dumps(document, ensure_ascii=False, allow_nan=False)
             path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise cannot_write(path, error) from None
 
 
 def label(text: str, longest: int = 28) -> str:

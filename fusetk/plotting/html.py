@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fusetk.errors import DataError
+from fusetk.data.text import cannot_write
 from fusetk.plotting.panel import DIVERGING, Page, Panel, numbers, scales
 
 FOLDER = Path(__file__).parent
@@ -43,7 +43,7 @@ def save_page(pages: Sequence[Page], path: Path, title: str, colors: str = "blue
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise cannot_write(path, error) from None
 
 
 def render(pages: Sequence[Page], title: str, colors: str = "blue") -> str:

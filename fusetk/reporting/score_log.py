@@ -61,7 +61,7 @@ def read(run: Path) -> list[ScoreRecord]:
         return []
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise DataError(
             f"{path} is damaged ({reason}): repair it, or remove it and score again"

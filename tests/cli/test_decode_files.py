@@ -153,6 +153,10 @@ def test_outputs_that_cannot_be_resumed(trained, text, tmp_path):
     assert "is a folder" in refused("-m", trained, "-i", text, "-o", tmp_path, "--resume")
     os.mkfifo(tmp_path / "pipe")
     assert "a pipe" in refused("-m", trained, "-i", text, "-o", tmp_path / "pipe", "--resume")
+    for option, content in (("--json", '{"id":' * 100_000), ("--n-best=2", "1" * 5000 + " ||| ")):
+        (tmp_path / "other").write_text(f"{content}\n")
+        said = refused("-m", trained, "-i", text, "-o", tmp_path / "other", option, "--resume")
+        assert "--resume cannot continue the file" in said
 
 
 def test_a_kill_loses_nothing(trained, tmp_path):

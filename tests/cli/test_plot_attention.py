@@ -283,6 +283,16 @@ def test_sentences_of_a_file(fusing: Any) -> None:
         assert arrays["6.decoder.fuse.hop2.x"].tolist() == ["<s>", "the"]
 
 
+def test_an_input_file_is_not_overwritten(fusing: Any) -> None:
+    for option in ("-i", "-r"):
+        write("a.json", "der mann")
+        write("b", "the man")
+        files = {"-i": "b", "-r": "b"} | {option: "a.json"}
+        result = run(*(word for pair in files.items() for word in pair))
+        assert result.exit_code == 2 and "a.json is both read and written" in result.stderr
+        assert Path("a.json").read_text() == "der mann\n"
+
+
 def _npz(*arguments: str) -> str:
     assert run(*arguments, output="b.npz").exit_code == 0
     return "b.npz"

@@ -786,7 +786,9 @@ def test_writers_wait_for_each_other(tmp_path: Path) -> None:
         '{"format": 1, "scores": [1]}',
         '{"format": 2, "scores": []}',
         '{"format": 1, "scores": [{}]}',
+        "[" * 100_000,
     ],
+    ids=range(8),
 )
 def test_a_damaged_log_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / score_log.NAME).write_text(text)

@@ -288,6 +288,8 @@ def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
         '{"id": 0}',
         '{"source_tokens": 3, "translations": []}',
         '{"source_tokens": [], "translations": [{}]}',
+        '{"source_tokens": [], "translations": [], "text": "\\ud800"}',
+        "[" * 100_000,
     ):
         said = refused(*ensemble, "--json-lines", "-", given=wrong)
         assert "standard input, line 1: this is not a line of `fusetk decode --json`" in said

@@ -532,6 +532,19 @@ def by_length(*arguments: str) -> Result:
     return run("base.en", "-r", "ref.en", "--by-length", *arguments)
 
 
+def test_a_picture_by_length_overwrites_no_text(texts: dict[str, list[str]]) -> None:
+    Path("own.png").write_bytes(before := Path("ref.en").read_bytes())
+    for hypothesis, reference, *more in (
+        ("own.png", "ref.en"),
+        ("base.en", "own.png"),
+        ("base.en", "ref.en", "--source", "own.png"),
+        ("base.en", "ref.en", "--system", "other=own.png"),
+    ):
+        result = run(hypothesis, "-r", reference, "--by-length", *more, "-o", "own.png")
+        assert result.exit_code == 2 and "own.png is both read and written" in result.stderr
+        assert Path("own.png").read_bytes() == before
+
+
 def test_a_table_by_length(texts: dict[str, list[str]]) -> None:
     result = by_length(
         "--source", "src.de", "--system", "deep one=deep.en", "--bounds", "0,5,11,20"

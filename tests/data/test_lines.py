@@ -2,11 +2,12 @@
 
 import errno
 import gzip
+import os
 from pathlib import Path
 
 import pytest
 
-from fusetk.data.text import Pair, cannot_write, locate, read_lines, read_pairs, writer
+from fusetk.data.text import Pair, cannot_write, locate, read_lines, read_pairs, readable, writer
 from fusetk.errors import DataError
 
 ODD = "a\u2028b\u0085c\u00a0d\x0ce\tf\0g\rh\x1ci"
@@ -30,6 +31,11 @@ def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
 def test_a_carriage_return_within_a_line_is_a_character(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"a\rb\r\r\nc\r")
     assert list(read_lines(tmp_path / "x")) == ["a\rb", "c"]
+
+
+def test_a_pipe_is_not_opened_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # without a writer, opening it would not end
+    readable([tmp_path / "pipe"], tmp_path / "out")
 
 
 def test_a_mark_alone_is_no_line(tmp_path: Path) -> None:

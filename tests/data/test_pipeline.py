@@ -155,6 +155,7 @@ def test_a_broken_description_is_named(tmp_path: Path) -> None:
     good = json.loads(path.read_text())
     for broken in (
         "{",
+        "[" * 100_000,
         json.dumps({**good, "steps": [{"step": "sing"}]}),
         json.dumps({**good, "source": None, "bpe": {}}),
     ):

@@ -30,6 +30,23 @@ def test_two_names_for_one_key_are_refused() -> None:
         SearchConfig.model_validate({"length_penalty": 0.6, "normalize": 1.0})
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"word_penalty": 3e37},
+        {"word_penalty": -1e308},
+        {"coverage_penalty": 1e39},
+        {"diversity": 1e39, "groups": 5},
+        {"temperature": 1e39, "sample": True},
+        {"min_length": 10**8},
+        {"beam": 10**23},
+    ],
+)
+def test_numbers_that_a_search_cannot_use_are_refused(option: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(option))}\n.* than or equal to"):
+        SearchConfig.model_validate(option)
+
+
 def test_every_option_of_the_search_follows_from_its_field() -> None:
     """Each option has the type and the bounds of the field, and its text as help."""
     options = {option.name: option for option in command.params}
