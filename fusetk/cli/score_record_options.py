@@ -42,6 +42,11 @@ class RecordOptions:
             raise click.UsageError(
                 "--run records the scores of a test set: give its name with --set-name"
             )
+        for option, label in (("--set-name", self.set_name), ("--checkpoint", self.checkpoint)):
+            if label and not label.isprintable():
+                raise click.UsageError(
+                    f"{option} {label!r} has a character that no table can show: remove it"
+                )
         folder, name = runs.find(self.run)
         score_log.read(folder)
         if not (self.checkpoint or name):

@@ -489,6 +489,7 @@ def test_scores_are_recorded_even_if_the_reader_has_gone(folder: Path) -> None:
             "nowhere is not a run folder: there is no such folder",
         ),
         (["--run", "bare", "--set-name", "test"], "with --checkpoint"),
+        (["--run", "bare", "--set-name", "a\nb"], "a character that no table can show"),
         (
             ["--run", "damaged", "--set-name", "test", "--checkpoint", "best"],
             "scores.json is damaged",
