@@ -34,7 +34,7 @@ def refused(*words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("decode -m a -b 0", "--beam: must be at least 1, but it is 0"),
+        ("decode -m a -b 0", "--beam: must be at least 1 and at most 1000000, but it is 0"),
         ("decode -m a -b x", "--beam: must be a whole number, but it is 'x'"),
         (
             "decode -m a --stop frist",
