@@ -226,12 +226,23 @@ def _overlap(words: frozenset[str], others: frozenset[str]) -> float:
 
 
 def _blank_warnings(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:
-    blank = 0
+    blank_hypotheses = blank_references = 0
     for hypothesis, *targets in zip(hypotheses, *references, strict=True):
-        blank += not hypothesis.strip() and all(target.strip() for target in targets)
-    if blank <= 0.01 * len(hypotheses):
-        return []
-    return [f"lines of the hypothesis that are blank where the reference is not: {blank}"]
+        if hypothesis.strip():
+            blank_references += not any(target.strip() for target in targets)
+        else:
+            blank_hypotheses += all(target.strip() for target in targets)
+    few = 0.01 * len(hypotheses)
+    warnings = []
+    if blank_hypotheses > few:
+        warnings.append(
+            f"lines of the hypothesis that are blank where the reference is not: {blank_hypotheses}"
+        )
+    if blank_references > few:
+        warnings.append(
+            f"lines of the hypothesis that are not blank where the reference is: {blank_references}"
+        )
+    return warnings
 
 
 def _untranslated_warnings(

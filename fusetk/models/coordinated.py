@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fusetk.fusion.base import FusionConfig
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS, initialise_parts
-from fusetk.models.residual import Residual, Residuals, Stream, residual_class
+from fusetk.models.residual import Residual, ResidualBuilder, Stream, residual_class
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
 from fusetk.models.stack import Layer, Stack, separate_inputs_error
 from fusetk.models.transformer import (
@@ -114,7 +114,7 @@ class CoordinatedLayer(TransformerLayer):
         layer: int,
         input_width: int,
         width: int,
-        residuals: Residuals,
+        residuals: ResidualBuilder,
         target: bool = True,
     ):
         """``layer`` 0 is the lowest. ``target=False``: the layer serves the source only."""

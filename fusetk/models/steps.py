@@ -28,7 +28,7 @@ from fusetk.nn.output import PIECE
 MIN_REAL = 0.9
 
 
-class Parts(Protocol):
+class LayerModules(Protocol):
     """The modules of a ``TransformerLayer``."""
 
     def modules(self) -> Iterator[nn.Module]: ...
@@ -48,7 +48,7 @@ class Parts(Protocol):
     def ffn_residual(self) -> Residual: ...
 
 
-class DecoderParts(Parts, Protocol):
+class DecoderLayerModules(LayerModules, Protocol):
     """The modules of a ``TransformerDecoderLayer``."""
 
     @property
@@ -59,7 +59,7 @@ class DecoderParts(Parts, Protocol):
     def gate(self) -> nn.Module | None: ...
 
 
-class Shared(NamedTuple):
+class SharedState(NamedTuple):
     """The tensors of a search state that all hypotheses share."""
 
     keys_values: tuple[Tensor, ...]  # for each layer, (B, n * S, 2D); see ``CrossAttention``
@@ -69,7 +69,7 @@ class Shared(NamedTuple):
     steps: tuple[tuple[Tensor, ...], ...]  # for each layer, the projections (R_t, 3D) of each step
     fused_layers: tuple[kernels.DecoderLayer | None, ...]  # None: computed part by part
 
-    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Shared":
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "SharedState":
         """Return the same object: the selection of hypotheses changes ``Hypotheses`` only."""
         return self
 
@@ -77,9 +77,9 @@ class Shared(NamedTuple):
 class Hypotheses(NamedTuple):
     """The data of R hypotheses in a search state; a sentence may have any number of them."""
 
-    sentences: Tensor  # (R,) rows of ``Shared.mask``
+    sentences: Tensor  # (R,) rows of ``SharedState.mask``
     ancestors: Tensor  # (R, t); see ``kernels.attend_history``
-    shared: Shared
+    shared: SharedState
 
     @property
     def unchanged(self) -> bool:
@@ -101,7 +101,7 @@ class Hypotheses(NamedTuple):
         ]
 
     def with_steps(self, steps: Iterable[tuple[Tensor, ...]]) -> "Hypotheses":
-        """Return the hypotheses with other ``Shared.steps``."""
+        """Return the hypotheses with other ``SharedState.steps``."""
         return self._replace(shared=self.shared._replace(steps=tuple(steps)))
 
 
@@ -115,7 +115,7 @@ class StepContext(NamedTuple):
     fused_layer: kernels.DecoderLayer | None  # the layer for one call of a kernel
 
 
-def usable(module: Parts | nn.Module, x: Tensor) -> bool:
+def usable(module: LayerModules | nn.Module, x: Tensor) -> bool:
     """Return whether the kernels can compute ``module`` for ``x``."""
     return not module.training and kernels.usable(x)
 
@@ -130,9 +130,9 @@ def needs_caches(decoder: nn.Module, tgt_in: Tensor) -> bool:
 
 
 def start(
-    layers: Sequence[DecoderParts], keys_values: Sequence[Tensor], mask: Tensor
+    layers: Sequence[DecoderLayerModules], keys_values: Sequence[Tensor], mask: Tensor
 ) -> Hypotheses:
-    """Return one empty hypothesis of each sentence; for the arguments see ``Shared``."""
+    """Return one empty hypothesis of each sentence; for the arguments see ``SharedState``."""
     lengths = mask.sum(1)
     sources = []
     for tensor in keys_values:
@@ -142,12 +142,12 @@ def start(
     sentences = torch.arange(len(mask))
     steps = ((),) * len(keys_values)
     fused = tuple(map(_fused_layer, layers))
-    shared = Shared(tuple(keys_values), mask, sentences, tuple(sources), steps, fused)
+    shared = SharedState(tuple(keys_values), mask, sentences, tuple(sources), steps, fused)
     return Hypotheses(sentences, sentences.new_empty(len(mask), 0), shared)
 
 
 def decoder_layer(
-    layer: DecoderParts, x: Tensor, context: StepContext
+    layer: DecoderLayerModules, x: Tensor, context: StepContext
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Compute a decoder layer: (R, 1, input width) -> (R, 1, D).
 
@@ -181,7 +181,7 @@ def decoder_layer(
     return _feed_forward(layer, x).view(*shape[:-1], layer.width), steps
 
 
-def _fused_layer(layer: DecoderParts) -> kernels.DecoderLayer | None:
+def _fused_layer(layer: DecoderLayerModules) -> kernels.DecoderLayer | None:
     """Return a layer for ``kernels.decoder_layer``, or None if the kernel cannot compute it."""
     attention, cross, ffn = layer.attention, layer.cross, layer.ffn
     assert isinstance(ffn, FeedForward)
@@ -200,7 +200,7 @@ def _packed(linear: nn.Module) -> kernels.PackedMap | None:
     return kernels.PackedMap(linear.packed, linear.bias)
 
 
-def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:
+def encoder_layer(layer: LayerModules, x: Tensor, mask: Tensor) -> Tensor:
     """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D)."""
     assert isinstance(layer.ffn, FeedForward)
     hidden = layer.ffn.hidden.out_features
@@ -259,7 +259,7 @@ def _groups(lengths: Sequence[int], max_tokens: int) -> list[tuple[slice, int]]:
     return [*groups, (slice(first, len(lengths)), longest)]
 
 
-def _encode(layer: Parts, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+def _encode(layer: LayerModules, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     shape = x.shape
     real = _real_rows(mask)
     x = _read(layer, x if real is None else x.flatten(0, 1)[real])
@@ -301,7 +301,7 @@ def _padded(rows: Tensor, real: Tensor | None, mask: Tensor) -> Tensor:
     return rows.view(*mask.shape, -1)
 
 
-def encoder_layer_is_usable(layer: Parts, x: Tensor) -> bool:
+def encoder_layer_is_usable(layer: LayerModules, x: Tensor) -> bool:
     """Return whether ``encoder_layer`` can compute the layer; it records no attention weights."""
     return (
         _is_plain(layer, layer.attention_residual, layer.ffn_residual)
@@ -310,7 +310,7 @@ def encoder_layer_is_usable(layer: Parts, x: Tensor) -> bool:
     )
 
 
-def decoder_is_usable(layers: Sequence[DecoderParts], x: Tensor) -> bool:
+def decoder_is_usable(layers: Sequence[DecoderLayerModules], x: Tensor) -> bool:
     """Return whether ``decoder_layer`` can compute all layers."""
     return all(
         usable(layer, x)
@@ -321,7 +321,7 @@ def decoder_is_usable(layers: Sequence[DecoderParts], x: Tensor) -> bool:
     )
 
 
-def _is_plain(layer: Parts, *residuals: Residual) -> bool:
+def _is_plain(layer: LayerModules, *residuals: Residual) -> bool:
     """Whether a layer has the usual sub-layers, residual sums and normalisation, without hooks."""
     attention, ffn = layer.attention, layer.ffn
     return (
@@ -341,7 +341,7 @@ def _are_linear(*modules: nn.Module) -> bool:
     return all(type(m) is nn.Linear or isinstance(m, InferenceLinear) for m in modules)
 
 
-def _attend_source(layer: DecoderParts, x: Tensor, context: StepContext) -> Tensor:
+def _attend_source(layer: DecoderLayerModules, x: Tensor, context: StepContext) -> Tensor:
     """Return the result of cross-attention without the bias of its last projection."""
     cross = layer.cross
     weights = None
@@ -357,7 +357,7 @@ def _attend_source(layer: DecoderParts, x: Tensor, context: StepContext) -> Tens
     return _product(cross.out, y)
 
 
-def _feed_forward(layer: Parts, x: Tensor) -> Tensor:
+def _feed_forward(layer: LayerModules, x: Tensor) -> Tensor:
     ffn = layer.ffn
     assert isinstance(ffn, FeedForward)
     before = _before(layer.ffn_residual, x)
@@ -372,7 +372,7 @@ def _feed_forward(layer: Parts, x: Tensor) -> Tensor:
     return _after(layer.ffn_residual, x, _product(ffn.out, hidden), ffn.out.bias)
 
 
-def _read(layer: Parts, x: Tensor) -> Tensor:
+def _read(layer: LayerModules, x: Tensor) -> Tensor:
     """Return the layer's input as contiguous rows (R, D)."""
     return layer.read(x).reshape(-1, layer.width).contiguous()
 

@@ -19,8 +19,8 @@ from fusetk.models.residual import (
     RESIDUALS,
     Norm,
     Residual,
+    ResidualBuilder,
     ResidualConfig,
-    Residuals,
     Stream,
     residual_class,
 )
@@ -189,12 +189,12 @@ def build_self_attention(
 
 def build_residuals(
     config: BlockConfig, side: BlockStackConfig, name: str, depths: Mapping[str, int]
-) -> Residuals:
+) -> ResidualBuilder:
     """Return the builder of the residual connections of the stack ``name``.
 
     ``depths`` has the number of layers of each stack of the model.
     """
-    return Residuals(
+    return ResidualBuilder(
         side.residual,
         name,
         depths,
@@ -279,7 +279,7 @@ class TransformerEncoderLayer(TransformerLayer):
         name: str,
         input_width: int,
         width: int,
-        residuals: Residuals,
+        residuals: ResidualBuilder,
     ):
         super().__init__(config, name, input_width, width, *residuals.layer(width, 2))
 
@@ -322,7 +322,7 @@ class TransformerDecoderLayer(TransformerLayer):
         input_width: int,
         width: int,
         source_widths: Sequence[int],
-        residuals: Residuals,
+        residuals: ResidualBuilder,
     ):
         attention_residual, cross_residual, ffn_residual = residuals.layer(width, 3)
         super().__init__(config, name, input_width, width, attention_residual, ffn_residual)
@@ -502,7 +502,7 @@ class Transformer(Seq2Seq):
     def encoder_layer(
         self,
         config: TransformerConfig,
-        residuals: Residuals,
+        residuals: ResidualBuilder,
         planned: PlannedModule,
         name: str,
         input_width: int,
@@ -514,7 +514,7 @@ class Transformer(Seq2Seq):
     def decoder_layer(
         self,
         config: TransformerConfig,
-        residuals: Residuals,
+        residuals: ResidualBuilder,
         planned: PlannedModule,
         name: str,
         input_width: int,

@@ -129,6 +129,11 @@ def test_blank_and_untranslated_lines() -> None:
     assert score_warnings(["", " ", "", *reference[3:]], [reference]) == [
         "lines of the hypothesis that are blank where the reference is not: 3"
     ]
+    missing = ["", " ", "", *reference[3:]]
+    assert score_warnings(reference, [missing]) == [
+        "lines of the hypothesis that are not blank where the reference is: 3"
+    ]
+    assert score_warnings(reference, [missing, reference]) == []
     copied = [*source[:10], *reference[10:]]
     [warning] = score_warnings(copied, [reference], source=source)
     assert warning.startswith("10 % of the hypothesis' lines equal the source line")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.models.residual import RESIDUALS, Residuals
+from fusetk.models.residual import RESIDUALS, ResidualBuilder
 from fusetk.models.residual.manifold import sinkhorn
 from fusetk.models.transformer import BlockStackConfig, Transformer, TransformerConfig
 
@@ -46,7 +46,7 @@ class Chain(nn.Module):
     def __init__(self, kind: str, options: dict[str, Any], norm: Any, sublayers: int = SUBLAYERS):
         super().__init__()
         config = RESIDUALS[kind].Config.model_validate({"kind": kind, **options})
-        residuals = Residuals(config, "encoder", {"encoder": sublayers}, D, norm, 0.0)
+        residuals = ResidualBuilder(config, "encoder", {"encoder": sublayers}, D, norm, 0.0)
         connections = [residuals.layer(D, 1)[0] for _ in range(sublayers)]
         self.ends = residuals.ends
         self.residuals = nn.ModuleList(connections)
@@ -381,7 +381,7 @@ def test_hyper_connections_have_the_parameters_of_the_papers_models() -> None:
     """OLMo-1B has 32 sub-layers of width 2048, and norms without parameters."""
     for weights, count in (("static", 768), ("dynamic", 394_048)):
         config = RESIDUALS["hyper"].Config.model_validate({"kind": "hyper", "weights": weights})
-        residuals = Residuals(config, "decoder", {"decoder": 16}, 2048, "pre", 0.0)
+        residuals = ResidualBuilder(config, "decoder", {"decoder": 16}, 2048, "pre", 0.0)
         connections = [c for _ in range(16) for c in residuals.layer(2048, 2)]
         norms = sum(p.numel() for c in connections for p in c.norm.parameters())
         assert sum(p.numel() for c in connections for p in c.parameters()) - norms == count

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.errors import DataError
-from fusetk.models.residual import RESIDUALS, Residuals
+from fusetk.models.residual import RESIDUALS, ResidualBuilder
 from fusetk.models.residual.laurel import LaurelWeightsResidual
 from fusetk.plotting import connect
 from fusetk.plotting.attention import TokenPair
@@ -35,7 +35,7 @@ def noisy(encoder: dict[str, Any], decoder: dict[str, Any], **more: Any) -> Any:
 def test_expanded_weights_are_those_of_the_outputs(kind: str, options: dict[str, Any]) -> None:
     """The input of each sub-layer is the weighted sum of the outputs below it."""
     config = RESIDUALS[kind].Config.model_validate({"kind": kind, **options})
-    residuals = Residuals(config, "encoder", {"encoder": 4}, 6, "none", 0.0)
+    residuals = ResidualBuilder(config, "encoder", {"encoder": 4}, 6, "none", 0.0)
     modules = [residuals.layer(6, 1)[0].double() for _ in range(4)]
     outputs = [torch.randn(6, dtype=torch.float64)]
     stream = residuals.ends.open(outputs[0])

@@ -36,8 +36,8 @@ __all__ = [
     "RESIDUALS",
     "Norm",
     "Residual",
+    "ResidualBuilder",
     "ResidualConfig",
-    "Residuals",
     "Stream",
     "StreamEnds",
     "SubLayer",
@@ -66,8 +66,8 @@ def residual_class(config: ResidualConfig) -> type[Residual]:
     return cls
 
 
-class Residuals:
-    """Builder of the residual connections of one stack."""
+class ResidualBuilder:
+    """Builds the residual connections of one stack."""
 
     def __init__(
         self,
