@@ -6,9 +6,10 @@ first system and those with the highest scores, with the main columns, without t
 ``costs`` follows, it is a table of the measured costs of all systems. If ``losses`` and names of
 systems follow, it is a table of their validation losses after some epochs. ``training-losses``
 makes a table of their training losses in these epochs. A name alone selects the trainings with the
-recipe's values; ``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values. If ``overview`` and
-names of other folders follow, it is a table of the difference of each system to its baseline in
-each of these folders.
+recipe's values; ``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values. If ``loss-counts``
+follows, it is a table of the number of systems whose validation loss is lower than that of their
+baseline. If ``overview`` and names of other folders follow, it is a table of the difference of each
+system to its baseline in each of these folders.
 """
 
 import argparse
@@ -35,13 +36,14 @@ from fusetk.reporting.saved_run import SavedRun
 
 BEGIN = re.compile(
     r"<!-- results: begin (\S+?)"
-    r"( main| costs| overview(?: \S+?)*| (?:training-)?losses(?: [\w@.,=]+)+)?, "
+    r"( main| costs| loss-counts| overview(?: \S+?)*| (?:training-)?losses(?: [\w@.,=]+)+)?, "
     r"made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
 MAIN_ROWS = 5  # of the short table
 # Columns of the short table after the gain. It has all columns before the gain except the config.
 MAIN_COLUMNS = ("training speed", "decoding speed")
+LOSS_COLUMNS = 4  # columns before the losses: system, baseline, config, seeds
 LOSS_EPOCHS = (1, 2, 4, 8, 12, 16, 20)
 
 
@@ -66,6 +68,8 @@ def updated(text: str, folder: Path) -> str:
             content = overview([results, *(folder / name for name in names)])
         elif kind == "costs":
             content = cost_table(results)
+        elif kind == "loss-counts":
+            content = loss_counts(results)
         elif kind == "losses":
             content = loss_table(results, names)
         elif kind == "training-losses":
@@ -224,6 +228,43 @@ def training_loss_table(results: Path, systems: list[str]) -> str:
     lines = [[_label(row), *_means(row, _loss_in)] for row in _rows_of(results, systems)]
     heads = ["mean training loss in epoch", *map(str, LOSS_EPOCHS)]
     return markdown_table("", heads, lines, ()).partition("\n\n")[2]
+
+
+def loss_counts(results: Path) -> str:
+    """Return how many systems have a lower validation loss than their baselines, and the range of
+    the differences, by epoch and by time.
+
+    It counts the first config of each system in the tables of ``text_tables``. Raises DataError if
+    these tables are missing.
+    """
+    lines: list[list[str]] = []
+    heads: list[str] = []
+    for table in read_tables(results, {}):
+        for text in text_tables(table):
+            _, found, by = text.title.rpartition("validation loss by ")
+            if not found:
+                continue
+            columns = text.heads[LOSS_COLUMNS:]
+            heads = heads or columns
+            first = {row[0]: row[LOSS_COLUMNS:] for row in reversed(text.rows)}
+            by_column = {
+                head: [float(cell) for row in first.values() if (cell := row[i]) is not None]
+                for i, head in enumerate(columns)
+            }
+            counts = [f"by {by}: systems with a lower loss"]
+            ranges = [f"by {by}: range of the differences"]
+            for head in heads:
+                values = by_column.get(head)
+                counts.append(
+                    f"{sum(value < 0 for value in values)} of {len(values)}" if values else NONE
+                )
+                ranges.append(
+                    f"{signed(min(values), 3)} to {signed(max(values), 3)}" if values else NONE
+                )
+            lines += [counts, ranges]
+    if not lines:
+        raise DataError(f"{results} has no system whose loss is compared with that of a baseline")
+    return markdown_table("", ["", *heads], lines, ()).partition("\n\n")[2]
 
 
 def _rows_of(results: Path, systems: list[str]) -> list[ResultRow]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -356,6 +357,29 @@ def test_a_table_of_training_losses_is_inserted(results: Path) -> None:
     assert cells[0][:2] == ["mean training loss in epoch", "1"]
     first = (4 * 2 + 2 * 3) / 5
     assert cells[2] == ["fused", f"{(first + 2 * first) / 2:.3f}", *["-"] * (len(cells[0]) - 2)]
+
+
+def test_systems_with_a_lower_loss_are_counted(results: Path) -> None:
+    def loss(system: str, seed: int, epoch: str) -> float:
+        curve = read_result(results / f"{system}.seed{seed}.json").valid_curve
+        return dict(zip(curve["epoch"], curve["loss"], strict=True))[int(epoch)]
+
+    text = f"{MARKERS.format(results.name + ' loss-counts')}{END}\n"
+    lines = updated(text, results.parent).splitlines()
+    epochs, _, counts, ranges = [line.strip("| ").split(" | ") for line in lines[1:-1]]
+    assert epochs.pop() == "lowest" and epochs
+    assert counts[0] == "by epoch: systems with a lower loss"
+    for epoch, count, extent in zip(epochs, counts[1:], ranges[1:], strict=False):
+        differences = [
+            fmean(loss(system, seed, epoch) - loss(base, seed, epoch) for seed in (1, 2))
+            for system, base in (("fused", "plain"), ("other", "fused"))
+        ]
+        assert count == f"{sum(value < 0 for value in differences)} of 2"
+        assert extent == f"{min(differences):+.3f} to {max(differences):+.3f}"
+    for path in results.glob("[fo]*.json"):
+        path.unlink()
+    with pytest.raises(DataError, match="has no system"):
+        updated(text, results.parent)
 
 
 def test_a_missing_marker_is_an_error(tmp_path: Path) -> None:
