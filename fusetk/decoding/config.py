@@ -127,7 +127,7 @@ class SearchConfig(Config):
     sample: Annotated[bool, SearchOption(SAMPLING)] = False
     """Draw `n_best` translations from the model's distribution instead of searching.
 
-    They are returned in the order of their scores."""
+    They are returned in the order of their scores after the length penalty."""
     temperature: Annotated[float, SearchOption(SAMPLING, metavar="X")] = Field(
         1.0, ge=1e-6, le=MOST
     )

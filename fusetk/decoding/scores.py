@@ -73,6 +73,7 @@ def bound(score: Tensor, length: int, limit: Tensor, longest: int, config: Searc
 def covered(coverage: Tensor, config: SearchConfig) -> Tensor:
     """Return beta * sum_j log(min(c_j, 1)), where c (..., S) is the total attention to each token.
 
-    The source is Wu et al. 2016, Equation 14.
+    The source is Wu et al. 2016, Equation 14. c_j is at least ``MIN_COVERAGE`` here, so that the
+    logarithm is finite.
     """
     return config.coverage_penalty * coverage.clamp(MIN_COVERAGE, 1).log().sum(-1)

@@ -76,7 +76,7 @@ class LayerFusionConfig(FusionConfig):
     layers, this is the output of the last summary layer instead."""
     layer_embedding: bool = False
     """Add a learned vector to each layer (MLRF Equation 4). If both sides have one, of the same
-    width, they share it."""
+    width, and fuse a layer of the same number, they share it."""
     norm_layers: bool = False
     """Normalise each layer before the fusion (Wang et al. 2019). The layers of a post-norm model,
     such as MLRF's, are normalised. With `norm: pre` they are not: higher layers have larger
@@ -188,19 +188,19 @@ class LayerFusion(Fusion):
 
 
 def share_layer_embedding(a: Fusion, b: Fusion) -> None:
-    """Make two fusions share one new layer embedding, if both have one of the same width.
+    """Make two fusions share one new layer embedding (MLRF section 3.2).
 
-    MLRF section 3.2: "a shared layer embedding".
+    Both must have one of the same width, and they must fuse a layer of the same number.
     """
     vectors_a = a.layer_embedding
     vectors_b = b.layer_embedding
     if vectors_a is None or vectors_b is None:
         return
     width = vectors_a.weight.shape[1]
-    if vectors_b.weight.shape[1] != width:
+    firsts = (vectors_a.first, vectors_b.first)
+    ends = (firsts[0] + len(vectors_a.weight), firsts[1] + len(vectors_b.weight))
+    if vectors_b.weight.shape[1] != width or max(firsts) >= min(ends):
         return
-    first = min(vectors_a.first, vectors_b.first)
-    end = max(vectors_a.first + len(vectors_a.weight), vectors_b.first + len(vectors_b.weight))
-    shared = LayerEmbedding(first, end - first, width)
+    shared = LayerEmbedding(min(firsts), max(ends) - min(firsts), width)
     a.layer_embedding = shared
     b.layer_embedding = shared

@@ -17,7 +17,7 @@ class FFNFusionConfig(LayerFusionConfig):
     kind: str = "ffn"
     layer_embedding: bool = True
     """Add a learned vector to each layer (MLRF Equation 4). If both sides have one, of the same
-    width, they share it."""
+    width, and fuse a layer of the same number, they share it."""
     hidden: int = Field(512, ge=1)
     """d_f: units of the hidden layer."""
     activation: Activation = "relu"

@@ -21,7 +21,10 @@ class IterativeFusionConfig(AggregateConfig):
 
 
 class IterativeFusion(LayerFusion):
-    """n_1 = h_1, n_l = AGG(h_l, n_{l-1}), phi(Z) = n_L. Every AGG has its own parameters."""
+    """n_1 = h_1, n_l = AGG(h_l, n_{l-1}), phi(Z) = n_L. Every AGG has its own parameters.
+
+    With ``embedding: true`` the chain begins with the word embedding: n_0 = h_0.
+    """
 
     Config = IterativeFusionConfig
 

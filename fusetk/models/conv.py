@@ -133,7 +133,7 @@ class ConvEmbedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
-        """Ids (B, T) of positions start .. start + T - 1 -> (B, T, E)."""
+        """Ids (B, T) of positions start .. start + T - 1 -> (B, T, width of the model)."""
         tokens, positions = self.tokens(ids), self.positions(start, ids.shape[1])
         if self.position_map is not None:
             return self.dropout(self.map(tokens) + self.position_map(positions))
@@ -192,7 +192,7 @@ class ConvEncoderLayer(ConvLayer):
 
 
 class ConvDecoderContext(NamedTuple):
-    """The context of a decoder layer with kernel k."""
+    """The context of a decoder layer with kernel k. E is the width of the model."""
 
     window: Tensor
     """The inputs of the layer at the k - 1 previous positions (B * K, k - 1, input width)."""
@@ -242,7 +242,8 @@ class ConvDecoderLayer(ConvLayer):
 
         With the convolution's result z and the target embeddings e, the query is
         q = (W z + e) sqrt(1/2), and the result of attention to n sources is
-        a = sum_j softmax(q k_j^T) v_j sqrt(1/n) sqrt(S), where S counts the real source tokens.
+        a = sum_j softmax(q k_j^T) v_j sqrt(1/n) sqrt(S), where S counts the real source tokens and
+        v_j = (k_j + e_src) sqrt(1/2) with the source embeddings e_src.
         """
         inputs = torch.cat((context.window, x), 1)
         z = self.conv(inputs)

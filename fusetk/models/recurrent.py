@@ -151,7 +151,7 @@ class RecurrentConfig(ModelConfig):
 
 
 class RecurrentEmbedding(nn.Module):
-    """Token embeddings plus a bias plus positions times 1 / sqrt(E), with dropout."""
+    """Token embeddings of size E plus a bias plus positions times 1 / sqrt(E), with dropout."""
 
     def __init__(
         self,

@@ -78,8 +78,9 @@ class BlockConfig(ModelConfig):
     """Layer normalisation after each residual sum (`post`, as in the original paper), before each
     sub-layer and once at the end (`pre`), or nowhere (`none`, for `residual: rezero`)."""
     normalization: Normalization = "layer"
-    """Layer normalisation, or RMSNorm, which does not subtract the mean and has no bias (Zhang and
-    Sennrich 2019)."""
+    """Norm of the sub-layers and of the output: layer normalisation, or RMSNorm, which does not
+    subtract the mean and has no bias (Zhang and Sennrich 2019). Fusions and connections have layer
+    normalisation with either value."""
     activation: Activation | Literal["swiglu"] = "relu"
     """Activation of the feed-forward layers. `swiglu` multiplies the activation by a second linear
     map (Shazeer 2020): with 2/3 of the hidden units a layer has the same number of parameters."""

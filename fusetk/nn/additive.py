@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 
 class AdditiveAttention(nn.Module):
-    """Attention in which a head scores a source position by v . tanh(W s + U h).
+    """Attention in which head i scores a source position by v . tanh((W s + U h)_i).
 
-    s is the query and h is the source state of the position. All heads share v. Each head reads its
-    own part of the features of the values. With n > 1 sources, the softmax is computed for each
-    source, and the n contexts are summed.
+    s is the query and h is the source state of the position. (...)_i and v have D / H features. All
+    heads share v, and there are no biases, as in the code of Meng and Zhang 2019. Each head reads
+    its own part of the features of the values, too. With n > 1 sources, the softmax is computed for
+    each source, and the n contexts are summed.
     """
 
     def __init__(self, width: int, heads: int, sources: int = 1):

@@ -66,7 +66,9 @@ class Cell(nn.Module):
 
         ``x`` (R, n, columns of ``input``) is the projected input, ``a`` (R, n, columns of
         ``state``) the projected state. ``mask`` (R, n, D), a scaled dropout mask, multiplies the
-        candidate.
+        candidate. r, z and the third gate (l or g) are sigmoids of the sum of their columns of
+        ``x`` and ``a``. With ``norm`` the sum is normalised first, each gate by itself. The bias b
+        is not in the equations of Meng and Zhang 2019.
 
         GRU:   c = tanh(W_x x + r . (W_h h + b)),            h' = (1 - z) . h + z . c
         T-GRU: the same without x

@@ -305,8 +305,9 @@ class Plateau(Schedule):
     """lr = max(rate * factor^n, floor) after n cuts (DenseNMT section 4.3, as Gehring et al. 2017).
 
     A validation is compared with the last validation that was not counted as worse, as in the
-    authors' toolkit, fairseq for Lua. This is the best validation, unless a worse one was ignored
-    before `not_before_epoch`. NaN counts as worse.
+    authors' toolkit, fairseq for Lua. It is the best validation, with two exceptions: one that is
+    better by `threshold` or less counts as worse, and before `not_before_epoch` a worse one
+    replaces it. NaN counts as worse.
     """
 
     Config = PlateauConfig

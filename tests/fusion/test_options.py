@@ -58,6 +58,16 @@ def test_a_shared_layer_embedding_has_one_row_for_each_layer_index() -> None:
         assert torch.equal(embedded[0], table[layer])
 
 
+def test_fusions_of_different_layers_share_no_layer_embedding() -> None:
+    """A shared one would have rows that no fusion reads."""
+    low, high = fusion("ffn", 2), fusion("tree", 8, leaves=2)
+    tables = (low.layer_embedding, high.layer_embedding)
+    share_layer_embedding(low, high)
+    assert (low.layer_embedding, high.layer_embedding) == tables
+    share_layer_embedding(low, fusion("ffn", 3))
+    assert low.layer_embedding is not tables[0]
+
+
 def test_a_side_without_layer_embedding_shares_none() -> None:
     with_one, without = fusion("ffn", 3), fusion("ffn", 3, layer_embedding=False)
     table = with_one.layer_embedding
