@@ -6,11 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from fusetk import recipe as recipes
+from fusetk.config import outside_kinds
 from fusetk.data import integrity, manifest
 from fusetk.errors import ConfigError, DataError
 from fusetk.machine import Choices, read_choices
 from fusetk.recipe import NEUTRAL_KEYS, Recipe
-from fusetk.runs import CHECKPOINTS, CONFIG, MACHINE, checkpoint_folders, checkpoints, is_intact
+from fusetk.runs import (
+    CHECKPOINTS,
+    CONFIG,
+    MACHINE,
+    changed_code,
+    checkpoint_folders,
+    checkpoints,
+    is_intact,
+)
 from fusetk.training import checkpoint, schedule
 from fusetk.training.progress import read_progress
 from fusetk.weights import read_state
@@ -97,8 +106,10 @@ def find_changes(
     if last:
         changes = _config_changes(recipe, run, last)
         _check_data(recipe, run, last, prepared)
+    code = changed_code(run, outside_kinds(recipe.model_dump()))
     return [
         *changes,
+        *(f"the code of the module {name}" for name in code),
         *_text_changes(recipe, prepared, resuming=bool(last)),
         *_processor_changes(run, kernel_choices),
     ]

@@ -5,8 +5,9 @@ This module does not import torch.
 
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,26 @@ class Session:
     device: str
     threads: int
     processes: int
+    outside: dict[str, str] = field(default_factory=dict)
+    """Checksums of the modules outside fusetk that the config names."""
+
+
+def code_checksums(kinds: Iterable[str]) -> dict[str, str]:
+    """Return the checksum of the source file of each module, for kinds `package.module:Name`.
+
+    Modules that are not imported, or have no file, are omitted.
+    """
+    modules = {kind.partition(":")[0] for kind in kinds}
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
+    return {name: checksum(Path(file)) for name, file in files.items() if file}
+
+
+def changed_code(run: Path, kinds: Iterable[str]) -> list[str]:
+    """Return the modules outside fusetk whose code changed since the last session of a run."""
+    sessions = read_sessions(run)
+    before = sessions[-1].outside if sessions else {}
+    now = code_checksums(kinds)
+    return [name for name in now if before.get(name, now[name]) != now[name]]
 
 
 def read_sessions(run: Path) -> list[Session]:

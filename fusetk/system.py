@@ -5,6 +5,7 @@ This module does not import the training loop.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fusetk import DEVICE
 from fusetk import recipe as recipes
-from fusetk.config import Document, Origin, Place, parse
+from fusetk.config import Document, Origin, Place, outside_kinds, parse
 from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.data.vocab import EOS
 from fusetk.decoding.config import SearchConfig, canonical
@@ -24,7 +25,7 @@ from fusetk.machine import device_of, hardware
 from fusetk.models import Seq2Seq, build_model
 from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.recipe import Recipe
-from fusetk.runs import CONFIG, EMA, MODEL, TEXT, find_checkpoint
+from fusetk.runs import CONFIG, EMA, MODEL, TEXT, changed_code, find_checkpoint
 from fusetk.weights import load_weights, read_state
 
 CONVERSIONS = {"fp32": to_kernels, "bf16": to_bf16, "int8": to_int8}
@@ -136,7 +137,11 @@ def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
 
 
 class _NoRandomWeights(TorchFunctionMode):
-    """Context in which a model does not draw initial weights, because loading replaces them."""
+    """Context in which a model does not draw initial weights, because loading replaces them.
+
+    A class outside fusetk may draw other tensors, which loading does not replace. So its model must
+    be built without this context.
+    """
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -175,10 +180,14 @@ def load_model(
         raise
     except ConfigError as error:
         raise CheckpointError(
-            f"{run / CONFIG} was changed after training wrote it: {error}"
+            f"{run / CONFIG}, or the code of a class that it names, was changed after training "
+            f"wrote it: {error}"
         ) from None
+    outside = outside_kinds(recipe.model.model_dump())
+    for module in changed_code(run, outside):
+        report(f"warning: the code of the module {module} was changed after the training")
     pipeline = Pipeline.load(run / TEXT)
-    with _NoRandomWeights():
+    with nullcontext() if outside else _NoRandomWeights():
         model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
     state = read_state(folder)
     # The checkpoint may be copied from a run without an average; then loading raises an error.

@@ -10,6 +10,7 @@ import torch
 
 import fusetk
 from fusetk import sections
+from fusetk.config import outside_kinds
 from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import UNITS
 from fusetk.data.corpus import Corpus
@@ -40,6 +41,7 @@ from fusetk.runs import (
     Session,
     add_session,
     check_run_folder,
+    code_checksums,
 )
 from fusetk.system import build
 from fusetk.training import checkpoint
@@ -161,7 +163,7 @@ def _train(
         if last:
             log.line(f"resumed after update {trainer.progress.update}")
         if world.first:
-            _record_session(run, trainer)
+            _record_session(recipe, run, trainer)
         trainer.train(log, stop)
         for line in _end(trainer.progress, run):
             log.line(line)
@@ -286,7 +288,7 @@ def _open_log(recipe: Recipe, run: Path, quiet: bool, trainer: Trainer) -> Log:
         raise checkpoint.write_error(run, Path(error.filename or run), error) from None
 
 
-def _record_session(run: Path, trainer: Trainer) -> None:
+def _record_session(recipe: Recipe, run: Path, trainer: Trainer) -> None:
     """Record code and machine in the run folder. Raises CheckpointError if it cannot be written."""
     session = Session(
         update=trainer.progress.update,
@@ -297,6 +299,7 @@ def _record_session(run: Path, trainer: Trainer) -> None:
         device=device_name(trainer.device, trainer.world.size),
         threads=torch.get_num_threads(),
         processes=trainer.world.size,
+        outside=code_checksums(outside_kinds(recipe.model_dump())),
     )
     try:
         add_session(run, session)

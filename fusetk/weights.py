@@ -42,32 +42,57 @@ def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
     raise damaged(folder, f"{folder / file} {reason}")
 
 
+def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that a checkpoint has: the parameters and the persistent buffers, by name.
+
+    A shared tensor appears once. The models of fusetk have no persistent buffers; classes outside
+    fusetk may have some.
+    """
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
+    persistent = model.state_dict(keep_vars=True).keys()
+    buffers = model.named_buffers()
+    return tensors | {name: buffer for name, buffer in buffers if name in persistent}
+
+
+def read_weights(model: nn.Module, folder: Path, file: str = MODEL) -> dict[str, Tensor]:
+    """Read the weights of a checkpoint. A moving average (EMA) has those buffers of the model.
+
+    Raises the errors of ``read_tensors``.
+    """
+    tensors = read_tensors(folder, file)
+    buffers = saved_tensors(model).keys() - dict(model.named_parameters()).keys()
+    if buffers and file != MODEL:
+        weights = read_tensors(folder, MODEL)
+        tensors.update({name: weights[name] for name in buffers & weights.keys()})
+    return tensors
+
+
 def load_weights(
     model: nn.Module,
     folder: Path,
     file: str = MODEL,
-    place: Callable[[Tensor, nn.Parameter], Tensor] = lambda tensor, parameter: tensor,
+    place: Callable[[Tensor, Tensor], Tensor] = lambda tensor, own: tensor,
 ) -> None:
-    """Load a model's parameters from a checkpoint.
+    """Load a model's parameters and persistent buffers from a checkpoint.
 
     ``place`` converts a full tensor to the shard of a parameter if necessary. Raises
     CheckpointError if the file is damaged, or if names or shapes differ.
     """
-    tensors = read_tensors(folder, file)
-    parameters = dict(model.named_parameters())
-    wrong = sorted(set(tensors) ^ set(parameters))
-    wrong = wrong or [name for name in parameters if parameters[name].shape != tensors[name].shape]
+    tensors = read_weights(model, folder, file)
+    own = saved_tensors(model)
+    wrong = sorted(set(tensors) ^ set(own))
+    wrong = wrong or [name for name in own if own[name].shape != tensors[name].shape]
     if wrong:
-        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+        number = "1 tensor differs" if len(wrong) == 1 else f"{len(wrong)} tensors differ"
         raise damaged(
             folder,
-            f"{folder / file} does not fit the model of its config: "
-            f"{len(wrong)} parameters differ, first {wrong[0]}",
+            f"{folder / file} does not fit the model of its config: {number}, first {wrong[0]}",
             shapes,
         )
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(place(tensors[name], parameter))
+        for name, tensor in own.items():
+            tensor.copy_(place(tensors[name], tensor))
 
 
 def damaged(
@@ -92,8 +117,8 @@ def damaged(
     if complete:
         names = ", ".join(path.name for path in complete)
         return CheckpointError(
-            f"{problem}; {names} do not fit it either: if config.yaml or text was changed, "
-            "restore it"
+            f"{problem}; {names} do not fit it either: if config.yaml, text, or the code of a "
+            "class outside fusetk was changed, restore it"
         )
     return CheckpointError(f"{problem}; there is no other complete checkpoint in this run")
 

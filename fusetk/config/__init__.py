@@ -9,7 +9,14 @@ class is defined beside the class that it configures.
 """
 
 from fusetk.config.foreign_keys import FOREIGN_KEYS, fusetk_key, option_as_key, value_advice
-from fusetk.config.schema import ComponentConfig, Config, component, field_docs, resolve
+from fusetk.config.schema import (
+    ComponentConfig,
+    Config,
+    component,
+    field_docs,
+    outside_kinds,
+    resolve,
+)
 from fusetk.config.source import Alternatives, Document, Origin, Place, dump, expand_path, load
 from fusetk.config.validation import config_error, parse
 
@@ -29,6 +36,7 @@ __all__ = [
     "fusetk_key",
     "load",
     "option_as_key",
+    "outside_kinds",
     "parse",
     "resolve",
     "value_advice",

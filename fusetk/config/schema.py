@@ -5,9 +5,11 @@ import difflib
 import importlib
 import inspect
 import textwrap
+import traceback
 from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pydantic
@@ -131,26 +133,26 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
     if not colon:
         own = SYSTEM_KINDS.get(kind.lower())
         near = [own] if own in table else difflib.get_close_matches(kind, table, 1)
+        if not near and "." in kind:
+            near = [":".join(kind.rsplit(".", 1))]
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(
             f"unknown kind {kind!r}; {hint}known kinds: {', '.join(table)}; or package.module:Name"
         )
     try:
         component_class = getattr(importlib.import_module(module), name)
-    except Exception as error:  # an outside module may raise anything; its author needs to see it
-        advice = ""
-        package = module.partition(".")[0]
-        if isinstance(error, ModuleNotFoundError) and error.name == package:
-            advice = f"; set PYTHONPATH to the folder of {package}"
+    except (Exception, SystemExit) as error:  # an outside module may raise anything
         raise ComponentImportError(
-            f"{kind!r} cannot be imported: {type(error).__name__}: {error}{advice}"
+            f"{kind!r} cannot be imported: {_import_problem(error, kind)}"
         ) from error
     if base is object:
         if not callable(component_class):
             raise ValueError(f"{kind!r} is neither a class nor a function")
     elif not (isinstance(component_class, type) and issubclass(component_class, base)):
         raise ValueError(f"{kind!r} is not a subclass of {base.__module__}.{base.__name__}")
-    config = getattr(base, "Config", ComponentConfig)
+    ancestors = getattr(component_class, "__mro__", ())
+    nearest = next((each for each in ancestors if each.__module__.startswith("fusetk.")), base)
+    config = getattr(nearest, "Config", ComponentConfig)
     own = getattr(component_class, "Config", None)
     if not (isinstance(own, type) and issubclass(own, config)):
         raise ValueError(
@@ -158,6 +160,36 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
             f"{config.__module__}.{config.__name__}"
         )
     return component_class
+
+
+def _import_problem(error: BaseException, kind: str) -> str:
+    """Return the error of the import of ``kind``, with its place in the module, and advice."""
+    text = f"{type(error).__name__}: {error}"
+    module = kind.partition(":")[0]
+    package = module.partition(".")[0]
+    if module.endswith(".py") or "/" in module:
+        return f"{text}; name a module, such as {Path(module).stem}, and its folder in PYTHONPATH"
+    if isinstance(error, ModuleNotFoundError) and error.name == package:
+        return f"{text}; set PYTHONPATH to the folder of {package}"
+    outside = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    if outside and not isinstance(error, SyntaxError):  # whose text has the place
+        text += f" ({outside[-1].filename}, line {outside[-1].lineno})"
+    return text
+
+
+def outside_kinds(values: Any) -> set[str]:
+    """Return the kinds `package.module:Name` in the plain values of a config."""
+    if isinstance(values, dict):
+        kind = values.get("kind")
+        own = {kind} if isinstance(kind, str) and ":" in kind else set()
+        return own.union(*map(outside_kinds, values.values()))
+    if isinstance(values, list | tuple):
+        return set().union(*map(outside_kinds, values))
+    return set()
 
 
 class component:

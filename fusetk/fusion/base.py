@@ -172,13 +172,16 @@ class LayerFusion(Fusion):
     def fuse_and_add(self, layers: list[Tensor]) -> Tensor:
         """Fuse L layers as ``fuse`` does. With ``add_top``, add the highest of them.
 
-        Raises ValueError if the result has another shape than the layers.
+        Raises ValueError if the result is not a tensor of the shape of the layers.
         """
-        fused = self.fuse(layers)
-        if fused.shape != layers[-1].shape:
+        fused: Any = self.fuse(layers)
+        if not isinstance(fused, Tensor) or fused.shape != layers[-1].shape:
+            result = f"the type {type(fused).__name__}"
+            if isinstance(fused, Tensor):
+                result = f"the shape {tuple(fused.shape)}"
             raise ValueError(
-                f"{type(self).__name__}.fuse ({self.name}) returned the shape "
-                f"{tuple(fused.shape)}; the layers have {tuple(layers[-1].shape)}"
+                f"{type(self).__name__}.fuse ({self.name}) returned {result}; it must return a "
+                f"tensor of the shape of the layers, {tuple(layers[-1].shape)}"
             )
         return fused + layers[-1] if self.add_top else fused
 

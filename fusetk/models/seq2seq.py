@@ -16,7 +16,7 @@ are True at real tokens and False at padding. Models do not deal with devices, p
 or files.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -82,13 +82,21 @@ class Seq2Seq(nn.Module):
 
     Config: type[ModelConfig]
     packs = False
-    """Whether the model implements ``decode_packed``."""
+    """Whether the model implements ``decode_packed``. It is False by default for a subclass that
+    overrides ``encode``, ``start`` or ``decode`` and not ``decode_packed``, so that training runs
+    its code."""
     max_positions: int | None = None
     """Length of the longest sentence that the model can read, in tokens with EOS; None: no
     limit."""
     output: OutputProjection | NormedLinear
     """The output projection (..., D) -> (..., V). It returns logits. For inference on CPU,
     an ``InferenceLinear`` may replace it."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = vars(cls).keys()
+        if own & {"encode", "start", "decode"} and not own & {"decode_packed", "packs"}:
+            cls.packs = False
 
     @property
     def kind(self) -> str:

@@ -25,24 +25,32 @@ from fusetk.errors import CheckpointError, DiskFull
 from fusetk.files import checksum, digest, flush
 from fusetk.runs import CHECKPOINTS, EMA, FORMAT, MODEL, STATE, TRAINING, checkpoints
 from fusetk.training.sharding import shard_like
-from fusetk.weights import damaged, read_tensors
+from fusetk.weights import damaged, read_tensors, saved_tensors
 
+NUMBER = "#number"
 FILE_OVERHEAD = 4096  # bytes that a file may need on disk in addition to its content
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters by name. A shared parameter appears once."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    """Return the tensors of ``saved_tensors`` without their gradients."""
+    return {name: tensor.detach() for name, tensor in saved_tensors(model).items()}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser state by ``<parameter>:<key>``."""
+    """Return the optimiser state by ``<parameter>:<key>``; keys of numbers end with ``NUMBER``."""
     return {
-        f"{name}:{key}": torch.as_tensor(value)
+        f"{name}:{key}{'' if isinstance(value, Tensor) else NUMBER}": _as_tensor(value)
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
         if value is not None
     }
+
+
+def _as_tensor(value: Tensor | float) -> Tensor:
+    """Return a tensor as it is, and a number in float64 or int64."""
+    if isinstance(value, Tensor):
+        return value
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
@@ -60,6 +68,9 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: P
                 "which is not a parameter of the model",
             )
         parameter = parameters[name]
+        if key.endswith(NUMBER):
+            optimizer.state[parameter][key.removesuffix(NUMBER)] = full_tensor.item()
+            continue
         tensor = shard_like(full_tensor, parameter)
         # torch keeps step counters on the CPU for parameters on the CPU.
         if tensor.dim() or parameter.device.type == "cuda":

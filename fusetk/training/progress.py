@@ -1,5 +1,6 @@
 """The position of a training run."""
 
+import json
 import math
 import time
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fusetk.errors import FusetkError
 from fusetk.processes import World
 from fusetk.runs import LOWER_IS_BETTER, STATE
 from fusetk.training.config import EndConfig
@@ -157,14 +159,22 @@ def update_schedule(
 ) -> str | None:
     """Give the schedule the result of a validation, and store its new state in ``progress``.
 
-    Returns a message if the learning rate changes, else None.
+    Returns a message if the learning rate changes, else None. Raises FusetkError if the state of a
+    schedule outside fusetk is not plain.
     """
     update = progress.stage_update + 1
     rate = schedule.rate(update, progress.schedule_state)
     state = schedule.after_validation(
         progress.schedule_state, value, metric in LOWER_IS_BETTER, progress.stage_epoch
     )
-    progress.schedule_state = dict(state)
+    try:
+        progress.schedule_state = json.loads(json.dumps(state))  # as a checkpoint restores it
+    except (TypeError, ValueError) as error:
+        name = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
+        raise FusetkError(
+            f"the schedule {name} has a state that a checkpoint cannot hold ({error}): return a "
+            "dict of numbers, text and lists from after_validation"
+        ) from None
     new_rate = schedule.rate(update, state)
     return None if new_rate == rate else f"learning rate {rate:.3e} -> {new_rate:.3e}"
 

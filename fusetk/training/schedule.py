@@ -370,13 +370,17 @@ def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> flo
     than a finite number of at least 0.
     """
     rate = schedule.rate(update, state)
-    if not (isinstance(rate, int | float) and 0 <= rate < math.inf):
+    try:
+        number = float(rate)  # a schedule outside fusetk may return a number of NumPy or a tensor
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not 0 <= number < math.inf:
         name = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
         raise FusetkError(
-            f"the schedule {name} returned the learning rate {rate} for update {update} of its "
+            f"the schedule {name} returned the learning rate {rate!r} for update {update} of its "
             "stage: correct the schedule so that it returns a finite number of at least 0"
         )
-    return rate
+    return number
 
 
 def uses_validation(config: ComponentConfig) -> bool:

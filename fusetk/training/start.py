@@ -10,7 +10,7 @@ from fusetk.data.pipeline import Pipeline
 from fusetk.data.vocab import Vocabulary
 from fusetk.errors import ConfigError
 from fusetk.runs import EMA, MODEL, TEXT, find_checkpoint
-from fusetk.weights import read_state, read_tensors
+from fusetk.weights import read_state, read_weights, saved_tensors
 
 MAX_NAMES = 5  # names of weights that a line of the log lists
 
@@ -68,10 +68,10 @@ def start_from(model: nn.Module, path: Path, pipeline: Pipeline) -> StartReport:
     run, folder = find_checkpoint(path)
     resolved = folder.resolve()  # the run may move the link while the files are read
     file = EMA if EMA in read_state(resolved)["sha256"] else MODEL
-    tensors = read_tensors(resolved, file)
+    tensors = read_weights(model, resolved, file)
     old = Pipeline.load(run / TEXT)
     report = StartReport(folder, [], [], [], [], [])
-    parameters = dict(model.named_parameters())
+    parameters = saved_tensors(model)
     with torch.no_grad():
         for name, parameter in parameters.items():
             if name not in tensors:

@@ -210,7 +210,7 @@ def test_state_that_is_none_is_left_out_and_a_counter_is_kept(tmp_path: Path) ->
     optimizer = optimizer_of(model, "sgd", {})
     optimizer.state[model.vector] = {"momentum_buffer": None, "step": 3, "part": 0.5}
     found = checkpoint.optimizer_tensors(model, optimizer)
-    assert found == {"vector:step": torch.tensor(3), "vector:part": torch.tensor(0.5)}
+    assert found == {"vector:step#number": torch.tensor(3), "vector:part#number": torch.tensor(0.5)}
     checkpoint.save(tmp_path, checkpoint.model_tensors(model), found, {})
     checkpoint.load_optimizer(model, fresh := optimizer_of(model, "sgd", {}), tmp_path)
     assert fresh.state[model.vector] == {"step": 3, "part": 0.5}

@@ -1,0 +1,326 @@
+"""Classes outside fusetk: their state is saved or refused, and changes of their code are named."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fusetk.config import ComponentConfig
+from fusetk.errors import ConfigError, FusetkError
+from fusetk.fusion.base import FusionConfig, LayerFusion, LayerFusionConfig
+from fusetk.models.transformer import Transformer
+from fusetk.recipe import Recipe, load
+from fusetk.runs import EMA, MODEL
+from fusetk.system import build as build_model
+from fusetk.system import load_model
+from fusetk.train import train
+from fusetk.training.checkpoint import load_optimizer, optimizer_tensors
+from fusetk.training.optim import SavedState, build, configured_by
+from fusetk.training.progress import Progress, update_schedule
+from fusetk.training.schedule import INITIAL_STATE, Schedule, ScheduleState, rate_of_update
+from tests.contracts.systems import build as contract_model
+
+FUSE = "model.decoder.fuse={{kind: '{}:{}'}}"
+
+
+class Stateful(LayerFusion):
+    """A buffer that training changes, a random buffer, and a random attribute."""
+
+    Config = LayerFusionConfig
+
+    def __init__(self, config: LayerFusionConfig, widths: Any, width: int, name: str):
+        super().__init__(config, widths, width, name)
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("basis", nn.init.orthogonal_(torch.empty(width, width)))
+        self.normed = nn.BatchNorm1d(width)
+        self.noise = torch.empty(width).normal_()
+
+    def fuse(self, layers: list[Tensor]) -> Tensor:
+        x = torch.stack(layers).mean(0)
+        if self.training:
+            self.mean.lerp_(x.detach().flatten(0, -2).mean(0), 0.1)
+        x = (x - self.mean) @ self.basis + self.noise
+        return self.normed(x.flatten(0, -2)).view_as(x)
+
+
+def recipe_with(toy: Path, fusion: str, *overrides: str, module: str = __name__) -> Recipe:
+    return load(toy, [FUSE.format(module, fusion), *overrides])
+
+
+def trained(recipe: Recipe, run: Path) -> dict[str, Tensor]:
+    train(recipe, run, "cpu", quiet=True)
+    return load_file(run / "checkpoints" / "last" / MODEL)
+
+
+def test_buffers_are_saved_and_random_tensors_are_those_of_the_training(
+    toy: Path, tmp_path: Path
+) -> None:
+    average = "training.ema=0.9"
+    whole = trained(recipe_with(toy, "Stateful", average), tmp_path / "whole")
+    trained(
+        recipe_with(toy, "Stateful", average, "training.stages.0.end.updates=4"), tmp_path / "part"
+    )
+    resumed = trained(recipe_with(toy, "Stateful", average), tmp_path / "part")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    buffers = {"mean", "basis", "normed.running_mean", "normed.num_batches_tracked"}
+    assert {f"decoder.fuse.{name}" for name in buffers} <= whole.keys()
+
+    for raw in (False, True):
+        loaded = load_model(tmp_path / "whole" / "checkpoints" / "last", "cpu", raw)
+        sizes = (len(loaded.pipeline.source_vocab), len(loaded.pipeline.target_vocab))
+        initial: Any = build_model(loaded.recipe, *sizes)
+        fuse: Any = loaded.model.decoder.fuse
+        assert fuse.mean.any() and torch.equal(fuse.mean, whole["decoder.fuse.mean"])
+        assert torch.equal(fuse.basis, initial.decoder.fuse.basis)
+        assert torch.equal(fuse.noise, initial.decoder.fuse.noise)
+    assert "decoder.fuse.mean" not in load_file(tmp_path / "whole" / "checkpoints" / "last" / EMA)
+    start = recipe_with(toy, "Stateful", f"training.start_from={tmp_path / 'whole'}")
+    trained(start, tmp_path / "start")
+    log = (tmp_path / "start" / "log.txt").read_text()
+    assert "initial weights" not in log
+
+
+def test_a_backbone_that_overrides_decode_is_trained_as_it_decodes() -> None:
+    class Tripled(Transformer):
+        def decode(self, tgt_in: Tensor, state: Any) -> Any:
+            features, state = super().decode(tgt_in, state)
+            return 3 * features, state
+
+    class Same(Transformer):
+        """Overrides nothing."""
+
+    class Packed(Tripled):
+        packs = True
+
+    assert (Same.packs, Tripled.packs, Packed.packs) == (True, False, True)
+    model = contract_model("transformer").eval()
+    src, tgt = torch.randint(4, 9, (2, 5)), torch.randint(4, 9, (2, 6))
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    tokens = torch.arange(12)
+    plain = model(src, mask, tgt, tokens)
+    model.__class__ = Tripled
+    assert torch.allclose(model(src, mask, tgt, tokens), 3 * plain, atol=1e-5)
+
+
+# Optimisers and schedules -------------------------------------------------------------------------
+
+
+class Rule(torch.optim.Optimizer):
+    """Gradient descent that keeps state in the place that ``keep`` chooses."""
+
+    def __init__(self, parameters: Any, keep: Callable[[Any, Tensor], None]):
+        super().__init__(parameters, {"lr": 0.1, "count": 0, "name": "rule"})
+        self.keep = keep
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= group["lr"] * parameter.grad
+                self.keep(self, parameter)
+
+
+def numbers(rule: Rule, parameter: Tensor) -> None:
+    state = rule.state[parameter]
+    state["sum"] = state.get("sum", 0.1) / 3
+    state["steps"] = state.get("steps", 2**40) + 1
+
+
+def in_group(rule: Rule, parameter: Tensor) -> None:
+    rule.param_groups[0]["count"] += 1
+
+
+def in_state(rule: Rule, parameter: Tensor) -> None:
+    rule.state["total"] = {"a": 1}  # type: ignore[index]
+
+
+def in_list(rule: Rule, parameter: Tensor) -> None:
+    rule.state[parameter]["last"] = [parameter.grad]
+
+
+def step(keep: Callable[[Any, Tensor], None]) -> tuple[nn.Module, Rule, SavedState]:
+    module = nn.Linear(2, 2)
+    rule = Rule(module.parameters(), keep)
+    saved = SavedState(rule)
+    module(torch.ones(1, 2)).sum().backward()
+    rule.step()
+    return module, rule, saved
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (in_group, "the option 'count' of its groups, which a step changes"),
+        (in_state, "state['total'], whose key is not a parameter"),
+        (in_list, "'last', which is of type list"),
+    ],
+)
+def test_state_that_a_checkpoint_cannot_hold_is_refused(
+    keep: Callable[[Any, Tensor], None], message: str
+) -> None:
+    *_, saved = step(keep)
+    with pytest.raises(ConfigError, match="the optimiser Rule keeps " + re.escape(message)):
+        saved.check()
+
+
+def test_numbers_in_the_state_of_an_optimiser_are_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, rule, saved = step(numbers)
+    saved.check()
+    tensors = optimizer_tensors(module, rule)
+    monkeypatch.setattr("fusetk.training.checkpoint.read_tensors", lambda *_: tensors)
+    other = Rule(module.parameters(), numbers)
+    load_optimizer(module, other, tmp_path)
+    assert (
+        other.state[module.weight]
+        == rule.state[module.weight]
+        == {
+            "sum": 0.1 / 3,
+            "steps": 2**40 + 1,
+        }
+    )
+
+
+@configured_by(ComponentConfig)
+def nothing(config: ComponentConfig, parameters: Any) -> None:
+    """Forgets its result."""
+
+
+@configured_by(ComponentConfig)
+def counting(config: ComponentConfig, parameters: Any) -> Rule:
+    return Rule(parameters, in_group)
+
+
+def test_a_training_refuses_such_an_optimiser_at_its_first_update(
+    toy: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="nothing is of type NoneType: return a torch"):
+        build(ComponentConfig(kind=f"{__name__}:nothing"), [])
+    optimizer = f"training.stages.0.optimizer={__name__}:counting"
+    with pytest.raises(ConfigError, match="keeps the option 'count'"):
+        train(load(toy, [optimizer]), tmp_path / "run", "cpu", quiet=True)
+
+
+class Own(Schedule):
+    Config = ComponentConfig
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> Any:
+        return self.value
+
+    def after_validation(
+        self, state: ScheduleState, value: float, lower_is_better: bool, epoch: int
+    ) -> ScheduleState:
+        return {"seen": self.value}
+
+
+def test_numbers_of_numpy_and_tensors_are_learning_rates() -> None:
+    for value in (np.float32(0.5), torch.tensor(0.5), 0.5):
+        rate = rate_of_update(Own(value), 1, {})
+        assert type(rate) is float and rate == 0.5
+
+
+def test_the_state_of_a_schedule_is_plain() -> None:
+    progress = Progress()
+    with pytest.raises(FusetkError, match=r"test_outside\.Own has a state that a checkpoint"):
+        update_schedule(progress, Own(np.float32(0.5)), "loss", 1.0)
+    assert update_schedule(progress, Own(0.5), "loss", 1.0) is None
+    assert progress.schedule_state == {"seen": 0.5}
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+FUSION = """
+from fusetk.fusion.base import {base}, {config}
+
+class Own({base}):
+    Config = {config}
+
+    def fuse(self, layers):
+        return layers[-1]
+"""
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Write a module that can be imported during the test."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+
+    def write(name: str, text: str) -> None:
+        (folder / f"{name}.py").write_text(text)
+
+    return write
+
+
+def test_a_change_of_the_code_is_named(
+    toy: Path, tmp_path: Path, outside: Callable[[str, str], None]
+) -> None:
+    text = FUSION.format(base="LayerFusion", config="LayerFusionConfig")
+    outside("outside_changed", text)
+    recipe = recipe_with(toy, "Own", module="outside_changed")
+    run = tmp_path / "run"
+    for module_text, changed in ((text, False), (text, False), (text + "\n# other\n", True)):
+        outside("outside_changed", module_text)
+        lines: list[str] = []
+        if (run / "log.txt").exists():
+            load_model(run, "cpu", report=lines.append)
+        said = "warning: the code of the module outside_changed was changed after the training"
+        assert (said in lines) == changed
+        train(recipe, run, "cpu", quiet=True)
+        log = (run / "log.txt").read_text()
+        assert ("changed: the code of the module outside_changed" in log) == changed
+    del sys.modules["outside_changed"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("outside_name:Own", r"NameError: name 'missing' is not defined \(\S+outside_name\.py, li"),
+        ("outside_name:Own", "line 2"),
+        ("outside_exit:Own", "cannot be imported: SystemExit: 3"),
+        ("modules/outside_name.py:Own", "name a module, such as outside_name, and its folder in P"),
+        ("outside_name.py:Own", "name a module, such as outside_name, and its folder in P"),
+        ("outside_name.Own", "did you mean 'outside_name:Own'"),
+    ],
+)
+def test_the_error_of_an_import_has_its_place(
+    toy: Path, outside: Callable[[str, str], None], kind: str, message: str
+) -> None:
+    outside("outside_name", "value = 1\nmissing\n")
+    outside("outside_exit", "raise SystemExit(3)\n")
+    with pytest.raises(ConfigError, match=message):
+        load(toy, [f"model.decoder.fuse={{kind: '{kind}'}}"])
+
+
+def test_the_config_of_a_fusion_has_the_options_of_its_base(
+    toy: Path, outside: Callable[[str, str], None]
+) -> None:
+    outside("outside_config", FUSION.format(base="LayerFusion", config="FusionConfig"))
+    with pytest.raises(ConfigError, match=r"a subclass of fusetk\.fusion\.base\.LayerFusionConfig"):
+        recipe_with(toy, "Own", module="outside_config")
+
+
+def test_a_fusion_must_return_a_tensor_of_the_shape_of_the_layers() -> None:
+    for result, message in ((None, "the type NoneType"), (torch.ones(1), r"the shape \(1,\)")):
+
+        class Wrong(LayerFusion):
+            def fuse(self, layers: list[Tensor], result: Any = result) -> Any:
+                return result
+
+        fusion = Wrong(LayerFusionConfig(kind="wrong"), [4, 4], 4, "decoder.fuse")
+        with pytest.raises(ValueError, match=rf"Wrong\.fuse \(decoder\.fuse\) returned {message}"):
+            fusion([torch.ones(2, 4)] * 2)
+    assert issubclass(LayerFusionConfig, FusionConfig)
