@@ -66,7 +66,8 @@ def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> 
     """Return the layer weights of the fusions, by forced decoding of ``pairs``.
 
     ``pairs`` holds source and target ids without BOS and EOS. Raises DataError if a sentence is
-    longer than the model's positions or if a fusion has no forward-mode derivative.
+    longer than the model's positions, if a fusion has no forward-mode derivative, or if its records
+    have wrong shapes.
     """
     traced = trace_forward(model, pairs, "*.fuse.*", {fusion.name: fusion for fusion in fusions})
     depths = {stack.fuse.name: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
@@ -78,14 +79,16 @@ def _trace_fusion(fusion: Fusion, traced: ForwardTrace, depth: int | None) -> Fu
     history: Sequence[Tensor] = traced.inputs[fusion.name]
     side = fusion.name.partition(".")[0]
     weights = traced.recorded.get(f"{fusion.name}.hops")
-    # A user's own fusion may record values of any shape under this name.
-    has_hops = weights is not None and weights.ndim == 4
-    if weights is None or not has_hops:
+    has_hops = weights is not None
+    if weights is None:
         weights = contributions(fusion, history).unsqueeze(-2)
+    else:
+        _check_hops(fusion, weights)
     learned = {}
     for what in ("weights", "betas"):
         values = traced.recorded.get(f"{fusion.name}.{what}")
-        if values is not None and values.ndim == 1:
+        if values is not None:
+            _check_dimensions(f"{fusion.name}.{what}", values, 1, "(numbers,)")
             learned[what] = values.float().cpu().numpy()
     return FusionTrace(
         side,
@@ -95,6 +98,25 @@ def _trace_fusion(fusion: Fusion, traced: ForwardTrace, depth: int | None) -> Fu
         layer_names(len(history), depth)[-weights.shape[-1] :],
         learned,
     )
+
+
+def _check_hops(fusion: Fusion, weights: Tensor) -> None:
+    """Raise DataError if a fusion, which may be a class outside fusetk, recorded wrong weights."""
+    name = f"{fusion.name}.hops"
+    _check_dimensions(name, weights, 4, "(B, T, hops, L)")
+    sums = weights[:, 0].float().sum(-1)  # positions after the end of a sentence are undefined
+    if not torch.allclose(sums, torch.ones_like(sums), atol=0.01):
+        raise DataError(
+            f"{type(fusion).__name__} recorded {name}, whose sum over the layers must be 1, but it "
+            f"is {float(sums.flatten()[0]):.3g}: record other numbers under another name"
+        )
+
+
+def _check_dimensions(name: str, values: Tensor, dimensions: int, shape: str) -> None:
+    if values.ndim != dimensions:
+        raise DataError(
+            f"{name} was recorded with the shape {tuple(values.shape)}; it must be {shape}"
+        )
 
 
 def layer_names(history: int, depth: int | None = None) -> list[str]:

@@ -375,3 +375,26 @@ def test_normalised_weights_have_no_row_for_the_first_layer() -> None:
     for panel in drawn_panels:
         assert panel.y == ["l2", "l3"]
         np.testing.assert_allclose(np.nansum(panel.matrix, 1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("hops", torch.ones(1, 3, 6) / 6, r"hops was recorded with the shape \(1, 3, 6\)"),
+        ("hops", torch.ones(1, 3, 2, 6), "hops, whose sum over the layers must be 1, but it is 6"),
+        ("weights", torch.ones(2, 6), r"weights was recorded with the shape \(2, 6\)"),
+    ],
+)
+def test_wrong_records_of_an_own_fusion_are_named(
+    name: str, values: Tensor, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    average = FUSIONS["average"]
+
+    def fuse(self: Any, layers: list[Tensor]) -> Tensor:
+        trace.record(f"{self.name}.{name}", values)
+        return layers[-1]
+
+    monkeypatch.setattr(average, "fuse", fuse)
+    model = transformer(stack("last"), stack("average", 5))
+    with pytest.raises(DataError, match=message):
+        trace_fusions(model, [PAIR], find_fusions(model))
