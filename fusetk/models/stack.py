@@ -47,6 +47,7 @@ class StackConfig(Config):
     @model_validator(mode="after")
     def _depth_suits_connection_and_fusion(self) -> "StackConfig":
         self.connect.check(self.layers)
+        self.connect.check_inputs(self.layers + fusion_class(self.fuse).reads_next_input)
         if self.connect.separate_inputs and not self.layers_have_separate_inputs:
             raise ValueError(separate_inputs_error(self.connect))
         self.fuse.check(self.layers - self.connect.summarised_layers(self.layers))

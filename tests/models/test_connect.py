@@ -142,8 +142,15 @@ def test_any_leading_shape_and_single_positions(options: dict[str, Any]) -> None
 
 def test_a_period_above_the_depth_is_refused() -> None:
     connect = {"kind": "depth-weighted", "period": 3}
-    with pytest.raises(ValueError, match="period 3 has no effect in a stack of 2 layers"):
+    with pytest.raises(ValueError, match="period 3 has no effect if a stack makes 3 inputs"):
         StackConfig.model_validate({"layers": 2, "connect": connect})
+    for layers, refused in ((3, True), (4, False)):  # `average` does not read the input after them
+        values = {"layers": layers, "connect": connect, "fuse": "average"}
+        if refused:
+            with pytest.raises(ValueError, match="give at most 2"):
+                StackConfig.model_validate(values)
+        else:
+            StackConfig.model_validate(values)
 
 
 def test_separate_inputs_need_layers_that_read_them() -> None:

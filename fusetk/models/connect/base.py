@@ -39,6 +39,13 @@ class ConnectConfig(ComponentConfig):
     def check(self, layers: int) -> None:
         """Raise ValueError, with a message for the user, if ``layers`` layers are not allowed."""
 
+    def check_inputs(self, inputs: int) -> None:
+        """Raise ValueError, with a message for the user, if ``inputs`` inputs are not allowed.
+
+        This is the number of inputs that the connection makes: one for each layer, and one more for
+        a fusion that reads the input that one more layer would receive.
+        """
+
     def width(self, layer: int, layers: int, usual: int) -> int:
         """Return the width of layer ``layer`` (0 is the lowest) in a stack of ``layers`` layers.
 

@@ -21,12 +21,15 @@ class DepthWeightedConfig(ConnectConfig):
     """Sum outputs after every p-th layer only. The other layers read the layer below. The paper
     recommends a period of one more than the dilation."""
 
-    def check(self, layers: int) -> None:
-        if self.period > layers:
+    def check_inputs(self, inputs: int) -> None:
+        if self.period >= inputs:
+            advice = f"give at most {inputs - 1}" if inputs > 1 else "choose another connection"
             raise ValueError(
-                f"period {self.period} has no effect in a stack of {layers} layers: give at most "
-                f"{layers}"
+                f"period {self.period} has no effect if a stack makes {inputs} "
+                f"input{'s' if inputs > 1 else ''} of layers: {advice}"
             )
+
+    def check(self, layers: int) -> None:
         if self.dilation > layers:
             raise ValueError(
                 f"with dilation {self.dilation}, each layer of a stack of {layers} layers reads "
