@@ -235,7 +235,9 @@ def code_checksums(kinds: Iterable[str]) -> dict[str, str]:
     """
     modules = {kind.partition(":")[0] for kind in kinds}
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
-    return {name: checksum(Path(file)) for name, file in files.items() if file}
+    return {
+        name: checksum(Path(file)) for name, file in files.items() if file and Path(file).is_file()
+    }
 
 
 def changed_code(run: Path, kinds: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ from fusetk.errors import ConfigError, FusetkError
 from fusetk.fusion.base import FusionConfig, LayerFusion, LayerFusionConfig
 from fusetk.models.transformer import Transformer
 from fusetk.recipe import Recipe, load
-from fusetk.runs import EMA, MODEL
+from fusetk.runs import EMA, MODEL, code_checksums
 from fusetk.system import build as build_model
 from fusetk.system import load_model
 from fusetk.train import train
@@ -282,6 +282,11 @@ def test_a_change_of_the_code_is_named(
         train(recipe, run, "cpu", quiet=True)
         log = (run / "log.txt").read_text()
         assert ("changed: the code of the module outside_changed" in log) == changed
+    assert code_checksums(["outside_changed:Own", "outside_none:Own", "builtins:Own"]).keys() == {
+        "outside_changed"
+    }
+    (tmp_path / "modules" / "outside_changed.py").unlink()
+    assert code_checksums(["outside_changed:Own"]) == {}
     del sys.modules["outside_changed"]
 
 
