@@ -94,9 +94,13 @@ class Seq2Seq(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        own = vars(cls).keys()
-        if own & {"encode", "start", "decode"} and not own & {"decode_packed", "packs"}:
-            cls.packs = False
+        for parent in cls.__mro__:  # a mixin may override them, too
+            own = vars(parent).keys()
+            if own & {"decode_packed", "packs"}:
+                return
+            if own & {"encode", "start", "decode"}:
+                cls.packs = False
+                return
 
     @property
     def kind(self) -> str:

@@ -372,7 +372,7 @@ def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> flo
     rate = schedule.rate(update, state)
     try:
         number = float(rate)  # a schedule outside fusetk may return a number of NumPy or a tensor
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf:
         name = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
