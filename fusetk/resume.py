@@ -15,7 +15,7 @@ from fusetk.runs import (
     CHECKPOINTS,
     CONFIG,
     MACHINE,
-    changed_code,
+    changed_modules,
     checkpoint_folders,
     checkpoints,
     is_intact,
@@ -106,10 +106,10 @@ def find_changes(
     if last:
         changes = _config_changes(recipe, run, last)
         _check_data(recipe, run, last, prepared)
-    code = changed_code(run, outside_kinds(recipe.model_dump()))
+    modules = changed_modules(run, outside_kinds(recipe.model_dump()))
     return [
         *changes,
-        *(f"the code of the module {name}" for name in code),
+        *(f"the code of the module {name}" for name in modules),
         *_text_changes(recipe, prepared, resuming=bool(last)),
         *_processor_changes(run, kernel_choices),
     ]

@@ -224,14 +224,14 @@ class Session:
     device: str
     threads: int
     processes: int
-    outside: dict[str, str] = field(default_factory=dict)
-    """Checksums of the modules outside fusetk that the config names."""
+    module_checksums: dict[str, str] = field(default_factory=dict)
+    """Checksums of the files of the modules outside fusetk that the config names, by module."""
 
 
 def code_checksums(kinds: Iterable[str]) -> dict[str, str]:
     """Return the checksum of the source file of each module, for kinds `package.module:Name`.
 
-    Modules that are not imported, or have no file, are omitted.
+    Modules that are not imported, or whose file does not exist, are omitted.
     """
     modules = {kind.partition(":")[0] for kind in kinds}
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
@@ -240,10 +240,13 @@ def code_checksums(kinds: Iterable[str]) -> dict[str, str]:
     }
 
 
-def changed_code(run: Path, kinds: Iterable[str]) -> list[str]:
-    """Return the modules outside fusetk whose code changed since the last session of a run."""
-    sessions = read_sessions(run)
-    before = sessions[-1].outside if sessions else {}
+def changed_modules(run: Path, kinds: Iterable[str], update: int | None = None) -> list[str]:
+    """Return the modules outside fusetk whose code changed since a session of a run.
+
+    It is the session that made update number ``update``; by default, it is the last one.
+    """
+    sessions = [old for old in read_sessions(run) if update is None or old.update < update]
+    before = sessions[-1].module_checksums if sessions else {}
     now = code_checksums(kinds)
     return [name for name in now if before.get(name, now[name]) != now[name]]
 

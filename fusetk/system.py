@@ -25,7 +25,7 @@ from fusetk.machine import device_of, hardware
 from fusetk.models import Seq2Seq, build_model
 from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.recipe import Recipe
-from fusetk.runs import CONFIG, EMA, MODEL, TEXT, changed_code, find_checkpoint
+from fusetk.runs import CONFIG, EMA, MODEL, TEXT, changed_modules, find_checkpoint
 from fusetk.weights import load_weights, read_state
 
 CONVERSIONS = {"fp32": to_kernels, "bf16": to_bf16, "int8": to_int8}
@@ -139,8 +139,8 @@ def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
 class _NoRandomWeights(TorchFunctionMode):
     """Context in which a model does not draw initial weights, because loading replaces them.
 
-    A class outside fusetk may draw other tensors, which loading does not replace. So its model must
-    be built without this context.
+    A model with a class outside fusetk is built without this context, because the class may draw
+    tensors that loading does not replace.
     """
 
     def __torch_function__(
@@ -183,13 +183,14 @@ def load_model(
             f"{run / CONFIG}, or the code of a class that it names, was changed after training "
             f"wrote it: {error}"
         ) from None
+    state = read_state(folder)
     outside = outside_kinds(recipe.model.model_dump())
-    for module in changed_code(run, outside):
+    update = state.get("progress", {}).get("update")  # a mean of checkpoints has none
+    for module in changed_modules(run, outside, update):
         report(f"warning: the code of the module {module} was changed after the training")
     pipeline = Pipeline.load(run / TEXT)
     with nullcontext() if outside else _NoRandomWeights():
         model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
-    state = read_state(folder)
     # The checkpoint may be copied from a run without an average; then loading raises an error.
     has_average = EMA in state["sha256"] or bool(recipe.training.ema and "progress" in state)
     load_weights(model, folder, EMA if has_average and not raw else MODEL)

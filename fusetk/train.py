@@ -299,7 +299,7 @@ def _record_session(recipe: Recipe, run: Path, trainer: Trainer) -> None:
         device=device_name(trainer.device, trainer.world.size),
         threads=torch.get_num_threads(),
         processes=trainer.world.size,
-        outside=code_checksums(outside_kinds(recipe.model_dump())),
+        module_checksums=code_checksums(outside_kinds(recipe.model_dump())),
     )
     try:
         add_session(run, session)

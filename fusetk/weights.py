@@ -43,10 +43,9 @@ def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that a checkpoint has: the parameters and the persistent buffers, by name.
+    """Return the tensors that a checkpoint stores: parameters and persistent buffers, by name.
 
-    A shared tensor appears once. The models of fusetk have no persistent buffers; classes outside
-    fusetk may have some.
+    A shared tensor appears once. Only classes outside fusetk have persistent buffers.
     """
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     persistent = model.state_dict(keep_vars=True).keys()
@@ -55,8 +54,9 @@ def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def read_weights(model: nn.Module, folder: Path, file: str = MODEL) -> dict[str, Tensor]:
-    """Read the weights of a checkpoint. A moving average (EMA) has those buffers of the model.
+    """Read the weights in a file of a checkpoint.
 
+    The file of a moving average (EMA) has no buffers. They are read from the file of the model.
     Raises the errors of ``read_tensors``.
     """
     tensors = read_tensors(folder, file)
@@ -71,7 +71,7 @@ def load_weights(
     model: nn.Module,
     folder: Path,
     file: str = MODEL,
-    place: Callable[[Tensor, Tensor], Tensor] = lambda tensor, own: tensor,
+    place: Callable[[Tensor, Tensor], Tensor] = lambda tensor, model_tensor: tensor,
 ) -> None:
     """Load a model's parameters and persistent buffers from a checkpoint.
 
@@ -117,8 +117,8 @@ def damaged(
     if complete:
         names = ", ".join(path.name for path in complete)
         return CheckpointError(
-            f"{problem}; {names} do not fit it either: if config.yaml, text, or the code of a "
-            "class outside fusetk was changed, restore it"
+            f"{problem}; {names} do not fit it either: if config.yaml, the folder text, or the "
+            "code of a class outside fusetk was changed, restore the original"
         )
     return CheckpointError(f"{problem}; there is no other complete checkpoint in this run")
 

@@ -4,6 +4,7 @@ import ast
 import difflib
 import importlib
 import inspect
+import sysconfig
 import textwrap
 import traceback
 from collections.abc import Mapping
@@ -151,8 +152,10 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
     elif not (isinstance(component_class, type) and issubclass(component_class, base)):
         raise ValueError(f"{kind!r} is not a subclass of {base.__module__}.{base.__name__}")
     ancestors = getattr(component_class, "__mro__", ())
-    nearest = next((each for each in ancestors if each.__module__.startswith("fusetk.")), base)
-    config = getattr(nearest, "Config", ComponentConfig)
+    own_classes = (each for each in ancestors if each.__module__.startswith("fusetk."))
+    config = next(
+        (each.Config for each in (*own_classes, base) if hasattr(each, "Config")), ComponentConfig
+    )
     own = getattr(component_class, "Config", None)
     if not (isinstance(own, type) and issubclass(own, config)):
         raise ValueError(
@@ -163,7 +166,7 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
 
 
 def _import_problem(error: BaseException, kind: str) -> str:
-    """Return the error of the import of ``kind``, with its place in the module, and advice."""
+    """Return the error of the import of ``kind``, its place outside of libraries, and advice."""
     text = f"{type(error).__name__}: {error}"
     module = kind.partition(":")[0]
     package = module.partition(".")[0]
@@ -171,10 +174,12 @@ def _import_problem(error: BaseException, kind: str) -> str:
         return f"{text}; name a module, such as {Path(module).stem}, and its folder in PYTHONPATH"
     if isinstance(error, ModuleNotFoundError) and error.name == package:
         return f"{text}; set PYTHONPATH to the folder of {package}"
+    paths = sysconfig.get_paths()
+    libraries = (paths["stdlib"], paths["purelib"], paths["platlib"])
     outside = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and "importlib" not in frame.filename
+        if frame.filename != __file__ and not frame.filename.startswith(("<frozen", *libraries))
     ]
     if outside and not isinstance(error, SyntaxError):  # whose text has the place
         text += f" ({outside[-1].filename}, line {outside[-1].lineno})"

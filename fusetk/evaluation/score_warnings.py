@@ -232,15 +232,15 @@ def _blank_warnings(hypotheses: Sequence[str], references: Sequence[Sequence[str
             blank_references += not any(target.strip() for target in targets)
         else:
             blank_hypotheses += all(target.strip() for target in targets)
-    few = 0.01 * len(hypotheses)
+    limit = 0.01 * len(hypotheses)
     warnings = []
-    if blank_hypotheses > few:
+    if blank_hypotheses > limit:
         warnings.append(
             f"lines of the hypothesis that are blank where the reference is not: {blank_hypotheses}"
         )
-    if blank_references > few:
+    if blank_references > limit:
         warnings.append(
-            f"lines of the hypothesis that are not blank where the reference is: {blank_references}"
+            f"lines in which the reference is blank and the hypothesis is not: {blank_references}"
         )
     return warnings
 

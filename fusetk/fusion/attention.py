@@ -31,8 +31,8 @@ class AttentionFusionConfig(LayerFusionConfig):
 
     kind: str = "attention"
     layer_embedding: bool = True
-    """Add a learned vector to each layer (MLRF Equation 4). If both sides have one, of the same
-    width, and fuse a layer of the same number, they share it."""
+    """Add a learned vector to each layer (MLRF Equation 4). Encoder and decoder share the vectors
+    if these have one width and at least one layer number is fused on both sides."""
     hops: int = Field(4, ge=1)
     """n_hop: number of attention distributions over the layers."""
     attention_hidden: int = Field(1024, ge=1)

@@ -75,8 +75,8 @@ class LayerFusionConfig(FusionConfig):
     """Fuse the word embedding too, as layer 0 (MLRF Table 4). If `connect: dense` has summary
     layers, this is the output of the last summary layer instead."""
     layer_embedding: bool = False
-    """Add a learned vector to each layer (MLRF Equation 4). If both sides have one, of the same
-    width, and fuse a layer of the same number, they share it."""
+    """Add a learned vector to each layer (MLRF Equation 4). Encoder and decoder share the vectors
+    if these have one width and at least one layer number is fused on both sides."""
     norm_layers: bool = False
     """Normalise each layer before the fusion (Wang et al. 2019). The layers of a post-norm model,
     such as MLRF's, are normalised. With `norm: pre` they are not: higher layers have larger
@@ -193,7 +193,8 @@ class LayerFusion(Fusion):
 def share_layer_embedding(a: Fusion, b: Fusion) -> None:
     """Make two fusions share one new layer embedding (MLRF section 3.2).
 
-    Both must have one of the same width, and they must fuse a layer of the same number.
+    They share none unless both have one, the widths are equal, and at least one layer number is
+    fused by both.
     """
     vectors_a = a.layer_embedding
     vectors_b = b.layer_embedding

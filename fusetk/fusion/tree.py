@@ -28,9 +28,9 @@ class TreeFusionConfig(AggregateConfig):
     4 and of 6 layers."""
     residual: Literal["preceding", "none"] = "preceding"
     """Residual connection of every node except the root. `preceding`: add the node that precedes
-    its leftmost leaf in post-order. If there is no such node, add the input of the lowest leaf;
-    the word embedding as a leaf has none. This is our reading: RTAL's text does not say what is
-    added. `none`: add nothing."""
+    its leftmost leaf in post-order. If there is no such node, add the input of the lowest leaf. A
+    leaf that is the word embedding has no input. This is our reading: RTAL's text does not say what
+    is added. `none`: add nothing."""
 
     @field_validator("leaves")
     @classmethod

@@ -83,8 +83,8 @@ class Seq2Seq(nn.Module):
     Config: type[ModelConfig]
     packs = False
     """Whether the model implements ``decode_packed``. It is False by default for a subclass that
-    overrides ``encode``, ``start`` or ``decode`` and not ``decode_packed``, so that training runs
-    its code."""
+    overrides ``encode``, ``start`` or ``decode`` and not ``decode_packed``, so that training
+    calls the overridden methods."""
     max_positions: int | None = None
     """Length of the longest sentence that the model can read, in tokens with EOS; None: no
     limit."""

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 class AdditiveAttention(nn.Module):
     """Attention in which head i scores a source position by v . tanh((W s + U h)_i).
 
-    s is the query and h is the source state of the position. (...)_i and v have D / H features. All
-    heads share v, and there are no biases, as in the code of Meng and Zhang 2019. Each head reads
-    its own part of the features of the values, too. With n > 1 sources, the softmax is computed for
-    each source, and the n contexts are summed.
+    s is the query and h is the source state of the position. (x)_i is the part of x for head i; it
+    has D / H features, like v. All heads share v, and there are no biases, as in the code of Meng
+    and Zhang 2019. Each head reads its own part of the features of the values. With n > 1 sources,
+    the softmax is computed for each source, and the n contexts are summed.
     """
 
     def __init__(self, width: int, heads: int, sources: int = 1):

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 def sinusoids(length: int, width: int) -> Tensor:
     """Return the encodings of Vaswani et al. 2017, section 3.5: (length, width).
 
-    PE(t, 2i) = sin(t / 10000^(2i/D)), PE(t, 2i+1) = cos(t / 10000^(2i/D)). All models use them,
-    also those of papers whose code has other exponents and another order of the features, such as
-    THUMT, on which DTMT is built.
+    PE(t, 2i) = sin(t / 10000^(2i/D)), PE(t, 2i+1) = cos(t / 10000^(2i/D)). All models use them.
+    THUMT, on which DTMT is built, has other exponents and another order of the features.
     """
     rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
     angles = torch.arange(length, dtype=torch.float64)[:, None] * rates

@@ -88,7 +88,7 @@ def _trace_fusion(fusion: Fusion, traced: ForwardTrace, depth: int | None) -> Fu
     for what in ("weights", "betas"):
         values = traced.recorded.get(f"{fusion.name}.{what}")
         if values is not None:
-            _check_dimensions(f"{fusion.name}.{what}", values, 1, "(numbers,)")
+            _check_dimensions(f"{fusion.name}.{what}", values, 1, "one dimension")
             learned[what] = values.float().cpu().numpy()
     return FusionTrace(
         side,
@@ -101,21 +101,23 @@ def _trace_fusion(fusion: Fusion, traced: ForwardTrace, depth: int | None) -> Fu
 
 
 def _check_hops(fusion: Fusion, weights: Tensor) -> None:
-    """Raise DataError if a fusion, which may be a class outside fusetk, recorded wrong weights."""
+    """Raise DataError if the recorded weights of a user's fusion have a wrong shape or sum."""
     name = f"{fusion.name}.hops"
     _check_dimensions(name, weights, 4, "(B, T, hops, L)")
     sums = weights[:, 0].float().sum(-1)  # positions after the end of a sentence are undefined
-    if not torch.allclose(sums, torch.ones_like(sums), atol=0.01):
+    worst = float(sums.flatten()[(sums - 1).abs().argmax()])
+    if not abs(worst - 1) <= 0.01:
         raise DataError(
             f"{type(fusion).__name__} recorded {name}, whose sum over the layers must be 1, but it "
-            f"is {float(sums.flatten()[0]):.3g}: record other numbers under another name"
+            f"is {worst:.3g}: divide the weights by their sum, or record them under another name"
         )
 
 
 def _check_dimensions(name: str, values: Tensor, dimensions: int, shape: str) -> None:
     if values.ndim != dimensions:
         raise DataError(
-            f"{name} was recorded with the shape {tuple(values.shape)}; it must be {shape}"
+            f"{name} was recorded with the shape {tuple(values.shape)}; it must be {shape}: "
+            "correct the call of trace.record"
         )
 
 

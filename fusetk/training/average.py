@@ -84,14 +84,16 @@ def last_checkpoints(run: Path) -> list[Path]:
 def average(folders: Sequence[Path], into: Path) -> None:
     """Write the mean of the weights of some checkpoints as the checkpoint ``into``.
 
-    The mean is computed in float64. Raises CheckpointError if the names or shapes of parameters
-    differ.
+    The mean is computed in float64. Tensors of integers or booleans, which are buffers of classes
+    outside fusetk, are those of the last checkpoint. Raises CheckpointError if the names or shapes
+    of parameters differ.
     """
     first = read_tensors(folders[0], MODEL)
     shapes = {name: tensor.shape for name, tensor in first.items()}
     sums = {name: tensor.double() for name, tensor in first.items()}
+    last = first
     for folder in folders[1:]:
-        tensors = read_tensors(folder, MODEL)
+        last = tensors = read_tensors(folder, MODEL)
         if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
             raise CheckpointError(
                 f"{folder} and {folders[0]} have different parameters and cannot be averaged: "
@@ -99,5 +101,10 @@ def average(folders: Sequence[Path], into: Path) -> None:
             )
         for name, tensor in tensors.items():
             sums[name] += tensor
-    mean = {name: (total / len(folders)).to(first[name].dtype) for name, total in sums.items()}
+    mean = {
+        name: (total / len(folders)).to(last[name].dtype)
+        if last[name].is_floating_point()
+        else last[name]
+        for name, total in sums.items()
+    }
     checkpoint.save(into, mean, {}, {"averaged": [folder.name for folder in folders]})

@@ -27,19 +27,19 @@ from fusetk.runs import CHECKPOINTS, EMA, FORMAT, MODEL, STATE, TRAINING, checkp
 from fusetk.training.sharding import shard_like
 from fusetk.weights import damaged, read_tensors, saved_tensors
 
-NUMBER = "#number"
+NUMBER_SUFFIX = "#number"  # of the keys of numbers in the optimiser state
 FILE_OVERHEAD = 4096  # bytes that a file may need on disk in addition to its content
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of ``saved_tensors`` without their gradients."""
+    """Return the tensors of ``saved_tensors``, detached from autograd."""
     return {name: tensor.detach() for name, tensor in saved_tensors(model).items()}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser state by ``<parameter>:<key>``; keys of numbers end with ``NUMBER``."""
+    """Return the optimiser state by ``<parameter>:<key>``; keys of numbers have a suffix."""
     return {
-        f"{name}:{key}{'' if isinstance(value, Tensor) else NUMBER}": _as_tensor(value)
+        f"{name}:{key}{'' if isinstance(value, Tensor) else NUMBER_SUFFIX}": _as_tensor(value)
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
         if value is not None
@@ -68,8 +68,8 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: P
                 "which is not a parameter of the model",
             )
         parameter = parameters[name]
-        if key.endswith(NUMBER):
-            optimizer.state[parameter][key.removesuffix(NUMBER)] = full_tensor.item()
+        if key.endswith(NUMBER_SUFFIX):
+            optimizer.state[parameter][key.removesuffix(NUMBER_SUFFIX)] = full_tensor.item()
             continue
         tensor = shard_like(full_tensor, parameter)
         # torch keeps step counters on the CPU for parameters on the CPU.

@@ -20,7 +20,7 @@ from fusetk.training.config import TrainingConfig
 from fusetk.training.ema import Ema
 from fusetk.training.log import Log, Reporter
 from fusetk.training.loss_scale import GradientCheck
-from fusetk.training.optim import SavedState
+from fusetk.training.optimizer_check import OptimizerCheck
 from fusetk.training.oversize import BatchSplitter, GradientComputer
 from fusetk.training.progress import Progress, StageClock, update_schedule, validation_due
 from fusetk.training.schedule import rate_of_update
@@ -117,7 +117,7 @@ class Trainer:
         progress = self.progress
         if self.optimizer is None:
             self.optimizer = self.stages.optimizer(progress)
-        self.saved_state: SavedState | None = SavedState(self.optimizer)
+        self.optimizer_check: OptimizerCheck | None = OptimizerCheck(self.optimizer)
         self.schedule = self.stages.schedule(progress)
         self.stages.set_dropout(progress)
         self.clock.restart()
@@ -171,9 +171,9 @@ class Trainer:
         stats = optimizer_step(
             self.model, self.optimizer, losses, rate, stage.clip, tokens, self.world, scale
         )
-        if self.saved_state and math.isfinite(stats.grad_norm):
-            self.saved_state.check()
-            self.saved_state = None
+        if self.optimizer_check and math.isfinite(stats.grad_norm):
+            self.optimizer_check.check()
+            self.optimizer_check = None
         self.gradient_check.check(progress, stats.grad_norm, indices)
         progress.advance(updates_in_epoch)
         if self.ema and math.isfinite(stats.grad_norm):

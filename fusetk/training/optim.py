@@ -234,61 +234,14 @@ def builder(kind: str) -> Builder:
 def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Optimizer":
     """Build the optimiser that ``config.kind`` names, for parameters or parameter groups.
 
-    Raises ConfigError if a function outside fusetk returns no optimiser.
+    Raises ConfigError if a function outside fusetk does not return a ``torch.optim.Optimizer``.
     """
     import torch
 
     optimizer = builder(config.kind)(config, parameters)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
-            f"the optimiser {config.kind} is of type {type(optimizer).__name__}: return a "
-            "torch.optim.Optimizer"
+            f"{config.kind} returned {type(optimizer).__name__}, which is not an optimiser: return "
+            "a torch.optim.Optimizer"
         )
     return optimizer
-
-
-class SavedState:
-    """Verification that a checkpoint can hold the complete state of an optimiser.
-
-    A checkpoint has tensors and numbers of ``optimizer.state[parameter]``. An optimiser outside
-    fusetk may keep other state, which would be lost when training resumes.
-    """
-
-    def __init__(self, optimizer: "torch.optim.Optimizer"):
-        """Note the options of the new optimiser."""
-        self.optimizer = optimizer
-        self.options = self._options()
-
-    def check(self) -> None:
-        """Raise ConfigError if the state after a step cannot be saved."""
-        import torch
-
-        parameters = {p for group in self.optimizer.param_groups for p in group["params"]}
-        problem = None
-        for key, values in self.optimizer.state.items():
-            if key not in parameters:
-                problem = f"state[{key!r}], whose key is not a parameter"
-                break
-            for name, value in values.items():
-                if not isinstance(value, torch.Tensor | int | float | None):
-                    problem = f"{name!r}, which is of type {type(value).__name__}"
-        for before, now in zip(self.options, self._options(), strict=True):
-            for name, value in now.items():
-                if before.get(name) is not None and before[name] != value:
-                    problem = f"the option {name!r} of its groups, which a step changes"
-        if problem:
-            raise ConfigError(
-                f"the optimiser {type(self.optimizer).__name__} keeps {problem}: a checkpoint has "
-                "only tensors and numbers of state[parameter], so keep it there"
-            )
-
-    def _options(self) -> list[dict[str, Any]]:
-        """Return the plain options of each group, except the rate, which the schedule sets."""
-        return [
-            {
-                name: value
-                for name, value in group.items()
-                if name not in ("params", "lr") and isinstance(value, int | float | str | tuple)
-            }
-            for group in self.optimizer.param_groups
-        ]

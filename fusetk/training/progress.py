@@ -159,8 +159,8 @@ def update_schedule(
 ) -> str | None:
     """Give the schedule the result of a validation, and store its new state in ``progress``.
 
-    Returns a message if the learning rate changes, else None. Raises FusetkError if the state of a
-    schedule outside fusetk is not plain.
+    Returns a message if the learning rate changes, else None. Raises FusetkError if JSON cannot
+    represent the state of a schedule outside fusetk.
     """
     update = progress.stage_update + 1
     rate = schedule.rate(update, progress.schedule_state)
@@ -168,14 +168,14 @@ def update_schedule(
         progress.schedule_state, value, metric in LOWER_IS_BETTER, progress.stage_epoch
     )
     try:
-        progress.schedule_state = json.loads(json.dumps(state))  # as a checkpoint restores it
+        progress.schedule_state = json.loads(json.dumps(dict(state)))
     except (TypeError, ValueError) as error:
         name = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
         raise FusetkError(
             f"the schedule {name} has a state that a checkpoint cannot hold ({error}): return a "
-            "dict of numbers, text and lists from after_validation"
+            "dict that JSON can represent from after_validation"
         ) from None
-    new_rate = schedule.rate(update, state)
+    new_rate = schedule.rate(update, progress.schedule_state)
     return None if new_rate == rate else f"learning rate {rate:.3e} -> {new_rate:.3e}"
 
 

@@ -305,9 +305,9 @@ class Plateau(Schedule):
     """lr = max(rate * factor^n, floor) after n cuts (DenseNMT section 4.3, as Gehring et al. 2017).
 
     A validation is compared with the last validation that was not counted as worse, as in the
-    authors' toolkit, fairseq for Lua. It is the best validation, with two exceptions: one that is
-    better by `threshold` or less counts as worse, and before `not_before_epoch` a worse one
-    replaces it. NaN counts as worse.
+    authors' toolkit, fairseq for Lua. The latter is the best validation, with two exceptions: a
+    validation that is better by `threshold` or less counts as worse, and before `not_before_epoch`
+    a worse validation replaces the best one. NaN counts as worse.
     """
 
     Config = PlateauConfig
@@ -369,9 +369,10 @@ def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> flo
     Raises FusetkError if the schedule, which may be a class outside fusetk, returns another value
     than a finite number of at least 0.
     """
-    rate = schedule.rate(update, state)
+    rate: Any = schedule.rate(update, state)
     try:
-        number = float(rate)  # a schedule outside fusetk may return a number of NumPy or a tensor
+        # A schedule outside fusetk may return a number of NumPy or a tensor.
+        number = math.nan if isinstance(rate, str) else float(rate)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf:

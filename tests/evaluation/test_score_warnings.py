@@ -131,7 +131,7 @@ def test_blank_and_untranslated_lines() -> None:
     ]
     missing = ["", " ", "", *reference[3:]]
     assert score_warnings(reference, [missing]) == [
-        "lines of the hypothesis that are not blank where the reference is: 3"
+        "lines in which the reference is blank and the hypothesis is not: 3"
     ]
     assert score_warnings(reference, [missing, reference]) == []
     copied = [*source[:10], *reference[10:]]

@@ -382,10 +382,11 @@ def test_normalised_weights_have_no_row_for_the_first_layer() -> None:
     [
         ("hops", torch.ones(1, 3, 6) / 6, r"hops was recorded with the shape \(1, 3, 6\)"),
         ("hops", torch.ones(1, 3, 2, 6), "hops, whose sum over the layers must be 1, but it is 6"),
+        ("hops", torch.tensor([1.0, 0.5]).view(1, 1, 2, 1) * torch.ones(1, 3, 2, 6) / 6, "is 0.5"),
         ("weights", torch.ones(2, 6), r"weights was recorded with the shape \(2, 6\)"),
     ],
 )
-def test_wrong_records_of_an_own_fusion_are_named(
+def test_wrong_records_of_a_fusion_are_named(
     name: str, values: Tensor, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     average = FUSIONS["average"]

@@ -369,7 +369,8 @@ def test_systems_with_a_lower_loss_are_counted(results: Path) -> None:
     epochs, _, counts, ranges = [line.strip("| ").split(" | ") for line in lines[1:-1]]
     assert epochs.pop() == "lowest" and epochs
     assert counts[0] == "by epoch: systems with a lower loss"
-    for epoch, count, extent in zip(epochs, counts[1:], ranges[1:], strict=False):
+    assert len(counts) == len(ranges) == len(epochs) + 2  # a heading, and the lowest losses
+    for epoch, count, extent in zip(epochs, counts[1:-1], ranges[1:-1], strict=True):
         differences = [
             fmean(loss(system, seed, epoch) - loss(base, seed, epoch) for seed in (1, 2))
             for system, base in (("fused", "plain"), ("other", "fused"))

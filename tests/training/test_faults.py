@@ -313,7 +313,7 @@ def test_a_changed_config_is_named_where_no_checkpoint_fits(toy: Path, copy: Pat
     config.write_text(config.read_text().replace("width: 32", "width: 16"))
     said = refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
     assert (
-        "do not fit it either: if config.yaml, text, or the code of a class outside" in said
+        "do not fit it either: if config.yaml, the folder text, or the code of a class" in said
         and "update-0000006" in said
     )
 

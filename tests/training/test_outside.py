@@ -1,5 +1,6 @@
 """Classes outside fusetk: their state is saved or refused, and changes of their code are named."""
 
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -21,10 +22,13 @@ from fusetk.runs import EMA, MODEL, code_checksums
 from fusetk.system import build as build_model
 from fusetk.system import load_model
 from fusetk.train import train
+from fusetk.training.average import average
 from fusetk.training.checkpoint import load_optimizer, optimizer_tensors
-from fusetk.training.optim import SavedState, build, configured_by
+from fusetk.training.optim import build, configured_by
+from fusetk.training.optimizer_check import OptimizerCheck
 from fusetk.training.progress import Progress, update_schedule
 from fusetk.training.schedule import INITIAL_STATE, Schedule, ScheduleState, rate_of_update
+from fusetk.training.start import start_from
 from tests.contracts.systems import build as contract_model
 
 FUSE = "model.decoder.fuse={{kind: '{}:{}'}}"
@@ -62,12 +66,10 @@ def trained(recipe: Recipe, run: Path) -> dict[str, Tensor]:
 def test_buffers_are_saved_and_random_tensors_are_those_of_the_training(
     toy: Path, tmp_path: Path
 ) -> None:
-    average = "training.ema=0.9"
-    whole = trained(recipe_with(toy, "Stateful", average), tmp_path / "whole")
-    trained(
-        recipe_with(toy, "Stateful", average, "training.stages.0.end.updates=4"), tmp_path / "part"
-    )
-    resumed = trained(recipe_with(toy, "Stateful", average), tmp_path / "part")
+    ema = "training.ema=0.9"
+    whole = trained(recipe_with(toy, "Stateful", ema), tmp_path / "whole")
+    trained(recipe_with(toy, "Stateful", ema, "training.stages.0.end.updates=4"), tmp_path / "part")
+    resumed = trained(recipe_with(toy, "Stateful", ema), tmp_path / "part")
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     buffers = {"mean", "basis", "normed.running_mean", "normed.num_batches_tracked"}
@@ -81,11 +83,19 @@ def test_buffers_are_saved_and_random_tensors_are_those_of_the_training(
         assert fuse.mean.any() and torch.equal(fuse.mean, whole["decoder.fuse.mean"])
         assert torch.equal(fuse.basis, initial.decoder.fuse.basis)
         assert torch.equal(fuse.noise, initial.decoder.fuse.noise)
+    runs = [tmp_path / "whole" / "checkpoints" / f"update-000000{update}" for update in (4, 8)]
+    average(runs, tmp_path / "average")
+    averaged, early = load_file(tmp_path / "average" / MODEL), load_file(runs[0] / MODEL)
+    counter = "decoder.fuse.normed.num_batches_tracked"
+    assert torch.equal(averaged[counter], whole[counter]) and early[counter] < whole[counter]
+    mean = (early["decoder.fuse.mean"].double() + whole["decoder.fuse.mean"]) / 2
+    assert torch.equal(averaged["decoder.fuse.mean"], mean.float())
     assert "decoder.fuse.mean" not in load_file(tmp_path / "whole" / "checkpoints" / "last" / EMA)
     start = recipe_with(toy, "Stateful", f"training.start_from={tmp_path / 'whole'}")
-    trained(start, tmp_path / "start")
-    log = (tmp_path / "start" / "log.txt").read_text()
-    assert "initial weights" not in log
+    model = build_model(start, *sizes)
+    start_from(model, tmp_path / "whole", loaded.pipeline)
+    started: Any = model.decoder.fuse
+    assert torch.equal(started.mean, load_model(tmp_path / "whole", "cpu").model.decoder.fuse.mean)
 
 
 def test_a_backbone_that_overrides_decode_is_trained_as_it_decodes() -> None:
@@ -126,7 +136,7 @@ class Rule(torch.optim.Optimizer):
     """Gradient descent that keeps state in the place that ``keep`` chooses."""
 
     def __init__(self, parameters: Any, keep: Callable[[Any, Tensor], None]):
-        super().__init__(parameters, {"lr": 0.1, "count": 0, "name": "rule"})
+        super().__init__(parameters, {"lr": 0.1, "count": 0, "seen": [], "none": math.nan})
         self.keep = keep
 
     @torch.no_grad()
@@ -155,36 +165,61 @@ def in_list(rule: Rule, parameter: Tensor) -> None:
     rule.state[parameter]["last"] = [parameter.grad]
 
 
-def step(keep: Callable[[Any, Tensor], None]) -> tuple[nn.Module, Rule, SavedState]:
+def in_new_option(rule: Rule, parameter: Tensor) -> None:
+    rule.param_groups[0]["steps"] = 1
+
+
+def in_list_of_group(rule: Rule, parameter: Tensor) -> None:
+    rule.param_groups[0]["seen"].append(1)
+
+
+def under_two_names(rule: Rule, parameter: Tensor) -> None:
+    rule.state[parameter].update(a=parameter.grad, b=parameter.grad)
+
+
+def with_colon(rule: Rule, parameter: Tensor) -> None:
+    rule.state[parameter]["a:b"] = 1
+
+
+def too_large(rule: Rule, parameter: Tensor) -> None:
+    rule.state[parameter]["a"] = 2**64
+
+
+def step(keep: Callable[[Any, Tensor], None]) -> tuple[nn.Module, Rule, OptimizerCheck]:
     module = nn.Linear(2, 2)
     rule = Rule(module.parameters(), keep)
-    saved = SavedState(rule)
+    check = OptimizerCheck(rule)
     module(torch.ones(1, 2)).sum().backward()
     rule.step()
-    return module, rule, saved
+    return module, rule, check
 
 
 @pytest.mark.parametrize(
     ("keep", "message"),
     [
-        (in_group, "the option 'count' of its groups, which a step changes"),
-        (in_state, "state['total'], whose key is not a parameter"),
-        (in_list, "'last', which is of type list"),
+        (in_group, "changes the option 'count' of a parameter group in a step"),
+        (in_new_option, "changes the option 'steps' of a parameter group in a step"),
+        (in_list_of_group, "changes the option 'seen' of a parameter group in a step"),
+        (in_state, "has state['total'], whose key is not a parameter"),
+        (in_list, "has 'last' of type list in state[parameter]"),
+        (under_two_names, "shares the memory of 'b' with another tensor of its state"),
+        (with_colon, "has the key 'a:b' in state[parameter]"),
+        (too_large, "has 'a' with more than 64 bits in state[parameter]"),
     ],
 )
 def test_state_that_a_checkpoint_cannot_hold_is_refused(
     keep: Callable[[Any, Tensor], None], message: str
 ) -> None:
-    *_, saved = step(keep)
-    with pytest.raises(ConfigError, match="the optimiser Rule keeps " + re.escape(message)):
-        saved.check()
+    *_, check = step(keep)
+    with pytest.raises(ConfigError, match="the optimiser Rule " + re.escape(message)):
+        check.check()
 
 
 def test_numbers_in_the_state_of_an_optimiser_are_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, rule, saved = step(numbers)
-    saved.check()
+    module, rule, check = step(numbers)
+    check.check()
     tensors = optimizer_tensors(module, rule)
     monkeypatch.setattr("fusetk.training.checkpoint.read_tensors", lambda *_: tensors)
     other = Rule(module.parameters(), numbers)
@@ -212,11 +247,12 @@ def counting(config: ComponentConfig, parameters: Any) -> Rule:
 def test_a_training_refuses_such_an_optimiser_at_its_first_update(
     toy: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="nothing is of type NoneType: return a torch"):
+    with pytest.raises(ConfigError, match="nothing returned NoneType, which is not an optimiser"):
         build(ComponentConfig(kind=f"{__name__}:nothing"), [])
     optimizer = f"training.stages.0.optimizer={__name__}:counting"
-    with pytest.raises(ConfigError, match="keeps the option 'count'"):
+    with pytest.raises(ConfigError, match="changes the option 'count'"):
         train(load(toy, [optimizer]), tmp_path / "run", "cpu", quiet=True)
+    assert "update 3" not in (tmp_path / "run" / "log.txt").read_text()  # log_every: 3
 
 
 class Own(Schedule):
@@ -231,19 +267,24 @@ class Own(Schedule):
     def after_validation(
         self, state: ScheduleState, value: float, lower_is_better: bool, epoch: int
     ) -> ScheduleState:
-        return {"seen": self.value}
+        return {"seen": self.value} if self.value else None  # type: ignore[return-value]
 
 
 def test_numbers_of_numpy_and_tensors_are_learning_rates() -> None:
     for value in (np.float32(0.5), torch.tensor(0.5), 0.5):
         rate = rate_of_update(Own(value), 1, {})
         assert type(rate) is float and rate == 0.5
+    for wrong in ("0.5", 10**400, None):
+        with pytest.raises(FusetkError, match="returned the learning rate"):
+            rate_of_update(Own(wrong), 1, {})
 
 
 def test_the_state_of_a_schedule_is_plain() -> None:
     progress = Progress()
     with pytest.raises(FusetkError, match=r"test_outside\.Own has a state that a checkpoint"):
         update_schedule(progress, Own(np.float32(0.5)), "loss", 1.0)
+    with pytest.raises(FusetkError, match="NoneType"):
+        update_schedule(progress, Own(0.0), "loss", 1.0)
     assert update_schedule(progress, Own(0.5), "loss", 1.0) is None
     assert progress.schedule_state == {"seen": 0.5}
 
@@ -302,8 +343,8 @@ def test_a_change_of_the_code_is_named(
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("outside_name:Own", r"NameError: name 'missing' is not defined \(\S+outside_name\.py, li"),
-        ("outside_name:Own", "line 2"),
+        ("outside_name:Own", r"'missing' is not defined \(\S+outside_name\.py, line 2\)"),
+        ("outside_deep:Own", r"TypeError: .* \(\S+outside_deep\.py, line 2\)"),
         ("outside_exit:Own", "cannot be imported: SystemExit: 3"),
         ("modules/outside_name.py:Own", "name a module, such as outside_name, and its folder in P"),
         ("outside_name.py:Own", "name a module, such as outside_name, and its folder in P"),
@@ -315,6 +356,7 @@ def test_the_error_of_an_import_has_its_place(
 ) -> None:
     outside("outside_name", "value = 1\nmissing\n")
     outside("outside_exit", "raise SystemExit(3)\n")
+    outside("outside_deep", "import torch\nlayer = torch.nn.Linear('a', 2)\n")
     with pytest.raises(ConfigError, match=message):
         load(toy, [f"model.decoder.fuse={{kind: '{kind}'}}"])
 

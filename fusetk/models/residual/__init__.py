@@ -67,7 +67,7 @@ def residual_class(config: ResidualConfig) -> type[Residual]:
 
 
 class ResidualBuilder:
-    """Builds the residual connections of one stack."""
+    """Builder of the residual connections of one stack."""
 
     def __init__(
         self,
