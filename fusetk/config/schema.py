@@ -171,7 +171,8 @@ def _import_problem(error: BaseException, kind: str) -> str:
     module = kind.partition(":")[0]
     package = module.partition(".")[0]
     if module.endswith(".py") or "/" in module:
-        return f"{text}; name a module, such as {Path(module).stem}, and its folder in PYTHONPATH"
+        name = Path(module).stem
+        return f"it is a path; name the module, {name}, and set PYTHONPATH to its folder"
     if isinstance(error, ModuleNotFoundError) and error.name == package:
         return f"{text}; set PYTHONPATH to the folder of {package}"
     paths = sysconfig.get_paths()
