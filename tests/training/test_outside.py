@@ -346,8 +346,8 @@ def test_a_change_of_the_code_is_named(
         ("outside_name:Own", r"'missing' is not defined \(\S+outside_name\.py, line 2\)"),
         ("outside_deep:Own", r"TypeError: .* \(\S+outside_deep\.py, line 2\)"),
         ("outside_exit:Own", "cannot be imported: SystemExit: 3"),
-        ("modules/outside_name.py:Own", "it is a path; name the module, outside_name, and set PYTH"),
-        ("outside_name.py:Own", "it is a path; name the module, outside_name, and set PYTH"),
+        ("modules/outside_name.py:Own", "it is a path; name the module, outside_name, and set"),
+        ("outside_name.py:Own", "it is a path; name the module, outside_name, and set"),
         ("outside_name.Own", "did you mean 'outside_name:Own'"),
     ],
 )
