@@ -1,5 +1,17 @@
-"""Run the ``fusetk`` command by ``python -m fusetk``."""
+"""The ``fusetk`` command, also run by ``python -m fusetk``."""
 
-from fusetk.cli.main import main
+import sys
 
-main()
+
+def run() -> None:
+    """Run the command; Ctrl-C ends it without a traceback, also during the imports."""
+    try:
+        from fusetk.cli.main import main
+
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    run()

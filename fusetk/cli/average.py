@@ -74,7 +74,8 @@ def command(
     from fusetk.training.average import average, choose
 
     run, _ = find_checkpoint(run)
-    metric = metric or recipes.load(run / CONFIG).training.validation.metric
+    if metric is None:  # --last and --update need no component of the config
+        metric = recipes.load(run / CONFIG).training.validation.metric if best else "loss"
     folders = choose(run, last, best, metric, updates)
     into = run / CHECKPOINTS / name
     if "progress" in read_state_if_valid(into):

@@ -7,7 +7,7 @@ import click
 # Commands that keep a part of their result, and how to continue.
 CONTINUE: Mapping[str, str] = {
     "prep": "the complete stages are kept: run the same command again to continue",
-    "decode": "the file of -o keeps its complete lines: add --resume to continue",
+    "decode": "a file of -o keeps its complete lines: add --resume to continue it",
     "dataset": "the complete texts and downloads are kept: run the same command again to continue",
 }
 

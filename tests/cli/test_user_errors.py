@@ -1,5 +1,6 @@
 """Errors about options and configs: one style, without words of the libraries, with advice."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -7,6 +8,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from fusetk.__main__ import run
 from fusetk.cli.foreign import option_advice
 from fusetk.cli.main import COMMANDS, main
 from fusetk.errors import ConfigError
@@ -251,6 +253,19 @@ def test_ctrl_c_says_how_to_continue(toy: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("fusetk.cli.prep.prepare", interrupt)
     result = CliRunner().invoke(main, ["prep", str(toy)])
     assert result.exit_code == 130 and "run the same command again to continue" in result.stderr
+
+
+def test_ctrl_c_during_the_imports_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *rest: object) -> None:
+            if name == "fusetk.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "fusetk.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as end:
+        run()
+    assert end.value.code == 130
 
 
 def test_a_prefix_with_the_suffix_of_its_file(toy: Path, tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fusetk.cli.main import main
 from fusetk.config import ComponentConfig
 from fusetk.errors import ConfigError, FusetkError
 from fusetk.fusion.base import LayerFusion, LayerFusionConfig
@@ -338,6 +340,8 @@ def test_a_change_of_the_code_is_named(
     (tmp_path / "modules" / "outside_changed.py").unlink()
     assert code_checksums(["outside_changed:Own"]) == {}
     del sys.modules["outside_changed"]
+    averaged = CliRunner().invoke(main, ["average", str(run), "--last", "1"])
+    assert averaged.exit_code == 0, "a mean of tensors needs no module"
 
 
 @pytest.mark.parametrize(
