@@ -31,7 +31,10 @@ class DataError(FusetkError):
 
 
 class OutputDiskFull(DataError):
-    """The disk has no space for an output file."""
+    """The disk has no space for an output file.
+
+    Free some space and run the same command again.
+    """
 
     exit_code = EX_IOERR
 

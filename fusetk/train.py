@@ -105,7 +105,7 @@ def _raise_with_context(error: Exception, world: World) -> NoReturn:
         raise FusetkError(f"{world}: another process has ended ({reason})") from None
     elif out_of_memory(error):
         raise FusetkError(
-            f"{f'{world}: ' if several else ''}the memory does not suffice ({reason}): lower "
+            f"{f'{world}: ' if several else ''}there is not enough memory ({reason}): lower "
             "training.validation.tokens and decoding.batch_tokens, or use a smaller model"
         ) from None
     elif several:
@@ -203,8 +203,8 @@ def _build_model(
         if not out_of_memory(error):
             raise
         raise FusetkError(
-            f"the memory does not suffice for the parameters ({str(error).splitlines()[0]}): use a "
-            "smaller model"
+            "there is not enough memory for the parameters "
+            f"({str(error).splitlines()[0]}): use a smaller model"
         ) from None
     return model, lines
 

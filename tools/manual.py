@@ -15,7 +15,7 @@ import click
 from fusetk.cli.main import COMMANDS, EXIT_INTERRUPTED
 from fusetk.cli.main import main as fusetk_command
 from fusetk.cli.sections import Sections
-from fusetk.errors import DiskFull, FusetkError, Interrupted
+from fusetk.errors import DiskFull, FusetkError, Interrupted, OutputDiskFull
 from tools.config_page import config_page
 from tools.troff import bold, escape, italic, page, prose
 
@@ -106,6 +106,10 @@ FILES: dict[str, tuple[str, set[str]]] = {
 }
 # The errors with their own exit codes, and the commands that can end with them.
 SPECIAL: dict[type[FusetkError], set[str]] = {
+    OutputDiskFull: {
+        *("demo", "dataset", "prep", "text", "decode", "rescore", "score", "compare", "run"),
+        *("report", "plot-attention", "plot-curves", "export"),
+    },
     DiskFull: {"train", "average", "run"},
     Interrupted: {"train", "run"},
 }
@@ -250,7 +254,9 @@ def exit_codes(name: str) -> list[str]:
     }
     for error, special_commands in SPECIAL.items():
         if not name or name in special_commands:
-            texts[error.exit_code] = inspect.getdoc(error) or ""
+            known = texts.get(error.exit_code)
+            text = inspect.getdoc(error) or ""
+            texts[error.exit_code] = f"{known}\n\n{text}" if known else text
     texts[EXIT_INTERRUPTED] = "Ctrl-C stopped the command."
     if name in SPECIAL[Interrupted]:
         del texts[EXIT_INTERRUPTED]

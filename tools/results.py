@@ -143,9 +143,7 @@ def overview(folders: Sequence[Path]) -> str:
 
 
 class _Comparison(NamedTuple):
-    """The comparison of a system with its baseline, and the values of both that their recipes do
-    not have.
-    """
+    """Comparison of a system with its baseline, and the values that its recipe does not have."""
 
     scores: SeedComparison
     overrides: Mapping[str, Any]
@@ -181,7 +179,7 @@ def _comparisons(table: ResultTable) -> dict[str, _Comparison]:
                 continue
             scores = own.compare(base, table.columns[0], table.p_values)
             if scores and scores.differences:
-                comparisons[row.name] = _Comparison(scores, base.overrides)
+                comparisons[row.name] = _Comparison(scores, own.overrides)
     return comparisons
 
 

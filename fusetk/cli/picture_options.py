@@ -35,5 +35,6 @@ def check_picture(output: Path, size: Size | None, style: str) -> None:
     for option, is_given in (("--size", size is not None), ("--style paper", style == "paper")):
         if is_given:
             raise DataError(
-                f"{option} is for pictures ({', '.join(PICTURES)}), but {output} is none: omit it"
+                f"{option} is for pictures ({', '.join(PICTURES)}), and {output} is not a picture: "
+                f"remove {option}"
             )

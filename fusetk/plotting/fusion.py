@@ -140,8 +140,8 @@ def contributions(fusion: Fusion, history: Sequence[Tensor]) -> Tensor:
     The share of layer l is proportional to the norm of J_l h_l. J_l is the derivative of the fusion
     with respect to layer l at this position, before the closing norm. For sum_l w_l h_l the norm is
     |w_l| times the norm of h_l. For a fusion that is not a sum, J_l h_l is the first-order change
-    of the output when layer l is scaled. h_l includes the layer embedding, and the normalisation of
-    ``linear``: scaling a layer before a normalisation does not change the output.
+    of the output when layer l is scaled. h_l includes the layer embedding and the normalisation by
+    ``norm_layers``: scaling a layer before a normalisation does not change the output.
     Raises DataError if the fusion has no forward-mode derivative.
     """
     with torch.no_grad():

@@ -54,8 +54,8 @@ def choose(
             note += "; a checkpoint of an interruption does not count"
         raise CheckpointError(
             f"{run} has only {len(chosen)} of the {count} {kind} checkpoints{with_metric} "
-            f"(it has {existing}{note}): request fewer, or train with larger training.keep_last "
-            "and training.keep_best"
+            f"(it has {existing}{note}): request fewer, or train with a larger "
+            f"training.{'keep_best' if best else 'keep_last'}"
         )
     return sorted(chosen)
 

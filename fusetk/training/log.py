@@ -437,6 +437,6 @@ def _tensorboard_writer(run: Path, update: int) -> Any:
     except ImportError:
         raise ConfigError(
             "training.tensorboard is set, but tensorboard is not installed: "
-            "pip install tensorboard, or remove training.tensorboard"
+            "pip install 'fusetk[tensorboard]', or remove training.tensorboard"
         ) from None
     return SummaryWriter(str(run / "tensorboard"), purge_step=update + 1)

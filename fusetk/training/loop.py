@@ -31,7 +31,7 @@ from fusetk.training.step import optimizer_step
 from fusetk.training.validation import Validator
 
 NO_BEST = "each validation gave NaN, because training has diverged"
-RESTART = "lower the learning rate, clip gradients, or train in fp32, in a new run folder"
+RESTART = "lower the learning rate, lengthen the warm-up or clip gradients, in a new run folder"
 
 
 class Trainer:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fusetk.data.sampler import Indices
-from fusetk.errors import FusetkError
+from fusetk.errors import FusetkError, join_names
 from fusetk.runs import CHECKPOINTS
 from fusetk.training.log import Log
 from fusetk.training.progress import Progress
@@ -78,8 +78,11 @@ class GradientCheck:
         if progress.skipped >= self.max_skipped:
             best = self.run / CHECKPOINTS / "best"
             earlier = f"use {best}, or " if best.exists() else ""
+            remedies = ["lower the learning rate", "lengthen the warm-up", "clip gradients"]
+            if self.fp16:
+                remedies.append("train in bf16 or fp32")
             raise FusetkError(
                 f"{progress.skipped} updates in a row after update {progress.update} had no finite "
                 "gradient: training has diverged; "
-                f"{earlier}lower the learning rate, clip gradients, or train in fp32"
+                f"{earlier}{join_names(remedies, 'or')}"
             )

@@ -590,13 +590,13 @@ def test_sums_of_a_block_are_float32_in_mixed_precision() -> None:
 
 @pytest.mark.parametrize("kind", ["hyper", "manifold-hyper", "attention-residual"])
 def test_streams_need_pre_norm(kind: str) -> None:
-    with pytest.raises(ValueError, match=f"{kind} does not suit norm: post"):
+    with pytest.raises(ValueError, match=f"{kind} needs norm: pre, .*the model has norm: post"):
         model("post", {"residual": kind})
 
 
 @pytest.mark.parametrize("kind", ["deep-norm", "admin"])
 def test_factors_of_the_state_need_post_norm(kind: str) -> None:
-    with pytest.raises(ValueError, match=f"{kind} does not suit norm: pre"):
+    with pytest.raises(ValueError, match=f"{kind} needs norm: post, .*the model has norm: pre"):
         model("pre", {"residual": kind})
 
 

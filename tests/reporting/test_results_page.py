@@ -230,13 +230,15 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
         gains[name] = [row.name for row in table.rows if table.gain(row) == "yes"]
     sentences = {
         "README.md": [
-            "three of four fusions have a *gain*",
-            "no fusion of layers has a gain so far, and DTMT's cell, the L-GRU, has one",
+            "three of four systems of layer fusion have a *gain*",
+            "no system of layer fusion has a gain so far.",
+            "DTMT's cell, the L-GRU, has a gain",
         ],
         "results/README.md": [
-            "**Three fusions have a gain** over their baseline",
-            "MUDDFormer, RTAL and transparent attention. So far, no fusion of layers has a gain on "
-            "Multi30k. One system has a gain there: ShallowRNMT with the L-GRU",
+            "**Three systems of layer fusion have a gain** over their baseline",
+            "MUDDFormer (`connect`), RTAL (`fuse`) and transparent attention (`attend`). So far, "
+            "no system of layer fusion has a gain on Multi30k. Another system has a gain there: "
+            "ShallowRNMT with the L-GRU",
         ],
     }
     for file, expected in sentences.items():

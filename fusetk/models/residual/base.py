@@ -153,6 +153,6 @@ def require_norm(config: ResidualConfig, norm: Norm, required: Norm, reason: str
     """Raise ValueError unless the model's ``norm`` is the required one."""
     if norm != required:
         raise ValueError(
-            f"residual: {config.kind} does not suit norm: {norm}, because {reason}: set norm: "
-            f"{required}"
+            f"residual: {config.kind} needs norm: {required}, because {reason}; the model has "
+            f"norm: {norm}"
         )

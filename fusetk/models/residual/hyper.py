@@ -31,7 +31,8 @@ class HyperConfig(ResidualConfig):
     """Compute the weights at each position, or learn one number for each of them."""
 
     def check(self, norm: Norm, layers: int) -> None:
-        require_norm(self, norm, "pre", "the final normalisation removes the scale of the streams")
+        reason = "the final norm of a pre-norm stack removes the scale of the sum of the streams"
+        require_norm(self, norm, "pre", reason)
 
 
 class CopiedStreams(StreamEnds):
