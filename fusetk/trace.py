@@ -41,6 +41,17 @@ def wanted(name: str) -> bool:
     return listener is not None and fnmatchcase(name, listener.pattern)
 
 
+def record_selected(name: str, weights: Any, selected: Any, count: int) -> None:
+    """Record the weights of ``count`` layers (count,); they are 0 apart from the selected ones.
+
+    ``weights`` (n,) are those of the layers that the index ``selected`` selects.
+    """
+    if wanted(name):
+        every = weights.new_zeros(count)
+        every[selected] = weights.detach()
+        record(name, every)
+
+
 def record(name: str, value: Any) -> None:
     """Pass ``value`` (a tensor, which is detached) to the listener if it matches ``name``."""
     listener = _listener.get()

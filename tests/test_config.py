@@ -72,6 +72,8 @@ def test_home_and_variables_in_extends_are_expanded(
     for written in ("~/base.yaml", "$PLACE/base.yaml", "${PLACE}/base.yaml"):
         (tmp_path / "folder").mkdir(exist_ok=True)
         assert parse(tmp_path / "folder", f"extends: {written}\n").encoder.layers == 3
+    monkeypatch.setenv("HOME", str(tmp_path / "a$PLACE"))
+    assert config.expand_path("~/$PLACE/x") == f"{tmp_path}/a$PLACE/{tmp_path}/x"
     monkeypatch.delenv("PLACE")
     with pytest.raises(
         ConfigError, match=r"a\.yaml: extends: the environment variable PLACE in .* is not set"
@@ -82,6 +84,28 @@ def test_home_and_variables_in_extends_are_expanded(
 def test_a_path_with_neither_is_not_changed() -> None:
     for path in ("a/b", "./~", "a~b", "cost$5", "a$", "/x/~/y"):
         assert config.expand_path(path) == path
+
+
+class NumbersConfig(Config):
+    """For the tests."""
+
+    rates: tuple[float, float] = (0.1, 0.2)
+    widths: int | list[int] = 4
+    weights: dict[str, float] = {}
+    streams: Literal[1, 4] = 4
+    switches: dict[str, bool] = {}
+
+
+@pytest.mark.parametrize(
+    "text", ["rates: [no, 0.2]", "widths: [yes, 4]", "weights: {news: no}", "streams: true"]
+)
+def test_a_truth_value_is_no_number(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text + "\n")
+    with pytest.raises(ConfigError, match=r"(true|false).*line 1"):
+        config.parse(config.load(path), NumbersConfig)
+    path.write_text("switches: {a: yes}\nstreams: 1\nweights: {a: 0}\n")
+    assert config.parse(config.load(path), NumbersConfig).switches == {"a": True}
 
 
 def test_two_dollar_signs_are_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ class Config(BaseModel):
 
         The word none becomes null where a key may be null and does not accept the word. null
         becomes the word none where a key accepts this word. A truth value for a number becomes a
-        word, which pydantic rejects; pydantic reads true as 1.
+        word, which pydantic rejects, also in a list or mapping; pydantic reads true as 1.
         """
         if not isinstance(values, dict):
             return values
@@ -52,10 +52,8 @@ class Config(BaseModel):
                 if "none" in _choices(field.annotation):
                     return "none"
                 return None if _only_null(field.annotation) else value
-            if isinstance(value, bool):
-                types = _types(field.annotation)
-                return str(value).lower() if types & {int, float} and bool not in types else value
-            return value
+            types = _types(field.annotation)
+            return _truths_as_words(value) if types & {int, float} and bool not in types else value
 
         return {key: corrected(key, value) for key, value in values.items()}
 
@@ -95,6 +93,18 @@ def nullable(annotation: Any) -> bool:
     return type(None) in get_args(annotation)
 
 
+def _truths_as_words(value: Any) -> Any:
+    """Return a value with the words true and false for truth values, also in lists and mappings."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case list():
+            return [_truths_as_words(item) for item in value]
+        case dict():
+            return {key: _truths_as_words(item) for key, item in value.items()}
+    return value
+
+
 def _choices(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
@@ -102,7 +112,9 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 def _types(annotation: Any) -> set[Any]:
     """Return the types in an annotation such as ``list[int] | None``."""
     arguments = get_args(annotation)
-    if get_origin(annotation) is Literal or not arguments:
+    if get_origin(annotation) is Literal:
+        return set(map(type, arguments))
+    if not arguments:
         return {annotation}
     return set().union(*map(_types, arguments))
 

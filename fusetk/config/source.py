@@ -115,13 +115,13 @@ def expand_path(path: str) -> str:
             )
         return os.environ[name]
 
-    expanded = os.path.expanduser(path)
-    if path.startswith("~") and expanded == path:
+    if path.startswith("~") and os.path.expanduser(path) == path:
         user = path.partition("/")[0]
         raise ValueError(
             f"{user} in {path!r} has no home folder; write ./~ for a name that begins with ~"
         )
-    return VARIABLE.sub(value_of, expanded)
+    home, slash, rest = path.partition("/") if path.startswith("~") else ("", "", path)
+    return os.path.expanduser(home) + slash + VARIABLE.sub(value_of, rest)
 
 
 # Files -------------------------------------------------------------------------------------------

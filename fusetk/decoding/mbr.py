@@ -4,7 +4,7 @@ Kumar and Byrne 2004; with samples, Eikema and Aziz 2022.
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,9 +37,9 @@ def expected_utilities(
 
     Equal texts are compared once.
     """
-    mass: Counter[str] = Counter()
+    mass: defaultdict[str, float] = defaultdict(float)
     for text, weight in zip(texts, weights, strict=True):
-        mass[text] += weight  # type: ignore[assignment]
+        mass[text] += weight
     total = math.fsum(mass.values())
     expected = {
         text: math.fsum(weight * similarity(text, other) for other, weight in mass.items()) / total

@@ -30,7 +30,7 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scorer import Scorer
 from fusetk.decoding.scores import value
 from fusetk.decoding.threads import raise_if_cancelled
-from fusetk.decoding.token_mask import NEG_INF, EncodedRequest, TokenMask
+from fusetk.decoding.token_mask import NEG_INF, EncodedRequest, TokenMask, unrestricted
 from fusetk.errors import ConfigError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn import splitmix
@@ -49,7 +49,7 @@ def sample(
     The arguments are those of ``fusetk.decoding.beam.search``. Raises ConfigError for requests with
     constraints, and Diverged if a model returns NaN.
     """
-    requests = requests or [EncodedRequest()] * len(src)
+    requests = requests or unrestricted(len(src))
     if any(request.constraints for request in requests):
         raise ConfigError(
             "sampling cannot enforce phrases that a translation must contain: remove sample or "

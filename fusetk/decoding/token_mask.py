@@ -23,6 +23,11 @@ class EncodedRequest(NamedTuple):
     continued: frozenset[int] = frozenset()  # the token after one of these continues a word
 
 
+def unrestricted(sentences: int) -> list[EncodedRequest]:
+    """Return requests without requirements, with the numbers 1, 2, ... of the sentences."""
+    return [EncodedRequest(line=line) for line in range(1, sentences + 1)]
+
+
 class SimpleRules(NamedTuple):
     """The allowed next tokens of R hypotheses, if most rules are the same for all of them."""
 
@@ -46,7 +51,7 @@ class TokenMask:
         groups: int = 1,
     ):
         """``src_mask`` (B, S) includes EOS. Each sentence has ``groups`` adjacent searches."""
-        requests = requests or [EncodedRequest()] * len(src_mask)
+        requests = requests or unrestricted(len(src_mask))
         minima = length_minima(src_mask, config)
         limits = length_limits(models, src_mask, config, requests)
         self.forbidden = [PAD, BOS, UNK] if config.forbid_unknown else [PAD, BOS]
@@ -218,7 +223,7 @@ def length_limits(
     minima = length_minima(src_mask, config)
     limits = []
     for length, minimum, request in zip(
-        lengths, minima, requests or [EncodedRequest()] * len(lengths), strict=True
+        lengths, minima, requests or unrestricted(len(lengths)), strict=True
     ):
         maximum = int(config.max_length_factor * length) + config.max_length_extra
         required = len(request.prefix) + sum(map(len, request.constraints))

@@ -143,16 +143,18 @@ class Translator:
     def translate_ids(
         self,
         sources: Sequence[Ids],
-        first: int = 1,
+        numbers: Sequence[int] | None = None,
         prefixes: Sequence[Sequence[int]] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the n best translations of each source (ids with EOS).
 
+        ``numbers`` are those of the sources, for warnings and samples; by default 1, 2, and so on.
         ``prefixes`` has the ids with which the translations of each source begin. A source that
         consists of EOS alone has no translations. Raises DataError if a prefix exceeds the
         positions of the models.
         """
-        numbers = range(first, first + len(sources))
+        if numbers is None:
+            numbers = range(1, len(sources) + 1)
         truncated = [self.truncate(source, i) for i, source in zip(numbers, sources, strict=True)]
         requests = []
         for number, prefix in zip(numbers, prefixes or [()] * len(sources), strict=True):

@@ -31,8 +31,6 @@ class AttentionFusionConfig(LayerFusionConfig):
 
     kind: str = "attention"
     layer_embedding: bool = True
-    """Add a learned vector to each layer (MLRF Equation 4). Encoder and decoder share the vectors
-    if these have one width and at least one layer number is fused on both sides."""
     hops: int = Field(4, ge=1)
     """n_hop: number of attention distributions over the layers."""
     attention_hidden: int = Field(1024, ge=1)
@@ -80,12 +78,15 @@ class AttentionFusion(LayerFusion):
         return self.dropout(self.ffn(sums.flatten(-2)))
 
     def energy(self, layer: int, y: Tensor) -> Tensor:
-        """Equation 5 for one layer: (..., D) -> (..., hops, 1 or D)."""
+        """Return the energies of one layer (Equation 5): (..., D) -> (..., hops, 1 or D)."""
         w1 = self.w1[layer if len(self.w1) > 1 else 0]
         return self.w2(self.sigma(w1(y))).unflatten(-1, (self.hops, self.weights_per_hop))
 
     def weighted_sums(self, weights: Tensor, y: Tensor) -> Tensor:
-        """Equation 7: weights (..., L, hops, 1 or D), layers (..., L, D) -> (..., hops, D)."""
+        """Return the sums of Equation 7 (..., hops, D).
+
+        The weights are (..., L, hops, 1 or D), the layers y are (..., L, D).
+        """
         if self.weights_per_hop == 1:
             return weights.squeeze(-1).mT @ y
         return (weights * y.unsqueeze(-2)).sum(LAYER_AXIS)

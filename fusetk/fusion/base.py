@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
+from fusetk.nn.projection import projection
 
 # Layers (..., D), and a function that combines them.
 Combination = tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]
@@ -135,10 +136,7 @@ class LayerFusion(Fusion):
         self.depth = len(fused_widths)
         self.fuses_several = self.depth > 1
         # A layer of another width is projected to the width of the result.
-        self.project = nn.ModuleList(
-            nn.Identity() if layer_width == width else nn.Linear(layer_width, width)
-            for layer_width in fused_widths
-        )
+        self.project = nn.ModuleList(projection(layer_width, width) for layer_width in fused_widths)
         self.norm_layers = nn.ModuleList(
             nn.LayerNorm(width) if config.norm_layers else nn.Identity() for _ in fused_widths
         )

@@ -16,8 +16,6 @@ class FFNFusionConfig(LayerFusionConfig):
 
     kind: str = "ffn"
     layer_embedding: bool = True
-    """Add a learned vector to each layer (MLRF Equation 4). Encoder and decoder share the vectors
-    if these have one width and at least one layer number is fused on both sides."""
     hidden: int = Field(512, ge=1)
     """d_f: units of the hidden layer."""
     activation: Activation = "relu"

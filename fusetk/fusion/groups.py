@@ -57,13 +57,5 @@ class GroupFusion(LayerFusion):
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
         weights = self.weight.sigmoid() / len(self.selected)
-        self._record(weights)
+        trace.record_selected(f"{self.name}.weights", weights, self.selected, self.depth)
         return weighted_sum([layers[i] for i in self.selected], weights)
-
-    def _record(self, weights: Tensor) -> None:
-        """Record the weights of all layers; the weight of a layer that is not read is 0."""
-        name = f"{self.name}.weights"
-        if trace.wanted(name):
-            every = weights.new_zeros(self.depth)
-            every[self.selected] = weights.detach()
-            trace.record(name, every)

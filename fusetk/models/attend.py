@@ -12,6 +12,7 @@ from fusetk.config import ComponentConfig, resolve
 from fusetk.models.seq2seq import Memory
 from fusetk.nn.combine import weighted_sum
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.projection import projection
 
 
 class AttendedSources(nn.Module):
@@ -145,8 +146,7 @@ class TransparentSources(AttendedSources):
         self.weight = nn.Parameter(torch.zeros(len(self.history_widths), layers))
         self.dropout = Dropout(config.dropout)
         self.map = nn.ModuleList(
-            nn.Identity() if layer_width == width else nn.Linear(layer_width, width)
-            for layer_width in self.history_widths
+            projection(layer_width, width) for layer_width in self.history_widths
         )
         self.norm_layers = nn.ModuleList(
             nn.LayerNorm(width) if config.norm_layers else nn.Identity() for _ in self.map

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk.fusion.base import share_layer_embedding
-from fusetk.models.attend import build_attended_sources
+from fusetk.models.attend import attended_sources_class, build_attended_sources
 from fusetk.models.initialise import initialise_parts
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
-from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_output
+from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, check_attention
 from fusetk.nn.attention import scaled_dot_product
 from fusetk.nn.conv import GatedConvolution
 from fusetk.nn.dropout import Dropout
@@ -103,7 +103,7 @@ class ConvConfig(ModelConfig):
                 f"model's width of {self.width}: set `embedding` to another number, or remove "
                 "separate_maps"
             )
-        attends_to_output(self.encoder, self.decoder)
+        check_attention(self.encoder, self.decoder)
         return self
 
 
@@ -297,7 +297,7 @@ class Conv(Seq2Seq):
                 residual=True,
                 always_project=True,
             ),
-            uses_output=attends_to_output(config.encoder, config.decoder),
+            uses_output=attended_sources_class(config.decoder.attend).reads_output,
         )
         self.attend = build_attended_sources(
             config.decoder.attend,

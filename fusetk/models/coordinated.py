@@ -27,12 +27,13 @@ from fusetk.models.transformer import (
     build_residuals,
     build_summary_layer,
     check_tying,
+    final_norm,
     layer_options,
 )
-from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention, cache_mask
+from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention, cache_mask, no_slots
 from fusetk.nn.cache import Cache
-from fusetk.nn.norm import build_norm
 from fusetk.nn.output import OutputProjection
+from fusetk.nn.projection import projection
 from fusetk.nn.rows import MixedRows, Rows
 
 
@@ -217,10 +218,8 @@ class TopSourceLayer(Layer):
         # The tuple keeps its parameters out of the model.
         self._residual = (residual,)
         self.readout = readout
-        self.read = nn.Identity() if input_width == width else nn.Linear(input_width, width)
-        self.norm = (
-            build_norm(config.normalization, width) if config.norm == "pre" else nn.Identity()
-        )
+        self.read = projection(input_width, width)
+        self.norm = final_norm(config, width)
         self.project: nn.Module = nn.Identity()
         if config.cross_weights == "shared":
             self.project = KeysValues(width, 2 * width, config.attention_bias)
@@ -305,11 +304,8 @@ class Coordinated(Seq2Seq):
         self.source_stack = None if config.share_weights else build_source_stack(config)
         self.mixed = config.mixed_attention
         out_width = self.stack.out_width
-        # Layers of a pre-norm model do not normalise their output, so it is normalised here.
-        self.norm = (
-            build_norm(config.normalization, out_width) if config.norm == "pre" else nn.Identity()
-        )
-        self.to_output = nn.Identity() if out_width == width else nn.Linear(out_width, width)
+        self.norm = final_norm(config, out_width)
+        self.to_output = projection(out_width, width)
         matrix = None if config.tie == "none" else self.target.tokens.weight
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions
@@ -335,10 +331,8 @@ class Coordinated(Seq2Seq):
     def start(self, memory: Memory) -> State:
         keys_values = self._keys_values(memory.layer_keys_values)
         caches = self._first_caches(keys_values)
-        # The cache slots of each hypothesis; see ``cache_mask``.
-        slots = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
         per_sentence = (() if self.mixed else tuple(keys_values), memory.mask, caches)
-        return State(per_sentence, slots, 0)
+        return State(per_sentence, no_slots(memory.mask), 0)
 
     def _keys_values(self, of_layers: Sequence[Tensor]) -> list[Tensor]:
         """Return the source keys and values of each layer (B, S, 2D)."""
@@ -350,11 +344,8 @@ class Coordinated(Seq2Seq):
 
     def _first_caches(self, keys_values: Sequence[Tensor]) -> tuple[Cache, ...]:
         """Return empty caches, or with mixed attention caches that begin with the source."""
-        return tuple(
-            Cache(tensor[:, :length], length)
-            for tensor in keys_values
-            for length in [tensor.shape[1] if self.mixed else 0]
-        )
+        length = keys_values[0].shape[1] if self.mixed else 0
+        return tuple(Cache(tensor[:, :length], length) for tensor in keys_values)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         keys_values, mask, caches = state.per_sentence
@@ -368,7 +359,7 @@ class Coordinated(Seq2Seq):
             self._target_contexts(caches, visible, keys_values, mask),
             keep_states=not self.stack.recomputes,
         )
-        features = self.to_output(self.norm(output))
+        features = self._features(output)
         caches = tuple(cache for cache in states if cache is not None)
         step = state.step + tgt_in.shape[1]
         return features, State((keys_values, mask, caches), slots, step)
@@ -384,6 +375,10 @@ class Coordinated(Seq2Seq):
             layouts,
         )
         _, output, _ = self.stack(self.target(tgt_in, rows=target), contexts, keep_states=False)
+        return self._features(output)
+
+    def _features(self, output: Tensor) -> Tensor:
+        """Return the input (..., D) of the output projection for the result of the stack."""
         features: Tensor = self.to_output(self.norm(output))
         return features
 

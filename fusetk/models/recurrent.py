@@ -409,32 +409,33 @@ def _fusion_of_states(config: FusionConfig, widths: Sequence[int], name: str) ->
     return build_fusion(config, widths, widths[-1], name)
 
 
-def initialise_uniform(model: nn.Module, bound: float, biases: bool = False) -> None:
+def initialise_uniform(model: nn.Module, bound: float, biases: bool) -> None:
     """Initialise the weights like Meng and Zhang 2019.
 
-    Matrices, embeddings and the vector of attention are uniform between -bound and bound, with
-    ``biases`` the biases too. Else biases are 0. Gains of layer normalisation are 1, its shifts 0.
+    Matrices, embeddings and the vector of attention are uniform in [-bound, bound]. Biases are
+    uniform, too, with ``biases``, and otherwise 0. Gains of layer normalisation are 1, its shifts
+    are 0.
     """
     for module in model.modules():
-        added: list[Tensor | None] = []
+        bias_tensors: list[Tensor | None] = []
         if isinstance(module, Cell):
             weights: list[Tensor] = [module.state]
             if module.input is not None:
                 weights.append(module.input)
-            added = [module.bias, module.linear_bias]
+            bias_tensors = [module.bias, module.linear_bias]
         elif isinstance(module, AdditiveAttention):
             weights = [module.query, module.vector]
         elif isinstance(module, nn.Linear | nn.Embedding | OutputProjection):
             weights = [module.weight]
-            added = [] if isinstance(module, nn.Embedding) else [module.bias]
+            bias_tensors = [] if isinstance(module, nn.Embedding) else [module.bias]
         elif isinstance(module, RecurrentEmbedding):
             weights = []
-            added = [module.bias]
+            bias_tensors = [module.bias]
         else:
             continue
         for weight in weights:
             nn.init.uniform_(weight, -bound, bound)
-        for bias in added:
+        for bias in bias_tensors:
             if biases and isinstance(bias, nn.Parameter):  # a bias of H may be a constant zero
                 nn.init.uniform_(bias, -bound, bound)
             elif bias is not None:

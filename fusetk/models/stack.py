@@ -58,8 +58,7 @@ def separate_inputs_error(connect: ConnectConfig) -> str:
     """Return the message for layers that cannot read ``LayerInputs``."""
     return (
         f"connect: {connect.kind} makes separate queries, keys and values, which only the layers "
-        "of kind: transformer read: choose another connection"
-        + (", or streams: 1" if connect.kind == "mudd" else "")
+        f"of kind: transformer read: {connect.separate_inputs_advice}"
     )
 
 
@@ -217,11 +216,8 @@ class Stack(nn.Module):
         return StackOutput(tensors, self.fuse(to_fuse), tuple(states))
 
 
-def attends_to_output(encoder: StackConfig, decoder: DecoderConfig) -> bool:
-    """Return whether the decoder attends to the output of the encoder's stack.
-
-    Raises ValueError, with a message for the user, if the two sides do not fit together.
-    """
+def check_attention(encoder: StackConfig, decoder: DecoderConfig) -> None:
+    """Raise ValueError, with a message for the user, if the two sides do not fit together."""
     attend = attended_sources_class(decoder.attend)
     kind = decoder.attend.kind
     if attend.layer_by_layer:
@@ -235,9 +231,11 @@ def attends_to_output(encoder: StackConfig, decoder: DecoderConfig) -> bool:
                 f"decoder.attend: {kind} needs every encoder layer, and the summaries of "
                 "encoder.connect hide some of them: remove one of the two options"
             )
-    if not attend.reads_output and encoder.fuse.kind != "last":
+    if attend.reads_output:
+        return
+    if encoder.fuse.kind != "last":
         raise ValueError(
             f"decoder.attend: {kind} reads the layers of the encoder, so nothing would read the "
             f"result of encoder.fuse: {encoder.fuse.kind}: remove one of the two options"
         )
-    return attend.reads_output
+    encoder.connect.check_inputs(encoder.layers)  # nothing reads one more input

@@ -12,7 +12,7 @@ from fusetk.config import component
 from fusetk.errors import ConfigError
 from fusetk.fusion.base import share_layer_embedding
 from fusetk.models import steps
-from fusetk.models.attend import build_attended_sources
+from fusetk.models.attend import attended_sources_class, build_attended_sources
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS, initialise_parts
 from fusetk.models.residual import (
@@ -25,8 +25,8 @@ from fusetk.models.residual import (
     residual_class,
 )
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
-from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_output
-from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask
+from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, check_attention
+from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask, no_slots
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.feedforward import Activation, FeedForward, GatedFeedForward
@@ -34,6 +34,7 @@ from fusetk.nn.grouped_attention import GroupedSelfAttention
 from fusetk.nn.norm import Normalization, build_norm
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.positions import Learned, Sinusoidal
+from fusetk.nn.projection import projection
 from fusetk.nn.rows import MixedRows, Rows
 
 
@@ -160,7 +161,7 @@ class TransformerConfig(BlockConfig):
     def _sides_fit_together(self) -> "TransformerConfig":
         self.check_side("encoder", self.encoder)
         self.check_side("decoder", self.decoder)
-        attends_to_output(self.encoder, self.decoder)
+        check_attention(self.encoder, self.decoder)
         attention = residual_class(self.decoder.residual).attention_class
         if self.context_gate != "none" and attention is not SelfAttention:
             raise ValueError(
@@ -186,6 +187,19 @@ def build_self_attention(
     elif not rotary and config.kv_heads in (None, config.heads):
         return required(*usual)
     return grouped(*usual, groups=config.kv_heads, rotary=rotary)
+
+
+def _empty_caches(keys_values: Sequence[Tensor]) -> tuple[Cache, ...]:
+    """Return an empty cache for each decoder layer, as wide as its source keys and values."""
+    return tuple(Cache(tensor[:, :0], 0) for tensor in keys_values)
+
+
+def final_norm(config: "BlockConfig", width: int) -> nn.Module:
+    """Return the norm of the result of a stack; the identity if the model is not pre-norm.
+
+    The layers of a pre-norm model do not normalise their output.
+    """
+    return build_norm(config.normalization, width) if config.norm == "pre" else nn.Identity()
 
 
 def build_residuals(
@@ -226,7 +240,7 @@ class TransformerLayer(Layer):
         super().__init__()
         self.width = width
         # The projection of the input; it has this name in checkpoints.
-        self.read = nn.Identity() if input_width == width else nn.Linear(input_width, width)
+        self.read = projection(input_width, width)
         self.attention = build_self_attention(
             config, f"{name}.self", width, attention_residual.attention_class
         )
@@ -467,7 +481,7 @@ class Transformer(Seq2Seq):
             layer=partial(self.encoder_layer, config, residuals),
             summary=build_summary_layer,
             ends=residuals.ends,
-            uses_output=attends_to_output(config.encoder, config.decoder),
+            uses_output=attended_sources_class(config.decoder.attend).reads_output,
         )
         self.attend = build_attended_sources(
             config.decoder.attend,
@@ -485,15 +499,12 @@ class Transformer(Seq2Seq):
             ends=target_residuals.ends,
         )
         share_layer_embedding(self.encoder.fuse, self.decoder.fuse)
-        # Layers of a pre-norm model do not normalise their output, so it is normalised here.
-        pre = config.norm == "pre"
         self.source_norms = nn.ModuleList(
-            build_norm(config.normalization, source_width) if pre else nn.Identity()
-            for source_width in self.attend.widths
+            final_norm(config, source_width) for source_width in self.attend.widths
         )
         out_width = self.decoder.out_width
-        self.decoder_norm = build_norm(config.normalization, out_width) if pre else nn.Identity()
-        self.to_output = nn.Identity() if out_width == width else nn.Linear(out_width, width)
+        self.decoder_norm = final_norm(config, out_width)
+        self.to_output = projection(out_width, width)
         matrix = None if config.tie == "none" else self.target.tokens.weight
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions
@@ -544,9 +555,7 @@ class Transformer(Seq2Seq):
 
     def _start_with_caches(self, keys_values: tuple[Tensor, ...], mask: Tensor) -> State:
         """Return the first state of the code that reads any number of tokens at once."""
-        # The cache slots of each hypothesis; see ``cache_mask``.
-        slots = torch.empty(len(mask), 0, dtype=torch.int64, device=mask.device)
-        return State((keys_values, mask, self._empty_caches(keys_values)), slots, 0)
+        return State((keys_values, mask, _empty_caches(keys_values)), no_slots(mask), 0)
 
     def _keys_values(
         self,
@@ -564,12 +573,6 @@ class Transformer(Seq2Seq):
         return tuple(
             project(layer.cross, sources[self.attend.sources_of(i)])
             for i, layer in enumerate(self._decoder_layers())
-        )
-
-    def _empty_caches(self, keys_values: Sequence[Tensor]) -> tuple[Cache, ...]:
-        return tuple(
-            Cache(tensor[:, :0, : 2 * layer.width], 0)
-            for tensor, layer in zip(keys_values, self._decoder_layers(), strict=True)
         )
 
     def _decoder_layers(self) -> list["TransformerDecoderLayer"]:
@@ -611,7 +614,7 @@ class Transformer(Seq2Seq):
         layouts = MixedRows(target, source)
         decoder_contexts = self.decoder.per_module(
             DecoderContext(cache, target, tensor, layouts, 0)
-            for cache, tensor in zip(self._empty_caches(keys_values), keys_values, strict=True)
+            for cache, tensor in zip(_empty_caches(keys_values), keys_values, strict=True)
         )
         _, output, _ = self.decoder(
             self.target(tgt_in, rows=target), decoder_contexts, keep_states=False

@@ -90,6 +90,14 @@ def scaled_dot_product_as_heads(
     return contexts.unflatten(1, (-1, sources)).sum(2)
 
 
+def no_slots(mask: Tensor) -> Tensor:
+    """Return the cache slots (B, 0) of one empty hypothesis of each sentence; see ``cache_mask``.
+
+    ``mask`` (B, S) is that of the source.
+    """
+    return torch.empty(len(mask), 0, dtype=torch.int64, device=mask.device)
+
+
 def cache_mask(
     token_slots: Tensor, sentences: int, past: int, length: int
 ) -> tuple[Tensor, Tensor | None]:

@@ -80,11 +80,10 @@ class GroupedSelfAttention(SelfAttention):
         start: int = 0,
     ) -> tuple[Any, Cache]:
         """See ``SelfAttention.step``. ``start`` is the position of the first new token."""
-        if isinstance(mask, Rows | MixedRows):
-            rows, source = (mask, None) if isinstance(mask, Rows) else mask
-            q, k, v = self._projections(x, rows.positions)
-            memory = None if source is None else self._shared(cache.read())
-            y = self._packed(self._beside(q, k, v), rows, True, memory, source)
+        assert not isinstance(mask, MixedRows), "coordinated has no grouped attention"
+        if isinstance(mask, Rows):
+            q, k, v = self._projections(x, mask.positions)
+            y = self._packed(self._beside(q, k, v), mask, causal=True)
             return self._output(y, x, v), cache
         sentences = len(cache.buffer)
         q, k, v = self._projections(x, start)

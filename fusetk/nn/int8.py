@@ -14,7 +14,8 @@ from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.inference_linear import ALL, InferenceLinear, KernelLinear
 
 LARGEST = 127.0
-SMALLEST = 1e-35  # smallest largest absolute value of a row; int8.h has the same constant
+# Lower limit of a row's largest absolute value, so that no scale is 0. int8.h has the same number.
+SMALLEST = 1e-35
 
 
 class Int8Linear(InferenceLinear):

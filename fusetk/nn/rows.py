@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, places: Tensor, shape: Sequence[int], multiple: int = 1) -> "Rows":
-        """Make the layout of the tokens at ``places`` in (B * T), which is sorted.
+        """Return the layout of the tokens with the sorted indices ``places`` (n,) in (B * T).
 
         ``shape`` is (B, T). N is a multiple of ``multiple``.
         """

@@ -13,15 +13,15 @@ from typing import IO, Any, cast
 import torch
 from rich.console import Console
 
-from fusetk import display
 from fusetk.data.sampler import UpdateSize
-from fusetk.display import Display, Task
+from fusetk.display import REFRESHES, Display, Task
 from fusetk.errors import ConfigError
 from fusetk.files import write_if_changed
 from fusetk.processes import World
 from fusetk.runs import LOG, METRICS, parse_metrics
 from fusetk.training.progress import Progress
 from fusetk.training.step import UpdateStats
+from fusetk.training.validation_config import perplexity
 
 
 class AppendingFile:
@@ -179,7 +179,7 @@ class Updates(Task):
         self.start = self.count = progress.update
         self.start_time = self.clock()
         self.epoch = math.floor(progress.epochs) + 1
-        self.first = progress.update - progress.stage_update  # updates before the bar
+        self.first = progress.update - progress.stage_update  # the bar counts updates after it
         self.last: float | None = None  # the last update of the stage, if it is known
         self.total = None
         self.values: dict[str, float] = {}  # loss, tokens per second and learning rate
@@ -215,7 +215,7 @@ class Updates(Task):
         if "speed" in values:
             texts.append(f"{values['speed']:,.0f} tokens/s")
         if "loss" in values:
-            texts.append(f"ppl {math.exp(min(values['loss'], 700.0)):,.1f}")
+            texts.append(f"ppl {perplexity(values['loss']):,.1f}")
         if "rate" in values:
             texts.append(f"lr {values['rate']:.1e}")
         return texts
@@ -233,15 +233,15 @@ class Reporter:
         self.world = world
         self.device = device
         self.log_every = log_every
-        self.updates = Updates(Progress())
+        self.task = Updates(Progress())
         self._last_values = -math.inf  # time of the last values in the display
         self.restart()
 
     @contextmanager
     def shown(self, progress: Progress) -> Iterator[None]:
         """Show the updates after ``progress`` on the display within this context."""
-        self.updates.begin_stage(progress)
-        with self.log.display.show(self.updates):
+        self.task.begin_stage(progress)
+        with self.log.display.show(self.task):
             yield
 
     def message(self, text: str) -> None:
@@ -253,7 +253,7 @@ class Reporter:
 
     def restart(self) -> None:
         """Start a new average, and measure its time from now."""
-        self._updates: list[UpdateStats] = []
+        self._stats: list[UpdateStats] = []
         self._sizes: list[UpdateSize] = []
         self._start = time.perf_counter()
 
@@ -271,19 +271,19 @@ class Reporter:
         It is due every ``log_every`` updates, and before that after 1, 2, 4, 8, ... updates.
         ``updates_left`` is the number of remaining updates of the stage; infinite if it is unknown.
         """
-        self._updates.append(stats)
+        self._stats.append(stats)
         self._sizes.append(size)
         self._rate = rate
         number = progress.update
         is_power_of_two = number & (number - 1) == 0
         self._refresh_values()
-        self.updates.move(progress, updates_in_epoch, updates_left)
+        self.task.move(progress, updates_in_epoch, updates_left)
         if number % self.log_every == 0 or (number < self.log_every and is_power_of_two):
             self.report(progress)
 
     def report(self, progress: Progress) -> None:
         """Report the average over the updates since the last report, if there are any."""
-        if self._updates:
+        if self._stats:
             self._report_average(progress, self._rate)
             self.restart()
 
@@ -293,24 +293,23 @@ class Reporter:
         With several processes, the loss is that of the last report.
         """
         now = time.perf_counter()
-        shown_by = self.log.display
-        refresh = shown_by.is_bar and now - self._last_values >= 1 / display.REFRESHES
-        if not (refresh or shown_by.line_due()):
+        display = self.log.display
+        refresh = display.is_bar and now - self._last_values >= 1 / REFRESHES
+        if not (refresh or display.line_due()):
             return
         self._last_values = now
-        tokens = sum(stats.tokens for stats in self._updates)
-        self.updates.values |= {"speed": tokens / (now - self._start), "rate": self._rate}
+        tokens = sum(stats.tokens for stats in self._stats)
+        self.task.values |= {"speed": tokens / (now - self._start), "rate": self._rate}
         if self.world.size == 1:
-            nll = float(torch.stack([stats.nll for stats in self._updates]).sum())
-            self.updates.values["loss"] = nll / tokens
+            nll = float(torch.stack([stats.nll for stats in self._stats]).sum())
+            self.task.values["loss"] = nll / tokens
 
     def _report_average(self, progress: Progress, rate: float) -> None:
-        tokens = sum(stats.tokens for stats in self._updates)
-        nll = float(torch.stack([stats.nll for stats in self._updates]).sum())
-        smoothed = float(torch.stack([stats.smoothed for stats in self._updates]).sum())
+        tokens = sum(stats.tokens for stats in self._stats)
+        nll = float(torch.stack([stats.nll for stats in self._stats]).sum())
+        smoothed = float(torch.stack([stats.smoothed for stats in self._stats]).sum())
         loss, smoothed_loss = (total / tokens for total in self.world.all_sum([nll, smoothed]))
-        perplexity = math.exp(min(loss, 700.0))
-        norms = [stats.grad_norm for stats in self._updates if math.isfinite(stats.grad_norm)]
+        norms = [stats.grad_norm for stats in self._stats if math.isfinite(stats.grad_norm)]
         norm = sum(norms) / len(norms) if norms else None
         speed = tokens / (time.perf_counter() - self._start)
         memory = peak_memory(self.device)
@@ -324,7 +323,7 @@ class Reporter:
                 "epoch": round(progress.epochs, 3),
                 "loss": loss,
                 "smoothed": smoothed_loss,
-                "ppl": perplexity,
+                "ppl": perplexity(loss),
                 "lr": rate,
                 "tokens_per_second": speed,
                 "grad_norm": norm,
@@ -337,13 +336,13 @@ class Reporter:
         )
         self.log.line(
             f"train  epoch {progress.epochs:.2f}  update {progress.update}  loss {loss:.4f} "
-            f"(smoothed {smoothed_loss:.4f})  ppl {perplexity:.2f}  {speed:.0f} tokens/s  "
+            f"(smoothed {smoothed_loss:.4f})  ppl {perplexity(loss):.2f}  {speed:.0f} tokens/s  "
             f"lr {rate:.3e}  gradient norm {math.nan if norm is None else norm:.2f}  "
             f"{tokens / len(self._sizes):.0f} tokens in {pairs:.1f} pairs per update  "
             f"padding {padding:.1%}  memory {memory / 2**20:.0f} MB",
             shorten=True,
         )
-        self.updates.values = {"loss": loss, "speed": speed, "rate": rate}
+        self.task.values = {"loss": loss, "speed": speed, "rate": rate}
 
     def validation(
         self,

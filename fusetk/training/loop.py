@@ -82,10 +82,8 @@ class Trainer:
         self.log = log
         self.stop = stop
         self.reporter = Reporter(log, self.world, self.device, self.config.log_every)
-        splitter = BatchSplitter(self.corpus, self.sharded, self.reporter.message)
-        self.gradients = GradientComputer(
-            self.config, self.model, self.corpus, self.world, splitter
-        )
+        splitter = BatchSplitter(self.sharded, self.reporter.message)
+        self.gradients = GradientComputer(self.config, self.model, self.world, splitter)
         self.gradient_check = GradientCheck(
             self.config.precision, self.config.max_skipped, self.run, log
         )
@@ -128,10 +126,9 @@ class Trainer:
             self._after_update()
         while not self.stages.ended(progress):
             corpus = self.corpus.of_epoch(progress.epoch)
-            self.gradients.use(corpus)
             updates = self.stages.updates(progress, corpus)
             for indices in updates[progress.position :]:
-                self._update(indices, len(updates))
+                self._update(corpus, indices, len(updates))
                 if self.world.any(self.stop.signal is not None):
                     self.reporter.report(progress)
                     self.checkpoints.interrupt(progress, self.optimizer, self.stop.signal)
@@ -151,23 +148,22 @@ class Trainer:
                     f"{RESTART}"
                 )
             self.checkpoints.load_weights(self.run / CHECKPOINTS / "best")
-        self.reporter.updates.begin_stage(self.progress)
+        self.reporter.task.begin_stage(self.progress)
         self.log.line(
             f"stage {self.progress.stage + 1} of {len(self.config.stages)} starts "
             f"after update {self.progress.update}"
         )
 
-    def _update(self, indices: Sequence[Indices], updates_in_epoch: int) -> None:
+    def _update(self, corpus: Corpus, indices: Sequence[Indices], updates_in_epoch: int) -> None:
         assert self.optimizer is not None
         progress = self.progress
         stage = self.stages.config(progress)
         update = progress.stage_update + 1
         rate = rate_of_update(self.schedule, update, progress.schedule_state)
-        corpus = self.gradients.corpus
         size = update_size(indices, corpus.source.lengths, corpus.target.lengths)
         tokens = size.target_tokens
         scale = self.gradient_check.scale(progress)
-        losses = self.gradients.compute(indices, tokens, progress.update, scale)
+        losses = self.gradients.compute(corpus, indices, tokens, progress.update, scale)
         stats = optimizer_step(
             self.model, self.optimizer, losses, rate, stage.clip, tokens, self.world, scale
         )

@@ -26,27 +26,26 @@ class BatchSplitter:
     processes must compute the same number of batches, so batches cannot be split.
     """
 
-    def __init__(self, corpus: Corpus, sharded: bool, notify: Callable[[str], None]):
-        self.corpus = corpus
+    def __init__(self, sharded: bool, notify: Callable[[str], None]):
         self.sharded = sharded
         self.notify = notify
         self.limit = math.inf  # target tokens of the smallest batch that did not fit
 
-    def split(self, pairs: Indices) -> list[Indices]:
+    def split(self, corpus: Corpus, pairs: Indices) -> list[Indices]:
         """Return the batch, or parts of it with fewer target tokens than the limit."""
-        if len(pairs) < 2 or self._target_tokens(pairs) < self.limit:
+        if len(pairs) < 2 or _target_tokens(corpus, pairs) < self.limit:
             return [pairs]
-        return [part for half in np.array_split(pairs, 2) for part in self.split(half)]
+        return [part for half in np.array_split(pairs, 2) for part in self.split(corpus, half)]
 
     def split_after_failure(
-        self, batches: Sequence[Indices], error: RuntimeError, update: int
+        self, corpus: Corpus, batches: Sequence[Indices], error: RuntimeError, update: int
     ) -> list[Indices]:
         """Lower the limit to the size of the largest batch of an update, and split the batches.
 
         Raises FusetkError if that batch is a single pair, or if the model is sharded.
         """
-        largest = max(batches, key=self._target_tokens)
-        tokens = self._target_tokens(largest)
+        largest = max(batches, key=lambda pairs: _target_tokens(corpus, pairs))
+        tokens = _target_tokens(corpus, largest)
         reason = str(error).splitlines()[0]
         if self.sharded:
             raise FusetkError(
@@ -56,7 +55,7 @@ class BatchSplitter:
                 "set checkpoint on encoder and decoder, or drop long sentences"
             )
         if len(largest) == 1:
-            sides = (self.corpus.source, self.corpus.target)
+            sides = (corpus.source, corpus.target)
             source, target = (int(side.lengths[largest].max()) for side in sides)
             raise FusetkError(
                 f"training pair {int(largest[0]) + 1} ({source} source and {target} target tokens) "
@@ -71,10 +70,11 @@ class BatchSplitter:
                 "failed attempt, lower training.stages.N.batch.size and raise accumulate"
             )
         self.limit = min(self.limit, tokens)
-        return [part for pairs in batches for part in self.split(pairs)]
+        return [part for pairs in batches for part in self.split(corpus, pairs)]
 
-    def _target_tokens(self, pairs: Indices) -> int:
-        return int(self.corpus.target.lengths[pairs].sum())
+
+def _target_tokens(corpus: Corpus, pairs: Indices) -> int:
+    return int(corpus.target.lengths[pairs].sum())
 
 
 class GradientComputer:
@@ -84,37 +84,30 @@ class GradientComputer:
         self,
         config: TrainingConfig,
         model: Seq2Seq,
-        corpus: Corpus,
         world: World,
         splitter: BatchSplitter,
     ):
         self.config = config
         self.model = model
-        self.corpus = corpus
         self.world = world
         self.splitter = splitter
         self.device = next(model.parameters()).device
 
-    def use(self, corpus: Corpus) -> None:
-        """Take the pairs of the next updates from a corpus."""
-        self.corpus = corpus
-        self.splitter.corpus = corpus
-
     def compute(
-        self, indices: Sequence[Indices], tokens: int, updates: int, scale: float
+        self, corpus: Corpus, indices: Sequence[Indices], tokens: int, updates: int, scale: float
     ) -> list[Loss]:
         """Compute gradients of the losses times ``scale / tokens``, and return the losses.
 
-        ``indices`` are the batches of all processes, and ``updates`` the number of updates before
-        this one. If the memory does not suffice, batches are split and computed again. Raises
-        FusetkError if the memory does not suffice for a single pair, and ConfigError if torch
-        cannot compile the layers.
+        ``indices`` are the batches of all processes: numbers of pairs of ``corpus``. ``updates`` is
+        the number of updates before this one. If the memory does not suffice, batches are split and
+        computed again. Raises FusetkError if the memory does not suffice for a single pair, and
+        ConfigError if torch cannot compile the layers.
         """
         parts = [
             part
             for pairs in local_batches(self.world, indices)
             if len(pairs) or self.splitter.sharded
-            for part in self.splitter.split(pairs)
+            for part in self.splitter.split(corpus, pairs)
         ]
         while True:
             # Seed every update, so that checkpoints need no generator state. Each process has
@@ -123,7 +116,7 @@ class GradientComputer:
             try:
                 return accumulate_gradients(
                     self.model,
-                    (self._collate(pairs) for pairs in parts),
+                    (self._collate(corpus, pairs) for pairs in parts),
                     self.config.label_smoothing,
                     self.config.precision,
                     tokens,
@@ -134,12 +127,12 @@ class GradientComputer:
                     if message := compile_failure(error):
                         raise ConfigError(message) from None
                     raise
-                parts = self.splitter.split_after_failure(parts, error, updates + 1)
+                parts = self.splitter.split_after_failure(corpus, parts, error, updates + 1)
             self.model.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _collate(self, pairs: Indices) -> Batch:
+    def _collate(self, corpus: Corpus, pairs: Indices) -> Batch:
         """Return a batch on the device.
 
         If a process has no pairs, its batch is one pair without target tokens in the loss. This
@@ -148,6 +141,6 @@ class GradientComputer:
         multiple = length_multiple(self.device, self.config.precision)
         limit = self.model.max_positions
         if len(pairs):
-            return collate(self.corpus, pairs, multiple, limit).to(self.device)
-        batch = collate(self.corpus, np.zeros(1, np.int64), multiple, limit)
+            return collate(corpus, pairs, multiple, limit).to(self.device)
+        batch = collate(corpus, np.zeros(1, np.int64), multiple, limit)
         return batch._replace(target_index=batch.target_index[:0]).to(self.device)

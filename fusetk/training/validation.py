@@ -23,7 +23,7 @@ from fusetk.evaluation.metrics import corpus_bleu
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
 from fusetk.training.step import autocast, batch_loss
-from fusetk.training.validation_config import ValidationConfig
+from fusetk.training.validation_config import ValidationConfig, perplexity
 
 
 class LossSums(NamedTuple):
@@ -107,7 +107,7 @@ class Validator:
         BLEU is included if it is configured.
         """
         loss, accuracy = _means([part.sums for part in parts])
-        results = {"loss": loss, "ppl": math.exp(min(loss, 700.0)), "accuracy": accuracy}
+        results = {"loss": loss, "ppl": perplexity(loss), "accuracy": accuracy}
         if self.train_corpus is not None:
             train = _means([part.train for part in parts if part.train is not None])
             results["train_loss"], results["train_accuracy"] = train
@@ -156,7 +156,9 @@ class Validator:
         # Each of n processes takes every n-th sentence in order of length, so that all have similar
         # work.
         positions = np.concatenate(self.batches)[world.rank :: world.size].tolist()
-        hypotheses = translator.translate_ids([self.corpus.source[i] for i in positions])
+        hypotheses = translator.translate_ids(
+            [self.corpus.source[i] for i in positions], numbers=[i + 1 for i in positions]
+        )
         vocabulary = self.pipeline.target_vocab
         texts = [
             self.pipeline.join(vocabulary.decode(n_best[0].ids)) if n_best else ""

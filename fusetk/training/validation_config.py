@@ -43,6 +43,11 @@ class ValidationConfig(Config):
     has it."""
 
 
+def perplexity(loss: float) -> float:
+    """Return e to the loss per token; the loss is limited to 700, so that the result is finite."""
+    return math.exp(min(loss, 700.0))
+
+
 def rank(metric: str, results: Mapping[str, float]) -> tuple[float, float]:
     """Return a sort key of validation results: the metric, then the loss. The best has the lowest.
 

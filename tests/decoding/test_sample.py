@@ -113,6 +113,10 @@ def test_samples_depend_on_seed_and_line_and_not_on_the_batch(system):
         return [[hypothesis.ids for hypothesis in samples] for samples in results]
 
     together = ids([0, 1, 2])
+    unnumbered = sample([model], *batch(SOURCES[:3]), settings)
+    assert [[hypothesis.ids for hypothesis in samples] for samples in unnumbered] == ids(
+        [0, 1, 2], requests=[EncodedRequest(line=line) for line in (1, 2, 3)]
+    )
     assert ids([2, 1, 0]) == together[::-1]
     assert [ids([i])[0] for i in range(3)] == together
     assert ids([0, 1, 2], settings.model_copy(update={"seed": 2})) != together

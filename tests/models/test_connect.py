@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fusetk.models.connect import CONNECTIONS, LayerInputs
 from fusetk.models.stack import StackConfig
+from fusetk.models.transformer import TransformerConfig
 
 D, LAYERS = 6, 4
 OPTIONS: list[dict[str, Any]] = [
@@ -138,6 +139,18 @@ def test_any_leading_shape_and_single_positions(options: dict[str, Any]) -> None
     torch.testing.assert_close(module(inputs().view(1, 6, D)).view(2, 3, D), output)
     for t in range(3):
         torch.testing.assert_close(module(inputs()[:, t : t + 1]), output[:, t : t + 1])
+
+
+def test_a_period_needs_an_input_that_is_read() -> None:
+    side = {"layers": 2, "connect": {"kind": "depth-weighted", "period": 2}}
+    for attend, allowed in (("top", True), ("transparent", False)):
+        config = {"width": 8, "heads": 2, "encoder": side}
+        config["decoder"] = {"layers": 2, "attend": attend}
+        if allowed:
+            TransformerConfig.model_validate(config)
+            continue
+        with pytest.raises(ValueError, match="period 2 has no effect if a stack makes 2 inputs"):
+            TransformerConfig.model_validate(config)
 
 
 def test_a_period_above_the_depth_is_refused() -> None:

@@ -27,6 +27,7 @@ from fusetk.data.prepare import prepare
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
 from fusetk.machine import revision
 from fusetk.nn.dropout import Dropout
+from fusetk.processes import World
 from fusetk.recipe import Recipe, load
 from fusetk.system import build
 from fusetk.training import checkpoint
@@ -752,6 +753,18 @@ def test_validation_counts_all_references(toy: Path, tmp_path: Path) -> None:
         part = PartialResults(LossSums(1.0, 1.0, 2), dict(enumerate(second)))
         bleu[place] = validator.combine([part])["bleu"]
     assert bleu[folder] == pytest.approx(100) and bleu[source] < 100
+
+
+def test_sampled_translations_do_not_depend_on_the_number_of_processes(toy: Path) -> None:
+    recipe = load(toy, ["training.validation.bleu=true", "decoding.sample=true"])
+    folder = Path(recipe.data.folder)
+    pipeline = Pipeline.load(folder / "text")
+    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
+    validator = Validator(recipe.training.validation, recipe.decoding, folder, pipeline)
+    cpu = torch.device("cpu")
+    one = validator.validate_part(model, cpu, "fp32").translations
+    parts = [validator.validate_part(model, cpu, "fp32", World(rank, 2)) for rank in (0, 1)]
+    assert one == parts[0].translations | parts[1].translations and len(set(one.values())) > 1
 
 
 def test_accuracy_on_training_text(toy: Path, tmp_path: Path) -> None:

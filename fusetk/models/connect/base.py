@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
+from fusetk.nn.projection import projection
 
 SummaryMode = Literal["no", "in-place", "added"]
 
@@ -25,7 +26,7 @@ class PlannedModule(NamedTuple):
     """Whether this module is a summary of either kind: the modules above it cannot read the outputs
     below its own."""
     residual: bool
-    """Whether a layer adds its input to its output."""
+    """Whether a layer adds its input to its output. Only the layers of ``conv`` read it."""
 
 
 class ConnectConfig(ComponentConfig):
@@ -35,6 +36,11 @@ class ConnectConfig(ComponentConfig):
     def separate_inputs(self) -> bool:
         """Whether a layer reads ``LayerInputs`` and not one tensor."""
         return False
+
+    @property
+    def separate_inputs_advice(self) -> str:
+        """What the user can do if the layers of a model cannot read ``LayerInputs``."""
+        return "choose another connection"
 
     def check(self, layers: int) -> None:
         """Raise ValueError, with a message for the user, if ``layers`` layers are not allowed."""
@@ -117,7 +123,7 @@ class Connection(nn.Module):
 
     Config: type[ConnectConfig] = ConnectConfig
     residual = True
-    """Whether layers add their input to their output."""
+    """Whether layers add their input to their output. Only the layers of ``conv`` read it."""
 
     def __init__(self, config: ConnectConfig, name: str):
         """``name`` is the prefix of the tensors that are recorded with ``fusetk.trace``."""
@@ -176,9 +182,19 @@ class SourcesConnection(Connection):
     def register_output(self, width: int, starts_block: bool) -> None:
         if starts_block:
             self.width = width
-        self.map.append(nn.Identity() if width == self.width else nn.Linear(width, self.width))
+        self.map.append(projection(width, self.width))
 
     @property
     def sources(self) -> int:
         """Number of outputs registered so far."""
         return len(self.map)
+
+    def append(self, outputs: Any, output: Tensor, read: Any = None) -> Any:
+        """Return the tuple of the outputs so far with one more output, in the common width."""
+        outputs = outputs or ()
+        return (*outputs, self.project(len(outputs), output))
+
+    def project(self, i: int, output: Tensor) -> Tensor:
+        """Return output ``i`` in the common width, (..., its width) -> (..., D)."""
+        projected: Tensor = self.map[i](output)
+        return projected

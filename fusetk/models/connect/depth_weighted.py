@@ -1,7 +1,5 @@
 """Depth-weighted averages (DenseFormer, Pagliardini et al. 2024)."""
 
-from typing import Any
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -62,25 +60,11 @@ class DepthWeightedConnection(SourcesConnection):
             self.weights[str(i)] = nn.Parameter(weight)
         return self.width
 
-    def append(
-        self, outputs: tuple[Tensor, ...] | None, output: Tensor, read: Any = None
-    ) -> tuple[Tensor, ...]:
-        outputs = outputs or ()
-        return (*outputs, self.map[len(outputs)](output))
-
     def forward(self, outputs: tuple[Tensor, ...]) -> Tensor:
         i = len(outputs) - 1
         if str(i) not in self.weights:
             return outputs[i]
         weight = self.weights[str(i)]
-        first = i % self.dilation
-        self._record(weight, first, i)
-        return weighted_sum(outputs[first :: self.dilation], weight)
-
-    def _record(self, weight: Tensor, first: int, i: int) -> None:
-        """Record the weights of all outputs; the weight of an output that is not read is 0."""
-        name = f"{self.name}.layer{i + 1}"
-        if trace.wanted(name):
-            every = weight.new_zeros(i + 1)
-            every[first :: self.dilation] = weight.detach()
-            trace.record(name, every)
+        selected = slice(i % self.dilation, None, self.dilation)
+        trace.record_selected(f"{self.name}.layer{i + 1}", weight, selected, i + 1)
+        return weighted_sum(outputs[selected], weight)

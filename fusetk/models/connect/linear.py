@@ -1,7 +1,7 @@
 """Dynamic linear combination of layers (Wang et al. 2019)."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -58,12 +58,9 @@ class LinearConnection(SourcesConnection):
         self.norm.append(nn.LayerNorm(self.width) if self.config.norm else nn.Identity())
         return self.width
 
-    def append(
-        self, outputs: tuple[Tensor, ...] | None, output: Tensor, read: Any = None
-    ) -> tuple[Tensor, ...]:
-        outputs = outputs or ()
-        i = len(outputs)
-        return (*outputs, self.norm_layers[i](self.map[i](output)))
+    def project(self, i: int, output: Tensor) -> Tensor:
+        normed: Tensor = self.norm_layers[i](super().project(i, output))
+        return normed
 
     def forward(self, outputs: tuple[Tensor, ...]) -> Tensor:
         i = len(outputs) - 1

@@ -27,6 +27,10 @@ class MuddConfig(ConnectConfig):
     def separate_inputs(self) -> bool:
         return self.streams == 4
 
+    @property
+    def separate_inputs_advice(self) -> str:
+        return f"{super().separate_inputs_advice}, or streams: 1"
+
 
 class DepthAggregate(nn.Module):
     """The sums that one layer reads (MUDDFormer, Equation 6).

@@ -92,12 +92,8 @@ class DepthQuery(nn.Module):
 class AttentionEnds(StreamEnds):
     """The embedding as the first source, and one more query over all sources."""
 
-    def __init__(self, config: AttentionResidualConfig, name: str, width: int):
-        super().__init__(config, name, width)
-        self.block = config.block
-
     def open(self, x: Tensor) -> DepthSources:
-        blocks = 1 + self.sublayers // self.block
+        blocks = 1 + self.sublayers // self.config.block
         buffer = FeatureBuffer.empty(x, blocks * x.shape[-1]).append(x)
         return DepthSources(buffer, inverse_rms(x), None, 0)
 

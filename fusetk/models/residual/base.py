@@ -72,6 +72,7 @@ class StreamEnds:
 
         ``width`` is the width of the stack's input.
         """
+        self.config = config
         self.name = name
         self.width = width
 
@@ -131,15 +132,17 @@ class Residual(nn.Module):
         return normed
 
     def before(self, stream: Stream) -> tuple[Any, Stream]:
-        """Return the input x (..., D) of the sub-layer, and the stream for ``after``.
+        """Return the input of the sub-layer, and the stream for ``after``.
 
-        If the stream is ``LayerInputs``, x is ``AttentionInputs``. The old stream must not be used
-        again.
+        The input is what ``attention_class`` or the feed-forward network reads: (..., D), or a
+        tuple of tensors. The old stream must not be used again.
         """
         return self.normed_input(stream), stream
 
     def after(self, stream: Stream, y: Tensor) -> Stream:
-        """Return the stream with the output y = f(x) (..., D) of the sub-layer."""
+        """Return the stream with the output y = f(x) of the sub-layer: (..., D), or what
+        ``attention_class`` returns.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no method after")
 
     def initialise(self, sublayer: nn.Module) -> None:

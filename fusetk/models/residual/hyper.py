@@ -1,6 +1,6 @@
 """Hyper-connections: several residual streams (Zhu et al. 2025)."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -38,13 +38,10 @@ class HyperConfig(ResidualConfig):
 class CopiedStreams(StreamEnds):
     """n copies of the stack's input (..., n, D) at the bottom."""
 
-    def __init__(self, config: Any, name: str, width: int):
-        super().__init__(config, name, width)
-        self.streams: int = config.streams
-
     def open(self, x: Tensor) -> Tensor:
         # The kernels read contiguous streams, so each of them would make a copy.
-        return x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1]).contiguous()
+        copies = (*x.shape[:-1], self.config.streams, x.shape[-1])
+        return x.unsqueeze(-2).expand(copies).contiguous()
 
 
 class HyperEnds(CopiedStreams):
