@@ -13,8 +13,9 @@ from pydantic_core import PydanticUndefined
 from fusetk.config import ComponentConfig, Config, field_docs
 from fusetk.fusion import FUSIONS
 from fusetk.models import MODELS
+from fusetk.models.attend import ATTENDS
+from fusetk.models.connect import CONNECTIONS
 from fusetk.models.residual import RESIDUALS
-from fusetk.models.stack import ATTENDS, CONNECTIONS
 from fusetk.recipe import Recipe
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES

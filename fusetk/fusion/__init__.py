@@ -5,8 +5,9 @@ config as ``package.module:Name``.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from fusetk.config import resolve
+from fusetk.config import component, resolve
 from fusetk.fusion.attention import AttentionFusion
 from fusetk.fusion.average import AverageFusion
 from fusetk.fusion.base import Fusion, FusionConfig
@@ -27,6 +28,9 @@ FUSIONS: dict[str, type[Fusion]] = {
     "tree": TreeFusion,
     "groups": GroupFusion,
 }
+
+AnyFusionConfig = Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)]
+"""Type of a config key that chooses a fusion."""
 
 
 def fusion_class(config: FusionConfig) -> type[Fusion]:

@@ -1,14 +1,14 @@
 """Selection of the encoder layers that each decoder layer attends to."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.config import ComponentConfig, resolve
+from fusetk.config import ComponentConfig, component, resolve
 from fusetk.models.seq2seq import Memory
 from fusetk.nn.combine import weighted_sum
 from fusetk.nn.dropout import Dropout
@@ -179,6 +179,11 @@ ATTENDS: dict[str, type[AttendedSources]] = {
     "dense-sum": DenseSumSources,
     "transparent": TransparentSources,
 }
+
+AnyAttendConfig = Annotated[
+    ComponentConfig, component(ATTENDS, "an attention to encoder layers", AttendedSources)
+]
+"""Type of a config key that chooses an attention to encoder layers."""
 
 
 def attended_sources_class(config: ComponentConfig) -> type[AttendedSources]:

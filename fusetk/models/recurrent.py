@@ -4,20 +4,19 @@ Fusions and attention are configurable.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.config import ComponentConfig, Config, component
+from fusetk.config import ComponentConfig, Config
 from fusetk.errors import ConfigError
-from fusetk.fusion import FUSIONS, build_fusion
+from fusetk.fusion import AnyFusionConfig, build_fusion
 from fusetk.fusion.base import Fusion, FusionConfig, share_layer_embedding
 from fusetk.models.attend import (
-    ATTENDS,
-    AttendedSources,
+    AnyAttendConfig,
     attended_sources_class,
     build_attended_sources,
 )
@@ -49,9 +48,7 @@ class TransitionConfig(Config):
 class RecurrentEncoderConfig(TransitionConfig):
     """The encoder: two directions, each with its own transition."""
 
-    fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)] = FusionConfig(
-        kind="last"
-    )
+    fuse: AnyFusionConfig = FusionConfig(kind="last")
     """How the output of the encoder is made from the embedding and the states of a time step.
     `last`: the highest state."""
 
@@ -59,15 +56,11 @@ class RecurrentEncoderConfig(TransitionConfig):
 class RecurrentDecoderConfig(TransitionConfig):
     """The transition after attention, and the decoder's fusion and attention."""
 
-    fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)] = FusionConfig(
-        kind="last"
-    )
+    fuse: AnyFusionConfig = FusionConfig(kind="last")
     """How the representation that predicts the next word is made from the embedding and the states
     of a time step, the states of `query` first. The recurrence continues with the highest state in
     any case."""
-    attend: Annotated[
-        ComponentConfig, component(ATTENDS, "an attention to encoder layers", AttendedSources)
-    ] = ComponentConfig(kind="top")
+    attend: AnyAttendConfig = ComponentConfig(kind="top")
     """Which states of the encoder the decoder attends to. The decoder has one attention, so
     `layerwise` is not allowed."""
 

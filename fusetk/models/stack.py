@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fusetk.config import ComponentConfig, Config, component
-from fusetk.fusion import FUSIONS, build_fusion, fusion_class
-from fusetk.fusion.base import Fusion, FusionConfig
-from fusetk.models.attend import ATTENDS, AttendedSources, attended_sources_class
+from fusetk.fusion import AnyFusionConfig, build_fusion, fusion_class
+from fusetk.fusion.base import FusionConfig
+from fusetk.models.attend import AnyAttendConfig, attended_sources_class
 from fusetk.models.connect import (
     CONNECTIONS,
     ConnectConfig,
@@ -35,9 +35,7 @@ class StackConfig(Config):
         ConnectConfig(kind="last")
     )
     """How the input of a layer is made from the outputs of the layers below it."""
-    fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)] = FusionConfig(
-        kind="last"
-    )
+    fuse: AnyFusionConfig = FusionConfig(kind="last")
     """How the outputs of the layers become the output of the stack. `last`: the output is the input
     that one more layer would receive."""
     checkpoint: bool = False
@@ -65,9 +63,7 @@ def separate_inputs_error(connect: ConnectConfig) -> str:
 class DecoderConfig(StackConfig):
     """The decoder's side."""
 
-    attend: Annotated[
-        ComponentConfig, component(ATTENDS, "an attention to encoder layers", AttendedSources)
-    ] = ComponentConfig(kind="top")
+    attend: AnyAttendConfig = ComponentConfig(kind="top")
     """Which encoder layers each decoder layer attends to. `top`: the output of the encoder."""
 
 

@@ -39,7 +39,7 @@ class ConnectConfig(ComponentConfig):
 
     @property
     def separate_inputs_advice(self) -> str:
-        """What the user can do if the layers of a model cannot read ``LayerInputs``."""
+        """Advice for a model whose layers cannot read ``LayerInputs``."""
         return "choose another connection"
 
     def check(self, layers: int) -> None:
