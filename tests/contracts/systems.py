@@ -17,7 +17,8 @@ from fusetk.config import resolve
 from fusetk.fusion import FUSIONS
 from fusetk.fusion.base import Fusion
 from fusetk.models import MODELS, Seq2Seq
-from fusetk.models.stack import ATTENDS, CONNECTIONS
+from fusetk.models.attend import ATTENDS
+from fusetk.models.connect import CONNECTIONS
 
 SOURCE_SIZE, TARGET_SIZE = 11, 9
 

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from fusetk.fusion import FUSIONS
 from fusetk.models import MODELS, Seq2Seq
+from fusetk.models.attend import ATTENDS
+from fusetk.models.connect import CONNECTIONS
 from fusetk.models.residual import RESIDUALS
-from fusetk.models.stack import ATTENDS, CONNECTIONS
 from fusetk.training.step import batch_loss
 from tests.contracts.systems import BACKBONES, CONNECTS, FUSES, GROUPS, MUDD_1, build, sides
 from tests.contracts.test_decoding import LENGTH, SOURCES, begin, close, forced, prefixes, read
