@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -279,10 +280,17 @@ def add_session(run: Path, session: Session) -> None:
     replace_file(run / SESSIONS, "".join(f"{line}\n" for line in lines))
 
 
-def check_run_folder(run: Path) -> None:
-    """Raise ConfigError if the folder holds files of another kind, such as prepared data."""
-    if not run.is_dir() or (run / CONFIG).exists() or (run / CHECKPOINTS).is_dir():
+def check_run_folder(run: Path, config: str) -> None:
+    """Raise ConfigError if a training would overwrite files of the user in the folder.
+
+    ``config`` is the text that the training would write as its config. A folder with this text is
+    the folder of a training that was killed while it started.
+    """
+    if not run.is_dir() or (run / SESSIONS).exists() or (run / CHECKPOINTS).is_dir():
         return
+    with suppress(OSError, ValueError):
+        if (run / CONFIG).read_text(encoding="utf-8") == config:
+            return
     foreign = sorted(path.name for path in run.iterdir() if not _may_precede_run(path))
     if foreign:
         raise ConfigError(
@@ -292,8 +300,7 @@ def check_run_folder(run: Path) -> None:
 
 def _may_precede_run(path: Path) -> bool:
     """Whether a file may be in a run folder before training: a log or a hidden file."""
-    known = path.name in (TEXT, MACHINE, METRICS, LOG) or path.name.startswith(".")
-    return known or path.suffix in (".out", ".err", ".log")
+    return path.name.startswith(".") or path.name == LOG or path.suffix in (".out", ".err", ".log")
 
 
 class RunLock:

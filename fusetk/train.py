@@ -34,6 +34,7 @@ from fusetk.processor import processor
 from fusetk.recipe import Recipe
 from fusetk.resume import find_changes, last_checkpoint
 from fusetk.runs import (
+    CHECKPOINTS,
     CONFIG,
     MACHINE,
     TEXT,
@@ -134,7 +135,7 @@ def _train(
     integrity.check_settings(recipe.data, prepared)
     integrity.check_files(data, prepared)
     if world.first:
-        check_run_folder(run)
+        check_run_folder(run, sections.dump(recipe))
         run_lock.take()
     last = world.broadcast(last_checkpoint(run) if world.first else None)
     changes = find_changes(recipe, run, last, prepared, execution.kernel_choices)
@@ -261,17 +262,18 @@ def _lock_run_folder(run: Path, run_lock: RunLock, last: Path | None) -> None:
 def _write_run_folder(
     recipe: Recipe, run: Path, progress: Progress, kernel_choices: Choices | None
 ) -> None:
-    """Write text pipeline, config and kernel choices into the run folder.
+    """Write config, text pipeline and kernel choices into the run folder.
 
-    Remove the metrics after ``progress``. Raises CheckpointError if a file cannot be
-    written.
+    Remove the metrics after ``progress``. Raises CheckpointError if a file cannot be written.
     """
     text = Path(recipe.data.folder) / TEXT
     try:
+        # The config is the first file, because it marks the folder as that of a run.
+        write_if_changed(run / CONFIG, sections.dump(recipe).encode())
+        (run / CHECKPOINTS).mkdir(exist_ok=True)
         forget_after(run, progress)
         for file in sorted(path for path in text.rglob("*") if path.is_file()):
             write_if_changed(run / TEXT / file.relative_to(text), file.read_bytes())
-        write_if_changed(run / CONFIG, sections.dump(recipe).encode())
         if kernel_choices:
             write_choices(run / MACHINE, kernel_choices)
     except OSError as error:

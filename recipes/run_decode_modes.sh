@@ -37,6 +37,12 @@ done
 [ ${#positional[@]} -eq 3 ] || die "give RUN, SOURCE and REFERENCE; -h shows the usage"
 run=${positional[0]} source=${positional[1]} reference=${positional[2]}
 need_fusetk
+case $source/,$reference/ in
+    "$out"/* | *,"$out"/*) die "SOURCE and REFERENCE must not be in --out $out, which is written" ;;
+esac
+if [ ! -e "$out/inputs" ] && [ -n "$(ls -A "$out" 2> /dev/null)" ]; then
+    die "$out is not a folder of this command and has files: give another --out"
+fi
 mkdir -p "$out"
 
 # The translations in the folder are reused, so they have to be those of the same inputs.
@@ -50,6 +56,7 @@ inputs=$(
 if [ -e "$out/greedy.txt" ] && [ "$inputs" != "$(cat "$out/inputs" 2> /dev/null)" ]; then
     die "$out has translations of other models, texts or options: give another --out, or remove it"
 fi
+printf '%s\n' "$inputs" > "$out/inputs"
 awk '{ print $1, $2 }' "$reference" > "$out/prefix"
 awk '{ print $(int((NF + 1) / 2)) "\t" $(NF > 1 ? NF - 1 : 1) }' "$reference" > "$out/phrases"
 printf '%-44s %7s  %s\n' mode BLEU speed > "$out/table.txt"
@@ -63,7 +70,6 @@ mode() {
         say "$name"
         fusetk decode -m "$run" -i "$source" -o "$file.part" "${common[@]}" "$@" 2> "$file.log" ||
             die "$(tail -n 1 "$file.log")"
-        printf '%s\n' "$inputs" > "$out/inputs"
         mv "$file.part" "$file.txt"
     fi
     # Keep the text of lines with an alignment, and the first entry of each n-best list.

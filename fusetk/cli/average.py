@@ -78,9 +78,9 @@ def command(
         metric = recipes.load(run / CONFIG).training.validation.metric if best else "loss"
     folders = choose(run, last, best, metric, updates)
     into = run / CHECKPOINTS / name
-    if "progress" in read_state_if_valid(into):
+    if (into.exists() or into.is_symlink()) and "averaged" not in read_state_if_valid(into):
         raise DataError(
-            f"{into} is a checkpoint of a training: choose another --name, or remove this folder"
+            f"{into} was not made by fusetk average: choose another --name, or remove it"
         )
     average(folders, into)
     inform(f"{into}: mean of {', '.join(folder.name for folder in folders)}")

@@ -166,6 +166,25 @@ def check_pairs(pairs: list[Pair], inputs: Mapping[str, Record]) -> None:
             raise unequal(pair, source, target)
 
 
+def equal_texts(texts: Mapping[str, list[Pair]], inputs: Mapping[str, Record]) -> Iterator[str]:
+    """Yield a warning for each pair of equal files, and for held-out text that is training text."""
+    training = {_checksums(pair, inputs): pair for pair in texts["train"]}
+    for name, pairs in texts.items():
+        for pair in pairs:
+            sums = _checksums(pair, inputs)
+            if sums[0] == sums[1]:
+                yield f"{pair.source} and {pair.target} have the same content; check data.{name}"
+            elif name != "train" and sums in training:
+                yield (
+                    f"{pair.source} and {pair.target} have the content of the training text "
+                    f"{training[sums].source}; check data.{name}"
+                )
+
+
+def _checksums(pair: Pair, inputs: Mapping[str, Record]) -> tuple[Any, Any]:
+    return inputs[str(pair.source)]["sha256"], inputs[str(pair.target)]["sha256"]
+
+
 # Changes -----------------------------------------------------------------------------------------
 
 

@@ -60,6 +60,7 @@ def prepare(
         name: [_pair(config, prefix) for prefix in prefixes]
         for name, prefixes in _prefixes(config).items()
     }
+    _check_inputs_are_outside(config, [pair for pairs in texts.values() for pair in pairs])
     with opened(folder), closing(Workers(jobs)) as workers:
         old = _read_manifest(folder, report)
         further = further_references(config)
@@ -74,7 +75,7 @@ def prepare(
         def before() -> None:
             nonlocal warnings
             validate()
-            warnings = warn(_warnings(config, texts))
+            warnings = warn(_warnings(config, texts, inputs))
 
         build = Build(folder, workers, report, before)
         old_stages = old.get("stages", {})
@@ -84,7 +85,7 @@ def prepare(
             if name not in build.stages:
                 report(f"{name}: no longer needed, its files are deleted")
         if not build.made:
-            warnings = warn(_warnings(config, texts) if warnings is None else warnings)
+            warnings = warn(_warnings(config, texts, inputs) if warnings is None else warnings)
         data = {**describe(config, inputs, build), "warnings": warnings}
         if data != old:
             build.finish(data, old_stages)
@@ -113,11 +114,30 @@ def _inspect(
     return inputs
 
 
-def _warnings(config: DataConfig, texts: Mapping[str, list[Pair]]) -> list[str]:
-    """Return a warning for each language and text that the steps do not support."""
+def _warnings(
+    config: DataConfig, texts: Mapping[str, list[Pair]], inputs: Mapping[str, manifest.Record]
+) -> list[str]:
+    """Return warnings about languages and texts that the steps do not support, and equal texts."""
     languages = {"source": config.source, "target": config.target}
     pairs = [pair for pairs in texts.values() for pair in pairs]
-    return list(language_warnings.warnings(languages, config.steps, pairs))
+    return [
+        *language_warnings.warnings(languages, config.steps, pairs),
+        *manifest.equal_texts(texts, inputs),
+    ]
+
+
+def _check_inputs_are_outside(config: DataConfig, pairs: Sequence[Pair]) -> None:
+    """Raise ConfigError if an input lies in `config.folder`, where its stages would replace it."""
+    folder = Path(config.folder).resolve()
+    vocabulary = config.vocabulary
+    codes = config.bpe.codes if config.bpe else None
+    files = [*(codes or ()), vocabulary.source, vocabulary.target]
+    for path in [*(path for pair in pairs for path in pair), *map(Path, filter(None, files))]:
+        if folder in path.resolve().parents:
+            raise ConfigError(
+                f"{path} is in data.folder {config.folder}, whose files prep replaces: choose "
+                "another data.folder, or move the file"
+            )
 
 
 def _prefixes(config: DataConfig) -> dict[str, list[str]]:

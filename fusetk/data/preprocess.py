@@ -303,10 +303,12 @@ def held_out_words(
 ) -> Results:
     """Write all lines of validation or test text, raw and as words.
 
-    ``further`` are the files of further references, those of the second reference first.
+    ``further`` are the files of further references, those of the second reference first. Raises
+    DataError if a side of the validation text has no word.
     """
     arguments = (config.steps, *languages(config), prepared_models(build, config))
     count = 0
+    has_words = [False, False]
     with ExitStack() as stack:
 
         def open_both(kind: str) -> list[IO[str]]:
@@ -323,6 +325,13 @@ def held_out_words(
                 for side in (0, 1):
                     raw_files[side].write(raw[side] + "\n")
                     word_files[side].write(words[side] + "\n")
+                    has_words[side] |= bool(words[side])
+    for side, language in enumerate(languages(config)):
+        if split == "valid" and not has_words[side]:
+            raise DataError(
+                f"the validation text has no word in {language} "
+                f"({', '.join(str(pair[side]) for pair in pairs)}): check data.valid"
+            )
     text = Text(*arguments)
     for start in range(0, len(further), len(pairs)):
         name = f"{split}.{config.target}{start // len(pairs) + 1}"

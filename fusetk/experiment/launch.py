@@ -22,8 +22,8 @@ class StepFailed(FusetkError):
         self.exit_code = code if code > 0 else 128 - code
         ended = f"exit status {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
         super().__init__(
-            f"`{shown(command)}` ended with {ended}; the message above has the reason, and the "
-            "same fusetk run continues from here"
+            f"`{shown(command)}` ended with {ended}: correct the error above; the same fusetk run "
+            "then continues from here"
         )
 
 

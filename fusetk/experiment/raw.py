@@ -28,7 +28,10 @@ def provide_raw_text(
         names = [Path(prefix).name for _, prefix in prefixes_by_use(recipe.data)]
         make(table.read(paper.dataset, names), raw, raw / ARCHIVES, True, say, any_data)
     if missing := missing_texts(recipe):
-        reason = f"--raw {raw}: the folder does not exist" if not raw.is_dir() else _first(missing)
+        reason = _first(missing)
+        if not raw.is_dir():
+            what = "this is not a folder" if raw.exists() else "the folder does not exist"
+            reason = f"--raw {raw}: {what}"
         raise DataError(f"{reason}: {_advice(paper, raw, makes)}")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from fusetk.errors import CheckpointError
+from fusetk.errors import CheckpointError, join_names
 from fusetk.runs import MODEL, checkpoint_name, checkpoints, read_state_if_valid
 from fusetk.training import checkpoint
 from fusetk.training.checkpoints import regular_checkpoints
@@ -45,12 +45,17 @@ def choose(
         chosen = last_checkpoints(run)[-count:]
     if len(chosen) < count:
         existing = ", ".join(path.name for path in folders) or "no checkpoint"
-        kind = "requested" if best or updates else "requested last"
+        if updates:
+            raise CheckpointError(
+                f"{run} has only {len(chosen)} of the {count} requested checkpoints (it has "
+                f"{existing}): choose some of these, or train with training.save_every"
+            )
+        kind = "requested" if best else "requested last"
         with_metric = f" with {metric}" if best else ""
         regular = regular_checkpoints(folders)
-        has_gap = not best and not updates and len(regular) >= count
+        has_gap = not best and len(regular) >= count
         note = "; training deleted others between them" if has_gap else ""
-        if not best and not updates and len(regular) < len(folders):
+        if not best and len(regular) < len(folders):
             note += "; a checkpoint of an interruption does not count"
         raise CheckpointError(
             f"{run} has only {len(chosen)} of the {count} {kind} checkpoints{with_metric} "
@@ -86,8 +91,13 @@ def average(folders: Sequence[Path], into: Path) -> None:
 
     The mean is computed in float64. Tensors of integers or booleans, which are buffers of classes
     outside fusetk, are those of the last checkpoint. Raises CheckpointError if the names or shapes
-    of parameters differ.
+    of parameters or the training texts differ, or if a weight is not finite.
     """
+    if len({read_state(folder).get("data") for folder in folders}) > 1:
+        raise CheckpointError(
+            f"{join_names([folder.name for folder in folders])} of {folders[0].parent} have "
+            "different training texts and cannot be averaged: choose checkpoints of one training"
+        )
     first = read_tensors(folders[0], MODEL)
     shapes = {name: tensor.shape for name, tensor in first.items()}
     sums = {name: tensor.double() for name, tensor in first.items()}
@@ -101,6 +111,12 @@ def average(folders: Sequence[Path], into: Path) -> None:
             )
         for name, tensor in tensors.items():
             sums[name] += tensor
+    for name, total in sums.items():
+        if not total.isfinite().all():
+            raise CheckpointError(
+                f"{name} has values that are not finite in {folders[0].parent}: training has "
+                "diverged; choose earlier checkpoints"
+            )
     mean = {
         name: (total / len(folders)).to(last[name].dtype)
         if last[name].is_floating_point()

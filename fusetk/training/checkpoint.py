@@ -119,7 +119,7 @@ def _write(
     folder: Path, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
 ) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir()
     checksums = {}
     for file, tensors in files.items():
         on_cpu = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
@@ -164,6 +164,9 @@ def write_error(
         advice = "check the disk"
         if number in (errno.EACCES, errno.EPERM, errno.EROFS):
             advice = "allow writing, or choose another --run,"
+        elif number == errno.ENOENT and not (run / CHECKPOINTS).is_dir():
+            reason = "the run folder was moved or deleted during the training"
+            advice = "move it back"
     complete = checkpoints(run)
     note = f"{complete[-1].name} is complete; " if complete else ""
     return kind(

@@ -82,7 +82,7 @@ class GradientCheck:
             if self.fp16:
                 remedies.append("train in bf16 or fp32")
             raise FusetkError(
-                f"{progress.skipped} updates in a row after update {progress.update} had no finite "
-                "gradient: training has diverged; "
-                f"{earlier}{join_names(remedies, 'or')}"
+                f"{progress.skipped} updates in a row after update "
+                f"{progress.update + 1 - progress.skipped} had no finite gradient: training has "
+                f"diverged; {earlier}{join_names(remedies, 'or')}"
             )

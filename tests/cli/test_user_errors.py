@@ -237,6 +237,19 @@ def test_folders_of_other_things_are_kept(toy: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "machine.json", "text/vocab.de"])
+def test_a_training_overwrites_no_file_of_the_user(toy: Path, tmp_path: Path, name: str) -> None:
+    own = tmp_path / name
+    own.parent.mkdir(exist_ok=True)
+    own.write_text(toy.read_text())
+    config = own if name == "config.yaml" else toy
+    words = ["train", str(config), "-d", "cpu", "-r", str(tmp_path)]
+    if config == own:
+        words += ["--set", f"data.folder={load(toy).data.folder}"]
+    assert f"holds {name.partition('/')[0]}: choose an empty" in refused(*words)
+    assert own.read_text() == toy.read_text()
+
+
 def test_a_run_folder_that_is_near(tmp_path: Path) -> None:
     (tmp_path / "runs" / "my_run").mkdir(parents=True)
     (tmp_path / "runs" / "my_run" / "config.yaml").touch()

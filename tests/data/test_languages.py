@@ -66,11 +66,10 @@ def test_languages_without_rules() -> None:
 
 def warnings(folder: Path, source: str, lines: list[str], steps: list[dict[str, Any]]) -> list[str]:
     """Return the warnings of prep for this source language and text."""
-    for name in ("train", "valid"):
-        (folder / f"{name}.{source}").write_text(
-            "".join(f"{line}\n" for line in lines), encoding="utf-8"
-        )
-        (folder / f"{name}.en").write_text("a b\n" * len(lines))
+    for name, copies in (("train", 2), ("valid", 1)):
+        text = "".join(f"{line}\n" for line in lines * copies)
+        (folder / f"{name}.{source}").write_text(text, encoding="utf-8")
+        (folder / f"{name}.en").write_text("x y\n" * (len(lines) * copies))
     config = {"source": source, "target": "en", "folder": str(folder / "out"), "steps": steps}
     said: list[str] = []
     prepare(

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -519,6 +520,43 @@ def test_bad_places(folder: Path) -> None:
         prepare(
             config(folder, steps=[{"step": "truecase"}, {"step": "truecase", "side": "source"}])
         )
+
+
+@pytest.mark.parametrize("kind", ["train", "vocabulary", "codes"])
+def test_an_input_in_the_prepared_folder_is_refused(folder: Path, kind: str) -> None:
+    chosen = config(folder)
+    prepare(chosen)
+    before = contents(Path(chosen.folder))
+    inside = f"{chosen.folder}/text/vocab.{chosen.source}"
+    changes: dict[str, dict[str, Any]] = {
+        "train": {"train": [f"{chosen.folder}/words/train"]},
+        "vocabulary": {"vocabulary": {"source": inside, "extend": True}},
+        "codes": {"bpe": {"codes": [f"{chosen.folder}/text/bpe.codes"]}},
+    }
+    changed = DataConfig.model_validate({**chosen.model_dump(), **changes[kind]})
+    with pytest.raises(ConfigError, match=r"is in data\.folder .*, whose files prep replaces"):
+        prepare(changed)
+    assert contents(Path(chosen.folder)) == before
+
+
+def test_equal_texts_are_warned_of(folder: Path) -> None:
+    chosen = config(folder)
+    for language in (chosen.source, chosen.target):
+        shutil.copy(f"{chosen.train[0]}.{chosen.source}", folder / f"same.{language}")
+    warnings: list[str] = []
+    held_out = {"valid": chosen.train, "test": {"copy": [str(folder / "same")]}}
+    prepare(chosen.model_copy(update=held_out), report=warnings.append)
+    said = [line for line in warnings if line.startswith("warning: ")]
+    assert any("have the content of the training text" in line for line in said)
+    assert any(line.endswith("have the same content; check data.test.copy") for line in said)
+
+
+def test_a_validation_text_of_blank_lines_is_refused(folder: Path) -> None:
+    chosen = config(folder)
+    (folder / f"blank.{chosen.source}").write_text("ein Haus\n")
+    (folder / f"blank.{chosen.target}").write_text(" \n")
+    with pytest.raises(DataError, match=f"the validation text has no word in {chosen.target}"):
+        prepare(chosen.model_copy(update={"valid": [str(folder / "blank")]}))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -244,9 +244,9 @@ def seen(recipe: Recipe, run: Path) -> list[np.ndarray]:
         patched.setattr(
             Trainer,
             "_update",
-            lambda self, indices, n: (
+            lambda self, corpus, indices, n: (
                 updates.append(np.concatenate(indices)),
-                plain(self, indices, n),
+                plain(self, corpus, indices, n),
             )[1],
         )
         train_module.train(recipe, run, "cpu", quiet=True)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from fusetk import resume, runs
 from fusetk import train as train_module
@@ -368,11 +369,61 @@ def test_an_average_replaces_only_averages(copy: Path) -> None:
     own = copy / "checkpoints" / "mine"
     shutil.copytree(folder_of(copy, 4), own)
     command = ("average", copy, "--last", 2, "--name", "mine")
-    assert "is a checkpoint of a training" in refusal(call(*command))
+    assert "was not made by fusetk average" in refusal(call(*command))
     assert (own / TRAINING).exists()
     for _ in range(2):
         assert call("average", copy, "--last", 2, "--name", "new").exit_code == 0
-        (copy / "checkpoints" / "new" / STATE).write_text("")  # it is made again
+    (copy / "checkpoints" / "new" / STATE).write_text("")
+    (copy / "checkpoints" / "notes").mkdir()
+    (copy / "checkpoints" / "file").write_text("mine")
+    for name in ("new", "notes", "file"):
+        said = refusal(call("average", copy, "--last", 2, "--name", name))
+        assert said.endswith(
+            f"{name} was not made by fusetk average: choose another --name, or remove it"
+        )
+    assert (copy / "checkpoints" / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [(None, "has values that are not finite"), ("data.bpe.merges=9", "different training texts")],
+)
+def test_an_average_is_that_of_one_sound_training(
+    toy: Path, copy: Path, tmp_path: Path, setting: str | None, message: str
+) -> None:
+    newest = folder_of(copy, 8)
+    if setting:
+        other = [*GIVEN, setting, f"data.folder={tmp_path / 'data'}"]
+        settings = [word for each in other for word in ("--set", each)]
+        assert call("prep", toy, *settings).exit_code == 0
+        assert train(toy, tmp_path / "other", *other).exit_code == 0
+        shutil.rmtree(newest)
+        shutil.copytree(folder_of(tmp_path / "other", 8), newest)
+    else:
+        weights = load_file(newest / MODEL)
+        next(iter(weights.values()))[0] = torch.nan
+        state = {k: v for k, v in read_state(newest).items() if k not in ("digest", "sha256")}
+        checkpoint.save(newest, weights, {}, state)
+    assert message in refusal(call("average", copy, "--last", 2))
+
+
+def test_a_run_folder_that_was_moved_is_an_error(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    validate_part = Validator.validate_part
+
+    def move(self: Validator, *arguments: Any) -> Any:
+        if run.exists():
+            run.rename(moved)
+        return validate_part(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Validator, "validate_part", move)
+        said = refusal(train(toy, run, *GIVEN))
+    assert "the run folder was moved or deleted during the training" in said
+    assert not run.exists()
+    assert train(toy, moved, *GIVEN).exit_code == 0
 
 
 def test_a_copied_checkpoint_is_not_one_of_training(toy: Path, copy: Path) -> None:
@@ -569,6 +620,7 @@ def test_every_lack_of_space_has_its_exit_code(
 
     tensors = {"a": torch.ones(3)}
     folder = folder_of(tmp_path, 1)
+    folder.parent.mkdir()
     checkpoint.save(folder, tensors, tensors, {})
     monkeypatch.setattr(checkpoint, "save_file", refuse)
     for target in (folder_of(tmp_path, 2), folder):
@@ -582,6 +634,7 @@ def test_a_disk_with_a_fault_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(checkpoint, "save_file", fail)
+    folder_of(tmp_path, 1).parent.mkdir()
     with pytest.raises(CheckpointError, match="Input/output error; check the disk and run the"):
         checkpoint.save(folder_of(tmp_path, 1), {"a": torch.ones(3)}, {}, {})
 
@@ -592,6 +645,7 @@ def test_a_link_that_cannot_be_set_is_a_sentence(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    folder_of(tmp_path, 1).parent.mkdir()
     checkpoint.save(folder_of(tmp_path, 1), {"a": torch.ones(3)}, {}, {})
     monkeypatch.setattr(Path, "symlink_to", full)
     with pytest.raises(DiskFull, match="last cannot be written: the disk is full"):
@@ -611,7 +665,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(
     toy: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    run.mkdir()
+    (run / "checkpoints").mkdir(parents=True)
     for name in ("log.txt", "metrics.jsonl"):
         (run / name).symlink_to("/dev/full")
 

@@ -41,33 +41,35 @@ class RecordingLog:
         self.lines.append(text)
 
 
-def splitter(lengths: list[int], sharded: bool = False) -> tuple[BatchSplitter, list[str]]:
+def corpus_of(lengths: list[int]) -> Any:
+    """A corpus whose sentences have these lengths."""
     side = SimpleNamespace(lengths=np.array(lengths))
-    messages: list[str] = []
-    corpus: Any = SimpleNamespace(source=side, target=side)
-    return BatchSplitter(corpus, sharded, messages.append), messages
+    return SimpleNamespace(source=side, target=side)
 
 
 def test_a_batch_is_split_until_it_is_below_the_limit() -> None:
-    batches, messages = splitter([10] * 8)
+    corpus = corpus_of([10] * 8)
+    messages: list[str] = []
+    splitter = BatchSplitter(False, messages.append)
     pairs = np.arange(8)
-    assert len(batches.split(pairs)) == 1, "nothing has failed yet"
+    assert len(splitter.split(corpus, pairs)) == 1, "nothing has failed yet"
     error = RuntimeError("out of memory\nmore")
-    parts = batches.split_after_failure([pairs], error, 1)
+    parts = splitter.split_after_failure(corpus, [pairs], error, 1)
     assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    parts = batches.split_after_failure(parts, error, 1)
+    parts = splitter.split_after_failure(corpus, parts, error, 1)
     assert [len(part) for part in parts] == [2, 2, 2, 2]
-    assert np.concatenate(batches.split(pairs)).tolist() == list(range(8))
+    assert np.concatenate(splitter.split(corpus, pairs)).tolist() == list(range(8))
     assert len(messages) == 1 and "80 target tokens" in messages[0] and "more" not in messages[0]
 
 
 def test_a_batch_that_cannot_be_split_is_an_error() -> None:
-    batches, _ = splitter([10, 3])
+    corpus, error = corpus_of([10, 3]), RuntimeError("x")
     with pytest.raises(FusetkError, match="training pair 1 "):
-        batches.split_after_failure([np.array([0]), np.array([1])], RuntimeError("x"), 1)
-    batches, _ = splitter([10, 3], sharded=True)
+        BatchSplitter(False, print).split_after_failure(
+            corpus, [np.array([0]), np.array([1])], error, 1
+        )
     with pytest.raises(FusetkError, match=r"with training\.shard it cannot be split"):
-        batches.split_after_failure([np.array([0, 1])], RuntimeError("x"), 1)
+        BatchSplitter(True, print).split_after_failure(corpus, [np.array([0, 1])], error, 1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -111,10 +113,10 @@ def test_dropout_draws_new_numbers_at_each_update(toy: Path) -> None:
     corpus = Corpus.open(Path(recipe.data.folder), "train")
     sizes = [int(side.max()) + 1 for side in (corpus.source.ids, corpus.target.ids)]
     model = system.build(recipe, *sizes).train()
-    splitter = BatchSplitter(corpus, False, print)
-    gradients = GradientComputer(recipe.training, model, corpus, ALONE, splitter)
+    gradients = GradientComputer(recipe.training, model, ALONE, BatchSplitter(False, print))
     losses = [
-        float(gradients.compute([np.arange(8)], 1, update, 1.0)[0].smoothed) for update in (0, 1, 0)
+        float(gradients.compute(corpus, [np.arange(8)], 1, update, 1.0)[0].smoothed)
+        for update in (0, 1, 0)
     ]
     assert losses[0] == losses[2] != losses[1]
 
@@ -133,6 +135,7 @@ def test_a_better_validation_has_a_lower_rank(metric: str, better: float, worse:
 
 def checkpoints_of(toy: Path, run: Path, settings: list[str]) -> Checkpoints:
     """The checkpoints of a small model, with a changed config."""
+    (run / "checkpoints").mkdir()
     model: Any = torch.nn.Linear(2, 2)
     return Checkpoints(run, load(toy, settings).training, model, None, "fingerprint", ALONE)
 
