@@ -45,6 +45,18 @@ def test_translations_of_other_inputs_are_not_reused(tmp_path):
     assert process.returncode == 2 and "has translations of other models" in process.stderr
 
 
+def test_no_file_of_the_user_is_overwritten(tmp_path):
+    own, run = tmp_path / "own", tmp_path / "run"
+    own.mkdir()
+    run.mkdir()
+    (own / "prefix").write_text("dog\n")
+    (tmp_path / "text").write_text("hund\n")
+    for reference, reason in ((own / "prefix", "must not be in --out"), ("text", "and has files")):
+        process = call(run, tmp_path / "text", tmp_path / reference, "--out", own)
+        assert process.returncode == 2 and reason in process.stderr
+    assert (own / "prefix").read_text() == "dog\n"
+
+
 @pytest.mark.slow
 def test_every_mode_has_a_line(tmp_path):
     first_run, second_run = (tmp_path / name for name in ("one", "other"))
