@@ -32,7 +32,7 @@ def listen(pattern: str = "*") -> Iterator[dict[str, list[Any]]]:
         _listener.reset(token)
 
 
-def wanted(name: str) -> bool:
+def is_recorded(name: str) -> bool:
     """Return whether a listener matches ``name``.
 
     Call this function before the computation of a tensor that only a listener needs.
@@ -46,7 +46,7 @@ def record_selected(name: str, weights: Any, selected: Any, count: int) -> None:
 
     ``weights`` (n,) are those of the layers that the index ``selected`` selects.
     """
-    if wanted(name):
+    if is_recorded(name):
         every = weights.new_zeros(count)
         every[selected] = weights.detach()
         record(name, every)

@@ -310,7 +310,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         decoder_attention = DecoderAttention(
             self.attention, self.decoder, self._decoder_input(), keys, values, mask
         )
-        traced = trace.wanted(self.name)
+        traced = trace.is_recorded(self.name)
         states, contexts, weights = run_recurrence(
             self.query,
             (x @ self.query.input_weight[0])[None],

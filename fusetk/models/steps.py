@@ -126,7 +126,7 @@ def needs_caches(decoder: nn.Module, tgt_in: Tensor) -> bool:
     Only this code reads several tokens at once and records the weights of self-attention.
     """
     attentions = (module for module in decoder.modules() if isinstance(module, SelfAttention))
-    return tgt_in.shape[1] > 1 or any(trace.wanted(attention.name) for attention in attentions)
+    return tgt_in.shape[1] > 1 or any(trace.is_recorded(attention.name) for attention in attentions)
 
 
 def start(
@@ -155,7 +155,7 @@ def decoder_layer(
     """
     shape = x.shape
     x = _read(layer, x)
-    if context.fused_layer is not None and not trace.wanted(layer.cross.name):
+    if context.fused_layer is not None and not trace.is_recorded(layer.cross.name):
         out, projections = kernels.decoder_layer(
             *(context.fused_layer, x, context.steps, context.ancestors),
             *(context.source, context.sentences),
@@ -306,7 +306,7 @@ def encoder_layer_is_usable(layer: LayerModules, x: Tensor) -> bool:
     return (
         _is_plain(layer, layer.attention_residual, layer.ffn_residual)
         and usable(layer, x)
-        and not trace.wanted(layer.attention.name)
+        and not trace.is_recorded(layer.attention.name)
     )
 
 
@@ -345,7 +345,7 @@ def _attend_source(layer: DecoderLayerModules, x: Tensor, context: StepContext) 
     """Return the result of cross-attention without the bias of its last projection."""
     cross = layer.cross
     weights = None
-    if trace.wanted(cross.name):
+    if trace.is_recorded(cross.name):
         _, sources, length, _ = context.source.values.shape
         weights = x.new_empty(len(x), sources * cross.heads, length)
     y = kernels.attend_source(

@@ -46,7 +46,7 @@ def scaled_dot_product(
     other devices the kernel treats each source as a head. The recorded weights have the shape
     (B, n * H, T, S).
     """
-    traced = trace.wanted(name)
+    traced = trace.is_recorded(name)
     plain = traced
     if q.device.type == "cpu" and not plain:
         limit = plain_up_to.get((product_dtype(q), q.requires_grad), 0)

@@ -11,11 +11,11 @@ T = TypeVar("T", bound="DerivedTensor")
 class DerivedTensor(nn.Module):
     """A module whose tensor ``derived`` depends on its parameters only.
 
-    In evaluation without gradients, the tensor is computed once and kept until the mode, the number
-    type, the device or, by ``load_state_dict``, the parameters change.
+    In evaluation without gradients, the tensor is computed once and cached until the mode, the
+    number type, the device or, by ``load_state_dict``, the parameters change.
     """
 
-    _kept: Tensor | None = None
+    _cached: Tensor | None = None
 
     def _derive(self) -> Tensor:
         raise NotImplementedError
@@ -24,18 +24,18 @@ class DerivedTensor(nn.Module):
     def derived(self) -> Tensor:
         if self.training or torch.is_grad_enabled():
             return self._derive()
-        if self._kept is None:
-            self._kept = self._derive()
-        return self._kept
+        if self._cached is None:
+            self._cached = self._derive()
+        return self._cached
 
     def train(self: T, mode: bool = True) -> T:
-        self._kept = None
+        self._cached = None
         return super().train(mode)
 
     def _apply(self: T, *args: Any, **kwargs: Any) -> T:  # to() and similar call it
-        self._kept = None
+        self._cached = None
         return super()._apply(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # load_state_dict calls it
-        self._kept = None
+        self._cached = None
         super()._load_from_state_dict(*args, **kwargs)

@@ -57,14 +57,14 @@ class ResidualMix(nn.Module):
     def forward(self, sources: tuple[Tensor, ...]) -> list[Tensor]:
         """Return the sums, each (..., D)."""
         if kernels.usable(*sources, self.static, self.dynamic) and not any(
-            trace.wanted(name) for name in self.names
+            trace.is_recorded(name) for name in self.names
         ):
             return kernels.feature_sums(sources, self.static, self.dynamic)
         # (..., number of sums) for each source
         scores = [(source @ self.dynamic.mT).relu() for source in sources]
         mixes = []
         for k, name in enumerate(self.names):
-            if trace.wanted(name):
+            if trace.is_recorded(name):
                 dynamic = torch.stack([score[..., k] for score in scores], -1)
                 weights = self.static[k].mean(-1) + dynamic
                 if self.merged > 1:

@@ -73,7 +73,7 @@ class DepthQuery(nn.Module):
         query = self.query * self.gain
         partial, scales = stream.partial, stream.scales
         tensors = (layers, query, scales, *(() if partial is None else (partial,)))
-        if kernels.usable(*tensors) and not trace.wanted(self.name):
+        if kernels.usable(*tensors) and not trace.is_recorded(self.name):
             if partial is not None:
                 scales = torch.cat((scales, inverse_rms(partial)), -1)
             return kernels.depth_attention(layers, partial, scales, query)
