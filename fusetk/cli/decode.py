@@ -73,7 +73,7 @@ def command(
     """
     import torch
 
-    from fusetk.decoding.distributed import TIMEOUT, all_succeed
+    from fusetk.decoding.distributed import INPUT_TIMEOUT, all_succeed
     from fusetk.decoding.mbr import MbrTranslator, utility
     from fusetk.decoding.translate import Extras, Translator
     from fusetk.processes import connect, local_device
@@ -90,7 +90,7 @@ def command(
     check_ensemble(search["ensemble"], models)
     settings = {key: value for key, value in search.items() if value is not None}
     flags = {key: f"--{key.replace('_', '-')}" for key in search}
-    world = connect(torch.device("cpu"), TIMEOUT)  # the processes exchange text only
+    world = connect(torch.device("cpu"), INPUT_TIMEOUT)  # the processes exchange text only
     report = inform if world.first else lambda message: None
     with ExitStack() as stack:
 

@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 # The ranks wait long for input, because a user may type it. If a rank ends, it closes its
 # connections, and the others notice that at once.
-TIMEOUT = timedelta(days=365)
+INPUT_TIMEOUT = timedelta(days=365)
 
 
 class ChunkOutput(NamedTuple):

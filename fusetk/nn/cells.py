@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 InputCell = Literal["gru", "lau", "l-gru"]
 """The cells that read an input. A T-GRU reads the state only."""
-EPS = 1e-6  # epsilon of layer normalisation
+GATE_EPSILON = 1e-6  # epsilon of the layer normalisation of a gate
 
 
 class Cell(nn.Module):
@@ -104,7 +104,8 @@ class Cell(nn.Module):
     def _gates(self, x: Tensor) -> tuple[Tensor, ...]:
         x = x.unflatten(-1, (self.gates, self.width))
         if self.gain is not None and self.shift is not None:
-            x = F.layer_norm(x, (self.width,), eps=EPS) * self.gain[:, None] + self.shift[:, None]
+            x = F.layer_norm(x, (self.width,), eps=GATE_EPSILON)
+            x = x * self.gain[:, None] + self.shift[:, None]
         return torch.sigmoid(x).unbind(-2)
 
 

@@ -2,11 +2,13 @@
 
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 Normalization = Literal["layer", "rms"]
 
 EPSILON = 1e-5
+RMS_EPSILON = 1e-6
+"""The epsilon of ``inverse_rms`` and of RMSNorm without parameters."""
 
 
 def build_norm(normalization: Normalization, width: int) -> nn.LayerNorm | nn.RMSNorm:
@@ -16,3 +18,8 @@ def build_norm(normalization: Normalization, width: int) -> nn.LayerNorm | nn.RM
     """
     norm = nn.LayerNorm if normalization == "layer" else nn.RMSNorm
     return norm(width, eps=EPSILON)
+
+
+def inverse_rms(x: Tensor) -> Tensor:
+    """Return 1 / RMS of the features, (..., D) -> (..., 1)."""
+    return (x.square().mean(-1, keepdim=True) + RMS_EPSILON).rsqrt()

@@ -10,8 +10,7 @@ from fusetk import trace
 from fusetk.models.connect.base import ConnectConfig, LayerInputs, SourcesConnection
 from fusetk.nn.combine import combine
 from fusetk.nn.feature_buffer import FeatureBuffer
-
-EPSILON = 1e-6
+from fusetk.nn.norm import RMS_EPSILON
 
 
 class MuddConfig(ConnectConfig):
@@ -55,7 +54,7 @@ class DepthAggregate(nn.Module):
     def forward(self, buffer: FeatureBuffer) -> tuple[Tensor, ...]:
         """Return the streams, each (..., D)."""
         layers = buffer.layers(self.width)
-        normed = F.rms_norm(layers[..., -1, :], (self.width,), eps=EPSILON)
+        normed = F.rms_norm(layers[..., -1, :], (self.width,), eps=RMS_EPSILON)
         weights = (F.gelu(normed @ self.w1) @ self.w2).unflatten(-1, self.shape) + self.static
         for name, weight in zip(self.names, weights.unbind(-2), strict=True):
             trace.record(name, weight)

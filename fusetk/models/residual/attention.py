@@ -18,8 +18,7 @@ from fusetk.models.residual.base import (
 from fusetk.nn.combine import combine
 from fusetk.nn.feature_buffer import FeatureBuffer
 from fusetk.nn.fused import streams as kernels
-
-EPSILON = 1e-6
+from fusetk.nn.norm import inverse_rms
 
 
 class AttentionResidualConfig(ResidualConfig):
@@ -46,11 +45,6 @@ class DepthSources(NamedTuple):
     """Sum of the outputs of the current block (..., D); None at its start."""
     sublayers: int
     """Number of sub-layers in the partial block."""
-
-
-def inverse_rms(x: Tensor) -> Tensor:
-    """Return 1 / RMS of the features, (..., D) -> (..., 1)."""
-    return (x.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
 
 
 class DepthQuery(nn.Module):

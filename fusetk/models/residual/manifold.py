@@ -4,7 +4,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fusetk.models.residual.attention import EPSILON, inverse_rms
 from fusetk.models.residual.base import (
     Norm,
     ResidualConfig,
@@ -13,6 +12,7 @@ from fusetk.models.residual.base import (
 )
 from fusetk.models.residual.hyper import CopiedStreams, MixedStreams
 from fusetk.nn.fused import streams as kernels
+from fusetk.nn.norm import RMS_EPSILON, inverse_rms
 
 
 class ManifoldConfig(ResidualConfig):
@@ -103,5 +103,5 @@ class ManifoldResidual(MixedStreams):
     def _products(self, flat: Tensor) -> Tensor:
         """Return RMSNorm(v) W without keeping RMSNorm(v) for the backward pass."""
         if kernels.usable(flat, self.project):
-            return kernels.normed_products(flat, self.project, EPSILON, centred=False)
+            return kernels.normed_products(flat, self.project, RMS_EPSILON, centred=False)
         return (flat @ self.project) * inverse_rms(flat)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.additive import AdditiveAttention
-from fusetk.nn.cells import EPS
+from fusetk.nn.cells import GATE_EPSILON
 from fusetk.nn.fused import KINDS, enabled
 from fusetk.nn.fused.buffers import (
     AttentionBuffers,
@@ -102,7 +102,7 @@ class GpuKernels:
             "KIND": KINDS[cell.kind],
             "NORM": cell.gain is not None,
             "DROP": self.spec.random_bits is not None,
-            "EPSILON": EPS,
+            "EPSILON": GATE_EPSILON,
             "BLOCK": _next_power_of_2(cell.width),
         }
 
