@@ -61,14 +61,16 @@ class Cell(nn.Module):
         self.gain = nn.Parameter(torch.ones(directions, self.gates, width)) if norm else None
         self.shift = nn.Parameter(torch.zeros(directions, self.gates, width)) if norm else None
 
-    def forward(self, x: Tensor | None, a: Tensor, h: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor | None, a: Tensor, h: Tensor, dropout_factors: Tensor | None = None
+    ) -> Tensor:
         """Compute the next state (R, n, D) from the current state ``h`` (R, n, D).
 
         ``x`` (R, n, columns of ``input``) is the projected input, ``a`` (R, n, columns of
-        ``state``) the projected state. ``mask`` (R, n, D), a scaled dropout mask, multiplies the
-        candidate. r, z and the third gate (l or g) are sigmoids of the sum of their columns of
-        ``x`` and ``a``. With ``norm`` the sum is normalised first, each gate by itself. The bias b
-        is not in the equations of Meng and Zhang 2019.
+        ``state``) the projected state. ``dropout_factors`` (R, n, D) multiply the candidate. r, z
+        and the third gate (l or g) are sigmoids of the sum of their columns of ``x`` and ``a``.
+        With ``norm`` the sum is normalised first, each gate by itself. The bias b is not in the
+        equations of Meng and Zhang 2019.
 
         GRU:   c = tanh(W_x x + r . (W_h h + b)),            h' = (1 - z) . h + z . c
         T-GRU: the same without x
@@ -96,8 +98,8 @@ class Cell(nn.Module):
             c = torch.tanh(candidate_input + r * recalled)
             if self.kind == "l-gru":
                 c = c + third[0] * linear
-        if mask is not None:
-            c = c * mask
+        if dropout_factors is not None:
+            c = c * dropout_factors
         h = (1 - z) * h + z * c
         return (1 - third[0]) * h + third[0] * linear if self.kind == "lau" else h
 

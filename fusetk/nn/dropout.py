@@ -33,7 +33,7 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.rate)
-        return x * self.mask(self.random_bits(x.shape, x.device), x.dtype)
+        return x * self.factors(self.random_bits(x.shape, x.device), x.dtype)
 
     def draw(self) -> DropoutMask | None:
         """Draw the mask of one call on CPU; None if this call drops nothing."""
@@ -48,7 +48,7 @@ class Dropout(nn.Module):
         words.random_(-(2**63), None)
         return words.view(torch.int16)[:count].view(*shape)
 
-    def mask(self, random_bits: Tensor, dtype: torch.dtype) -> Tensor:
+    def factors(self, random_bits: Tensor, dtype: torch.dtype) -> Tensor:
         """Return each element's factor: 0 if its bits are below the threshold, else the scale."""
         factors = torch.empty(random_bits.shape, dtype=dtype, device=random_bits.device)
         torch.ge(random_bits, threshold(self.units), out=factors)  # 0 or 1

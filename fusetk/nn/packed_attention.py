@@ -20,10 +20,10 @@ def packed_attention(
     ``projected`` (1, N, D or 3D) holds the queries, and with ``plan.own`` their keys and values.
     ``keys_values`` (1, M, 2D) has the layout ``plan.source``.
     """
-    mask = dropout.draw()
+    dropout_mask = dropout.draw()
     if kernels.usable(projected):
-        return kernels.attend(plan, projected, keys_values, mask)
-    return plain_packed_attention(plan, projected, keys_values, mask)
+        return kernels.attend(plan, projected, keys_values, dropout_mask)
+    return plain_packed_attention(plan, projected, keys_values, dropout_mask)
 
 
 def plain_packed_attention(

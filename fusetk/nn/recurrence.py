@@ -92,7 +92,7 @@ def _run_step_by_step(
     contexts, weights = [], []
     rest = x.shape[1] - sum(sizes)  # slots after the last step
     parts = [*sizes, rest]
-    masks = [dropout.mask(bits, h.dtype).split(parts, 1) for bits in random_bits or ()]
+    factors = [dropout.factors(bits, h.dtype).split(parts, 1) for bits in random_bits or ()]
     for t, step_input in enumerate(x.split(parts, 1)[:-1]):
         h = h[:, : sizes[t]]
         for c, cell in enumerate(cells):
@@ -103,7 +103,7 @@ def _run_step_by_step(
                 if return_weights:
                     weights.append(weight)
                 cell_input = (context @ decoder.input_weight)[None]
-            h = cell(cell_input, h @ cell.state, h, masks[c][t] if masks else None)
+            h = cell(cell_input, h @ cell.state, h, factors[c][t] if factors else None)
             states[c].append(h)
     return RecurrenceOutput(
         tuple(_join(steps, rest, 1) for steps in states),

@@ -52,7 +52,7 @@ def _drop_out(dropout: Dropout, x: Tensor) -> Tensor:
     if not dropout.training or not dropout.units or x.device.type != "cpu":
         return Dropout.forward(dropout, x)
     random_bits: Tensor = torch.ops.fusetk.random_bits(x.detach())
-    return x * dropout.mask(random_bits, x.dtype)
+    return x * dropout.factors(random_bits, x.dtype)
 
 
 # Not `torch.library.custom_op`: it takes no tags before torch 2.7.

@@ -20,9 +20,9 @@ def cell(kind: str, norm: bool = True, read: int = 5, width: int = 4, directions
 
 
 def one_step(
-    module: Cell, x: torch.Tensor | None, h: torch.Tensor, mask: torch.Tensor | None = None
+    module: Cell, x: torch.Tensor | None, h: torch.Tensor, factors: torch.Tensor | None = None
 ) -> torch.Tensor:
-    return module(None if x is None else x @ module.input, h @ module.state, h, mask)
+    return module(None if x is None else x @ module.input, h @ module.state, h, factors)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -38,9 +38,9 @@ def normed(x: np.ndarray, gain: np.ndarray, shift: np.ndarray) -> np.ndarray:
 def test_the_equations(kind: str, norm: bool) -> None:
     module = cell(kind, norm)
     random = np.random.default_rng(0)
-    x, h, mask = random.normal(size=(3, 5)), random.normal(size=(3, 4)), random.normal(size=(3, 4))
+    x, h, factors = (random.normal(size=(3, width)) for width in (5, 4, 4))
     cell_input = None if kind == "t-gru" else torch.tensor(x)[None]
-    result = one_step(module, cell_input, torch.tensor(h)[None], torch.tensor(mask)[None])
+    result = one_step(module, cell_input, torch.tensor(h)[None], torch.tensor(factors)[None])
 
     w = {name: value[0].detach().numpy() for name, value in module.named_parameters()}
     state, read = np.split(w["state"], module.gates + 1, 1), [np.zeros((5, 4))] * 5
@@ -52,16 +52,17 @@ def test_the_equations(kind: str, norm: bool) -> None:
     r, z, *third = map(sigmoid, gates)  # Equations 8, 9, 12, 13, 16
     inner, recalled = x @ read[module.gates], h @ state[module.gates] + w["bias"]
     if kind == "gru":
-        expected = (1 - z) * h + z * mask * np.tanh(inner + r * recalled)  # Equations 6, 7
+        expected = (1 - z) * h + z * factors * np.tanh(inner + r * recalled)  # Equations 6, 7
     elif kind == "t-gru":
-        expected = (1 - z) * h + z * mask * np.tanh(r * recalled)  # Equations 10, 11
+        expected = (1 - z) * h + z * factors * np.tanh(r * recalled)  # Equations 10, 11
     else:
         linear = x @ read[4] + w["linear_bias"]
         if kind == "l-gru":
             # Equations 14, 15
-            expected = (1 - z) * h + z * mask * (np.tanh(inner + r * recalled) + third[0] * linear)
+            candidate = np.tanh(inner + r * recalled) + third[0] * linear
+            expected = (1 - z) * h + z * factors * candidate
         else:
-            expected = (1 - z) * h + z * mask * np.tanh((1 - r) * inner + r * recalled)
+            expected = (1 - z) * h + z * factors * np.tanh((1 - r) * inner + r * recalled)
             expected = (1 - third[0]) * expected + third[0] * linear
     np.testing.assert_allclose(result[0].detach().numpy(), expected, rtol=1e-12, atol=1e-12)
 

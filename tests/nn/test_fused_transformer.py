@@ -14,13 +14,13 @@ from fusetk.nn.fused import transformer as kernels
 from fusetk.training.loss import plain_cross_entropy
 
 fused = pytest.mark.skipif(not kernels.usable(torch.zeros(1)), reason="there is no C++ compiler")
-MASKS = [None, DropoutMask(12345, 13_107)]
+DROPOUT_MASKS = [None, DropoutMask(12345, 13_107)]
 
 
-def dropped(x: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
-    if mask is None:
+def dropped(x: torch.Tensor, dropout_mask: DropoutMask | None) -> torch.Tensor:
+    if dropout_mask is None:
         return x
-    return x * (mask.random_bits(x.shape) >= mask.threshold) * mask.scale
+    return x * (dropout_mask.random_bits(x.shape) >= dropout_mask.threshold) * dropout_mask.scale
 
 
 def compare(results, tensors, tolerance=1e-5) -> None:
@@ -34,28 +34,28 @@ def compare(results, tensors, tolerance=1e-5) -> None:
 
 @fused
 @pytest.mark.parametrize("normalised", [True, False])
-@pytest.mark.parametrize("mask", MASKS)
-def test_residual_sum(mask, normalised) -> None:
+@pytest.mark.parametrize("dropout_mask", DROPOUT_MASKS)
+def test_residual_sum(dropout_mask, normalised) -> None:
     x, y = (torch.randn(2, 5, 22, requires_grad=True) for _ in range(2))
     norm = nn.LayerNorm(22) if normalised else None
-    expected = x + dropped(y, mask)
+    expected = x + dropped(y, dropout_mask)
     tensors = [x, y]
     if norm is not None:
         nn.init.normal_(norm.weight)
         nn.init.normal_(norm.bias)
         expected = norm(expected)
         tensors += list(norm.parameters())
-    compare((kernels.residual(x, y, mask, norm), expected), tensors)
+    compare((kernels.residual(x, y, dropout_mask, norm), expected), tensors)
 
 
 @fused
-@pytest.mark.parametrize("mask", MASKS)
-def test_feed_forward(mask) -> None:
+@pytest.mark.parametrize("dropout_mask", DROPOUT_MASKS)
+def test_feed_forward(dropout_mask) -> None:
     x = torch.randn(3, 7, 10, requires_grad=True)
     hidden, out = nn.Linear(10, 18), nn.Linear(18, 6)
-    expected = out(dropped(F.relu(hidden(x)), mask))
+    expected = out(dropped(F.relu(hidden(x)), dropout_mask))
     tensors = [x, *hidden.parameters(), *out.parameters()]
-    compare((kernels.feed_forward(x, hidden, out, mask), expected), tensors)
+    compare((kernels.feed_forward(x, hidden, out, dropout_mask), expected), tensors)
 
 
 @fused
@@ -72,7 +72,7 @@ def test_feed_forward_in_bf16_differs_by_rounding_only() -> None:
 @fused
 def test_a_nan_is_not_hidden() -> None:
     x = torch.full((1, 4), torch.nan)
-    assert kernels.feed_forward(x, nn.Linear(4, 8), nn.Linear(8, 4), MASKS[1]).isnan().all()
+    assert kernels.feed_forward(x, nn.Linear(4, 8), nn.Linear(8, 4), DROPOUT_MASKS[1]).isnan().all()
 
 
 @fused

@@ -42,14 +42,14 @@ CASES = [
 
 
 @fused
-@pytest.mark.parametrize("dropout", [None, DropoutMask(-(2**62) - 5, 20_000)])
+@pytest.mark.parametrize("dropout_mask", [None, DropoutMask(-(2**62) - 5, 20_000)])
 @pytest.mark.parametrize("lengths", [[3, 1, 9], [70, 1, 0, 131]])
 @pytest.mark.parametrize("case", CASES)
-def test_kernels_equal_padded_tensors(case, lengths, dropout) -> None:
+def test_kernels_equal_padded_tensors(case, lengths, dropout_mask) -> None:
     plan, projected, keys_values = inputs(*case, lengths)
     tensors = [projected] if keys_values is None else [projected, keys_values]
-    plain = plain_packed_attention(plan, projected, keys_values, dropout)
-    result = kernels.attend(plan, projected, keys_values, dropout)
+    plain = plain_packed_attention(plan, projected, keys_values, dropout_mask)
+    result = kernels.attend(plan, projected, keys_values, dropout_mask)
     torch.testing.assert_close(result, plain, rtol=1e-5, atol=1e-5)
     grad = torch.randn_like(plain)
     expected = torch.autograd.grad(plain, tensors, grad)

@@ -99,10 +99,10 @@ def _set(arguments: Any, x: Tensor, rows: int, width: int) -> None:
     arguments.width = width
 
 
-def _dropout(mask: DropoutMask | None) -> Any:
-    if mask is None:
+def _dropout(dropout_mask: DropoutMask | None) -> Any:
+    if dropout_mask is None:
         return _Dropout(0, 0, 0.0)
-    return _Dropout(mask.seed % 2**64, mask.threshold, mask.scale)
+    return _Dropout(dropout_mask.seed % 2**64, dropout_mask.threshold, dropout_mask.scale)
 
 
 def _partial(*shape: int) -> Tensor:
@@ -121,12 +121,14 @@ def column_sum(x: Tensor) -> Tensor:
     return partial.sum(0)
 
 
-def residual(x: Tensor, y: Tensor, mask: DropoutMask | None, norm: nn.LayerNorm | None) -> Tensor:
+def residual(
+    x: Tensor, y: Tensor, dropout_mask: DropoutMask | None, norm: nn.LayerNorm | None
+) -> Tensor:
     """Return norm(x + dropout(y)), or x + dropout(y) without ``norm``: (..., D) -> (..., D)."""
     if norm is None:
-        result: Tensor = _ResidualSum.apply(x, y, mask, None, None, 0.0)
+        result: Tensor = _ResidualSum.apply(x, y, dropout_mask, None, None, 0.0)
     else:
-        result = _ResidualSum.apply(x, y, mask, norm.weight, norm.bias, norm.eps)
+        result = _ResidualSum.apply(x, y, dropout_mask, norm.weight, norm.bias, norm.eps)
     return result
 
 
@@ -136,7 +138,7 @@ class _ResidualSum(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         y: Tensor,
-        mask: DropoutMask | None,
+        dropout_mask: DropoutMask | None,
         gain: Tensor | None,
         shift: Tensor | None,
         eps: float,
@@ -149,9 +151,9 @@ class _ResidualSum(torch.autograd.Function):
         _set(arguments, y, rows, x.shape[-1])
         arguments.x = address(x)
         arguments.y = address(y)
-        arguments.drop = _dropout(mask)
+        arguments.drop = _dropout(dropout_mask)
         arguments.sum = address(total)
-        ctx.mask = mask
+        ctx.dropout_mask = dropout_mask
         ctx.y_dtype = y.dtype
         if gain is None:
             _call("residual", arguments, 0)
@@ -185,7 +187,7 @@ class _ResidualSum(torch.autograd.Function):
             arguments.gain = address(gain)
             arguments.means = address(means)
             arguments.inverse_deviations = address(inverse_deviations)
-        if ctx.mask is None and ctx.y_dtype == grad.dtype:
+        if ctx.dropout_mask is None and ctx.y_dtype == grad.dtype:
             by_y = by_x
             if not saved:
                 return grad, grad, None, None, None, None
@@ -193,7 +195,7 @@ class _ResidualSum(torch.autograd.Function):
             by_y = torch.empty_like(grad, dtype=ctx.y_dtype)
             arguments.by_y = address(by_y)
         _set(arguments, by_y, grad.numel() // width, width)
-        arguments.drop = _dropout(ctx.mask)
+        arguments.drop = _dropout(ctx.dropout_mask)
         arguments.grad = address(grad)
         arguments.by_x = address(by_x)
         _call("residual", arguments, 1)
@@ -202,9 +204,13 @@ class _ResidualSum(torch.autograd.Function):
         return by_x, by_y, None, by_gain, by_shift, None
 
 
-def feed_forward(x: Tensor, hidden: nn.Linear, out: nn.Linear, mask: DropoutMask | None) -> Tensor:
+def feed_forward(
+    x: Tensor, hidden: nn.Linear, out: nn.Linear, dropout_mask: DropoutMask | None
+) -> Tensor:
     """Return out(dropout(relu(hidden(x)))): (..., D) -> (..., D')."""
-    result: Tensor = _FeedForward.apply(x, hidden.weight, hidden.bias, out.weight, out.bias, mask)
+    result: Tensor = _FeedForward.apply(
+        x, hidden.weight, hidden.bias, out.weight, out.bias, dropout_mask
+    )
     return result
 
 
@@ -217,7 +223,7 @@ class _FeedForward(torch.autograd.Function):
         b1: Tensor,
         w2: Tensor,
         b2: Tensor,
-        mask: DropoutMask | None,
+        dropout_mask: DropoutMask | None,
     ) -> Tensor:
         dtype = product_dtype(x)
         with torch.autocast("cpu", enabled=False):
@@ -225,10 +231,10 @@ class _FeedForward(torch.autograd.Function):
             w1 = w1.to(dtype)
             w2 = w2.to(dtype)
             h = inputs @ w1.T
-            _activation(h, b1, mask)
+            _activation(h, b1, dropout_mask)
             y = torch.addmm(b2.to(dtype), h, w2.T)
         ctx.save_for_backward(inputs, w1, h, w2)
-        ctx.mask = mask
+        ctx.dropout_mask = dropout_mask
         ctx.x_dtype = x.dtype
         return y.view(*x.shape[:-1], len(w2))
 
@@ -238,29 +244,29 @@ class _FeedForward(torch.autograd.Function):
         inputs, w1, h, w2 = ctx.saved_tensors
         grad = grads[0].flatten(0, -2).to(h.dtype).contiguous()
         by_a = grad @ w2
-        by_b1 = _activation_backward(h, by_a, ctx.mask)
+        by_b1 = _activation_backward(h, by_a, ctx.dropout_mask)
         by_x = (by_a @ w1).to(ctx.x_dtype).view(*grads[0].shape[:-1], w1.shape[1])
         by_w1 = (by_a.T @ inputs).float()
         by_w2 = (grad.T @ h).float()
         return by_x, by_w1, by_b1, by_w2, column_sum(grad), None
 
 
-def _activation(h: Tensor, bias: Tensor, mask: DropoutMask | None) -> None:
+def _activation(h: Tensor, bias: Tensor, dropout_mask: DropoutMask | None) -> None:
     arguments = _Activation()
     _set(arguments, h, *h.shape)
     arguments.h = address(h)
     arguments.bias = address(bias)
-    arguments.drop = _dropout(mask)
+    arguments.drop = _dropout(dropout_mask)
     _call("activation", arguments, 0)
 
 
-def _activation_backward(h: Tensor, grad: Tensor, mask: DropoutMask | None) -> Tensor:
+def _activation_backward(h: Tensor, grad: Tensor, dropout_mask: DropoutMask | None) -> Tensor:
     """Replace the gradient of h by that of the activation's input; return that of the bias (D,)."""
     arguments = _Activation()
     _set(arguments, h, *h.shape)
     partial = _partial(h.shape[1])
     arguments.h = address(h)
-    arguments.drop = _dropout(mask)
+    arguments.drop = _dropout(dropout_mask)
     arguments.grad = address(grad)
     arguments.partial = address(partial)
     _call("activation", arguments, 1)
@@ -271,10 +277,10 @@ def attend(
     plan: PackedAttention,
     projected: Tensor,
     keys_values: Tensor | None,
-    mask: DropoutMask | None,
+    dropout_mask: DropoutMask | None,
 ) -> Tensor:
     """Return the contexts (1, N, D) of packed queries; see ``nn.packed_attention``."""
-    result: Tensor = _Attend.apply(projected, keys_values, plan, mask)
+    result: Tensor = _Attend.apply(projected, keys_values, plan, dropout_mask)
     return result
 
 
@@ -285,21 +291,21 @@ class _Attend(torch.autograd.Function):
         projected: Tensor,
         keys_values: Tensor | None,
         plan: PackedAttention,
-        mask: DropoutMask | None,
+        dropout_mask: DropoutMask | None,
     ) -> Tensor:
         projected = projected.contiguous()
         if keys_values is not None:
             keys_values = keys_values.to(projected.dtype).contiguous()
         contexts = projected.new_empty(*projected.shape[:-1], plan.width)
         normalizers = torch.empty(projected.shape[1], plan.heads, 2)
-        arguments = _attention_arguments(plan, projected, keys_values, mask)
+        arguments = _attention_arguments(plan, projected, keys_values, dropout_mask)
         arguments.contexts = address(contexts)
         arguments.normalizers = address(normalizers)
         _call("packed_attention", arguments, 0)
         contexts[:, plan.rows.tokens :] = 0
         ctx.save_for_backward(projected, keys_values, normalizers)
         ctx.plan = plan
-        ctx.mask = mask
+        ctx.dropout_mask = dropout_mask
         return contexts
 
     @staticmethod
@@ -309,7 +315,7 @@ class _Attend(torch.autograd.Function):
         grad = grads[0].to(projected.dtype).contiguous()
         by_projected = torch.empty_like(projected)
         by_keys_values = None if keys_values is None else torch.empty_like(keys_values)
-        arguments = _attention_arguments(ctx.plan, projected, keys_values, ctx.mask)
+        arguments = _attention_arguments(ctx.plan, projected, keys_values, ctx.dropout_mask)
         arguments.normalizers = address(normalizers)
         arguments.grad = address(grad)
         arguments.by_queries = address(by_projected)
@@ -327,7 +333,7 @@ def _attention_arguments(
     plan: PackedAttention,
     projected: Tensor,
     keys_values: Tensor | None,
-    mask: DropoutMask | None,
+    dropout_mask: DropoutMask | None,
 ) -> Any:
     """Return the arguments that both passes have."""
     arguments = _Attention()
@@ -347,7 +353,7 @@ def _attention_arguments(
         arguments.segment[i].stride = stride
         arguments.segment[i].offsets = address(rows.offsets)
     arguments.scale = arguments.size**-0.5
-    arguments.drop = _dropout(mask)
+    arguments.drop = _dropout(dropout_mask)
     arguments.random_stride = plan.random_stride
     return arguments
 
