@@ -9,7 +9,17 @@ from torch import Tensor
 from fusetk.nn.fused import KINDS
 from fusetk.nn.fused.buffers import AttentionBuffers, BackwardBuffers, ForwardBuffers, LoopSpec
 from fusetk.nn.fused.build import library
-from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct
+from fusetk.nn.fused.structs import (
+    BACKWARD,
+    FLOAT,
+    FORWARD,
+    INT,
+    POINTER,
+    VALUES_BACKWARD,
+    address,
+    fill,
+    struct,
+)
 
 # The structs have the same members in the same order as in recurrence.cpp.
 CellArguments = struct(
@@ -36,7 +46,6 @@ AttentionArguments = struct(
     ("steps sentences", INT),
     ("by_values", POINTER),
 )
-FORWARD, BACKWARD, VALUES_BACKWARD = range(3)  # modes of the library's functions
 
 
 def usable() -> bool:
@@ -66,41 +75,23 @@ class CpuKernels:
     def _cell_arguments(self, c: int) -> Any:
         cell = self.spec.cells[c]
         directions, positions, _ = self.buffers.x.shape
-        arguments = CellArguments()
-        arguments.threads = self.threads
-        arguments.kind = KINDS[cell.kind]
-        arguments.bf16 = self.bf16
-        arguments.norm = cell.gain is not None
-        arguments.directions = directions
-        arguments.width = cell.width
-        arguments.positions = positions
-        arguments.next_positions = positions
-        arguments.threshold = self.spec.threshold
-        arguments.scale = self.spec.scale
+        arguments = fill(CellArguments(), threads=self.threads, bf16=self.bf16)
+        fill(arguments, kind=KINDS[cell.kind], norm=cell.gain is not None)
+        fill(arguments, directions=directions, width=cell.width)
+        fill(arguments, positions=positions, next_positions=positions)
+        fill(arguments, threshold=self.spec.threshold, scale=self.spec.scale)
         bias, linear_bias, gain, shift = self.buffers.vectors[c]
-        arguments.bias = address(bias)
-        arguments.linear_bias = address(linear_bias)
-        arguments.gain = address(gain)
-        arguments.shift = address(shift)
-        return arguments
+        return fill(arguments, bias=bias, linear_bias=linear_bias, gain=gain, shift=shift)
 
     def _attention_arguments(self, buffers: AttentionBuffers) -> Any:
-        spec, arguments = self.spec, AttentionArguments()
+        spec, keys, values = self.spec, buffers.keys, buffers.values
         assert spec.attention is not None and spec.mask is not None
-        arguments.threads = self.threads
-        arguments.bf16 = self.bf16
-        arguments.heads = spec.attention.heads
-        arguments.sources = spec.attention.sources
-        arguments.width = buffers.keys.shape[-1]
-        arguments.value_width = buffers.values.shape[-1]
-        arguments.length = spec.mask.shape[1]
-        arguments.sentences = len(buffers.keys)
-        arguments.hypotheses = spec.sizes[0] // len(buffers.keys)
-        arguments.keys = address(buffers.keys)
-        arguments.values = address(buffers.values)
-        arguments.vector = address(buffers.vector)
-        arguments.mask = address(spec.mask)
-        return arguments
+        arguments = fill(AttentionArguments(), threads=self.threads, bf16=self.bf16)
+        fill(arguments, heads=spec.attention.heads, sources=spec.attention.sources)
+        fill(arguments, width=keys.shape[-1], value_width=values.shape[-1])
+        fill(arguments, sentences=len(keys), hypotheses=spec.sizes[0] // len(keys))
+        fill(arguments, keys=keys, values=values, vector=buffers.vector)
+        return fill(arguments, mask=spec.mask, length=spec.mask.shape[1])
 
     def _cell_at(self, c: int, t: int) -> Any:
         """Return the arguments of cell ``c`` with the inputs of step ``t`` set."""
@@ -142,15 +133,14 @@ class CpuKernels:
     def begin_backward(self, gradients: BackwardBuffers) -> None:
         self.gradients = gradients
         for c, arguments in enumerate(self.cell_arguments):
-            arguments.grad = address(gradients.state)
-            arguments.grad_positions = gradients.state.shape[1]
-            arguments.product = address(gradients.product)
-            arguments.product_positions = gradients.product.shape[1]
-            arguments.partial = address(gradients.norms[c])
-        if gradients.attention is not None:
-            self.attention_arguments.product = address(gradients.attention.product)
-            self.attention_arguments.by_keys = address(gradients.attention.keys)
-            self.attention_arguments.by_vector = address(gradients.attention.vector)
+            state, product = gradients.state, gradients.product
+            fill(arguments, grad=state, grad_positions=state.shape[1])
+            fill(arguments, product=product, product_positions=product.shape[1])
+            fill(arguments, partial=gradients.norms[c])
+        attention = gradients.attention
+        if attention is not None:
+            fill(self.attention_arguments, product=attention.product)
+            fill(self.attention_arguments, by_keys=attention.keys, by_vector=attention.vector)
 
     def cell_backward(self, c: int, t: int) -> None:
         arguments, gradients = self._cell_at(c, t), self.gradients
@@ -175,10 +165,6 @@ class CpuKernels:
         assert buffers is not None and gradients is not None
         starts = torch.tensor(self.buffers.starts)
         sizes = torch.tensor(self.spec.sizes)
-        arguments.starts = starts.data_ptr()
-        arguments.sizes = sizes.data_ptr()
-        arguments.steps = len(sizes)
-        arguments.weights = address(buffers.weights)
-        arguments.grad = address(gradients.contexts)
-        arguments.by_values = address(value_grads)
+        fill(arguments, starts=starts, sizes=sizes, steps=len(sizes))
+        fill(arguments, weights=buffers.weights, grad=gradients.contexts, by_values=value_grads)
         self.library.attention(ctypes.byref(arguments), VALUES_BACKWARD)

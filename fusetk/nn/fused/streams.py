@@ -13,7 +13,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fusetk.nn.fused.build import library
-from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct
+from fusetk.nn.fused.structs import (
+    BACKWARD,
+    FLOAT,
+    FORWARD,
+    INT,
+    POINTER,
+    address,
+    fill,
+    struct,
+)
 from fusetk.nn.fused.transformer import transformed
 
 # The structs have the same members in the same order as in streams.cpp.
@@ -115,8 +124,7 @@ class _WeightedSumsFunction(torch.autograd.Function):
         y = None if y is None else _rows(y, 1).contiguous()
         out = x.new_empty(shape)
         arguments = _weighted_sums_arguments(weights, x, write, y)
-        arguments.out = address(out)
-        _call("weighted_sums", arguments, 0)
+        _call("weighted_sums", fill(arguments, out=out), FORWARD)
         ctx.save_for_backward(weights, x, write, y)
         return out
 
@@ -126,31 +134,22 @@ class _WeightedSumsFunction(torch.autograd.Function):
         saved = ctx.saved_tensors
         grad = grads[0].contiguous()
         results = [None if shape is None else grad.new_empty(shape) for shape in ctx.shapes]
-        arguments = _weighted_sums_arguments(*saved)
-        arguments.grad = address(grad)
         by_weights, by_x, by_write, by_y = results
-        arguments.by_weights = address(by_weights)
-        arguments.by_x = address(by_x)
-        arguments.by_write = address(by_write)
-        arguments.by_y = address(by_y)
-        _call("weighted_sums", arguments, 1)
+        arguments = fill(_weighted_sums_arguments(*saved), grad=grad)
+        fill(arguments, by_weights=by_weights, by_x=by_x, by_write=by_write, by_y=by_y)
+        _call("weighted_sums", arguments, BACKWARD)
         return tuple(results)
 
 
 def _weighted_sums_arguments(
     weights: Tensor, x: Tensor, write: Tensor | None, y: Tensor | None
 ) -> Any:
-    arguments = _WeightedSums()
-    arguments.rows, arguments.sources, arguments.width = x.shape
-    arguments.sums = weights.shape[1]
-    arguments.weights = address(weights)
-    arguments.weights_stride = weights.stride(0)
-    arguments.x = address(x)
-    arguments.x_stride = x.stride(0)
+    rows, sources, width = x.shape
+    arguments = fill(_WeightedSums(), rows=rows, sources=sources, width=width)
+    fill(arguments, sums=weights.shape[1], weights=weights, weights_stride=weights.stride(0))
+    fill(arguments, x=x, x_stride=x.stride(0))
     if write is not None:
-        arguments.write = address(write)
-        arguments.write_stride = write.stride(0)
-        arguments.y = address(y)
+        fill(arguments, write=write, write_stride=write.stride(0), y=y)
     return arguments
 
 
@@ -170,10 +169,8 @@ class _NormedProductsFunction(torch.autograd.Function):
         out = x.new_empty(*x.shape[:-1], len(weights))
         means, inverse_deviations = x.new_empty(2, x.numel() // x.shape[-1])
         arguments = _normed_products_arguments(x, weights, means, inverse_deviations)
-        arguments.centred = centred
-        arguments.eps = eps
-        arguments.out = address(out)
-        _call("normed_products", arguments, 0)
+        fill(arguments, centred=centred, eps=eps, out=out)
+        _call("normed_products", arguments, FORWARD)
         ctx.save_for_backward(x, weights, means, inverse_deviations)
         ctx.centred = centred
         return out
@@ -187,25 +184,17 @@ class _NormedProductsFunction(torch.autograd.Function):
         by_x = torch.empty_like(x)
         partial = x.new_zeros(torch.get_num_threads(), *weights.shape)
         arguments = _normed_products_arguments(*saved)
-        arguments.centred = ctx.centred
-        arguments.grad = address(grad)
-        arguments.by_x = address(by_x)
-        arguments.partial = address(partial)
-        _call("normed_products", arguments, 1)
+        fill(arguments, centred=ctx.centred, grad=grad, by_x=by_x, partial=partial)
+        _call("normed_products", arguments, BACKWARD)
         return by_x, partial.sum(0), None, None
 
 
 def _normed_products_arguments(
     x: Tensor, weights: Tensor, means: Tensor, inverse_deviations: Tensor
 ) -> Any:
-    arguments = _NormedProducts()
-    arguments.outputs, arguments.width = weights.shape
-    arguments.rows = len(means)
-    arguments.x = address(x)
-    arguments.weights = address(weights)
-    arguments.means = address(means)
-    arguments.inverse_deviations = address(inverse_deviations)
-    return arguments
+    outputs, width = weights.shape
+    arguments = fill(_NormedProducts(), rows=len(means), width=width, outputs=outputs)
+    return fill(arguments, x=x, weights=weights, means=means, inverse_deviations=inverse_deviations)
 
 
 def sinkhorn_is_usable(logits: Tensor) -> bool:
@@ -230,9 +219,7 @@ class _SinkhornFunction(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, iterations: int) -> Tensor:
         logits = logits.contiguous()
         out = torch.empty_like(logits)
-        arguments = _sinkhorn_arguments(logits, iterations)
-        arguments.out = address(out)
-        _call("sinkhorn", arguments, 0)
+        _call("sinkhorn", fill(_sinkhorn_arguments(logits, iterations), out=out), FORWARD)
         ctx.save_for_backward(logits)
         ctx.iterations = iterations
         return out
@@ -244,19 +231,14 @@ class _SinkhornFunction(torch.autograd.Function):
         grad = grads[0].contiguous()
         by_logits = torch.empty_like(logits)
         arguments = _sinkhorn_arguments(logits, ctx.iterations)
-        arguments.grad = address(grad)
-        arguments.by_logits = address(by_logits)
-        _call("sinkhorn", arguments, 1)
+        _call("sinkhorn", fill(arguments, grad=grad, by_logits=by_logits), BACKWARD)
         return by_logits, None
 
 
 def _sinkhorn_arguments(logits: Tensor, iterations: int) -> Any:
-    arguments = _Sinkhorn()
-    arguments.size = logits.shape[-1]
-    arguments.matrices = logits.numel() // logits.shape[-1] ** 2
-    arguments.iterations = iterations
-    arguments.logits = address(logits)
-    return arguments
+    size = logits.shape[-1]
+    matrices = logits.numel() // size**2
+    return fill(_Sinkhorn(), matrices=matrices, size=size, iterations=iterations, logits=logits)
 
 
 def feature_sums(sources: Sequence[Tensor], fixed: Tensor, dynamic: Tensor) -> list[Tensor]:
@@ -276,9 +258,8 @@ class _FeatureSumsFunction(torch.autograd.Function):
         dynamic = dynamic.contiguous()
         arguments, inputs = _feature_sums_arguments(fixed, dynamic, sources)
         outputs = _addresses(sums)
-        arguments.x = ctypes.addressof(inputs)
-        arguments.out = ctypes.addressof(outputs)
-        _call("feature_sums", arguments, 0)
+        fill(arguments, x=ctypes.addressof(inputs), out=ctypes.addressof(outputs))
+        _call("feature_sums", arguments, FORWARD)
         ctx.save_for_backward(fixed, dynamic, *sources)
         return sums
 
@@ -293,11 +274,9 @@ class _FeatureSumsFunction(torch.autograd.Function):
             torch.get_num_threads(), len(dynamic), len(sources) + 1, dynamic.shape[1]
         )
         sum_grads, results = _addresses(grads), _addresses(by_sources)
-        arguments.x = ctypes.addressof(inputs)
-        arguments.grads = ctypes.addressof(sum_grads)
-        arguments.by_x = ctypes.addressof(results)
-        arguments.partial = address(partial)
-        _call("feature_sums", arguments, 1)
+        fill(arguments, x=ctypes.addressof(inputs), grads=ctypes.addressof(sum_grads))
+        fill(arguments, by_x=ctypes.addressof(results), partial=partial)
+        _call("feature_sums", arguments, BACKWARD)
         by_fixed, by_dynamic = partial.sum(0).split((len(sources), 1), 1)
         return by_fixed, by_dynamic.squeeze(1), *by_sources
 
@@ -306,13 +285,9 @@ def _feature_sums_arguments(
     fixed: Tensor, dynamic: Tensor, sources: Sequence[Tensor]
 ) -> tuple[Any, Any]:
     """Return the arguments that both passes have, and the addresses of the sources."""
-    arguments = _FeatureSums()
-    arguments.width = dynamic.shape[1]
-    arguments.rows = sources[0].numel() // dynamic.shape[1]
-    arguments.sums = len(dynamic)
-    arguments.sources = len(sources)
-    arguments.fixed = address(fixed)
-    arguments.dynamic = address(dynamic)
+    sums, width = dynamic.shape
+    arguments = fill(_FeatureSums(), rows=sources[0].numel() // width, width=width)
+    fill(arguments, sums=sums, sources=len(sources), fixed=fixed, dynamic=dynamic)
     return arguments, _addresses(sources)
 
 
@@ -337,8 +312,7 @@ class _DepthAttentionFunction(torch.autograd.Function):
         query = query.contiguous()
         products, weights = torch.empty_like(scales), torch.empty_like(scales)
         arguments = _depth_attention_arguments(x, last, scales, query, products, weights)
-        arguments.out = address(out)
-        _call("depth_attention", arguments, 0)
+        _call("depth_attention", fill(arguments, out=out), FORWARD)
         ctx.save_for_backward(x, last, scales, query, products, weights)
         return out
 
@@ -352,13 +326,9 @@ class _DepthAttentionFunction(torch.autograd.Function):
         by_last = None if last is None else torch.empty_like(last)
         by_scales = torch.empty_like(scales)
         partial = query.new_zeros(torch.get_num_threads(), len(query))
-        arguments = _depth_attention_arguments(*saved)
-        arguments.grad = address(grad)
-        arguments.by_x = address(by_x)
-        arguments.by_last = address(by_last)
-        arguments.by_scales = address(by_scales)
-        arguments.partial = address(partial)
-        _call("depth_attention", arguments, 1)
+        arguments = fill(_depth_attention_arguments(*saved), grad=grad, partial=partial)
+        fill(arguments, by_x=by_x, by_last=by_last, by_scales=by_scales)
+        _call("depth_attention", arguments, BACKWARD)
         return by_x, by_last, by_scales, partial.sum(0)
 
 
@@ -370,14 +340,7 @@ def _depth_attention_arguments(
     products: Tensor,
     weights: Tensor,
 ) -> Any:
-    arguments = _DepthAttention()
-    arguments.rows, _, arguments.width = x.shape
-    arguments.sources = scales.shape[-1]
-    arguments.x = address(x)
-    arguments.x_stride = x.stride(0)
-    arguments.last = address(last)
-    arguments.scales = address(scales)
-    arguments.query = address(query)
-    arguments.products = address(products)
-    arguments.weights = address(weights)
-    return arguments
+    rows, _, width = x.shape
+    arguments = fill(_DepthAttention(), rows=rows, sources=scales.shape[-1], width=width)
+    fill(arguments, x=x, x_stride=x.stride(0), last=last, scales=scales, query=query)
+    return fill(arguments, products=products, weights=weights)

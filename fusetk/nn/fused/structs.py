@@ -6,12 +6,27 @@ from typing import Any
 from torch import Tensor
 
 INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+# Modes of the functions that have several passes; only the attention of a recurrence has the third.
+FORWARD, BACKWARD, VALUES_BACKWARD = range(3)
 
 
 def struct(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
-    """Define a C struct. Each item of ``fields`` has the names of members and their type."""
+    """Define a C struct. Each item of ``fields`` has the names of members and their type.
+
+    A struct has no other attributes: to set one raises AttributeError.
+    """
     members = [(member, kind) for names, kind in fields for member in names.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": members})
+    return type(name, (ctypes.Structure,), {"_fields_": members, "__slots__": ()})
+
+
+def fill(arguments: Any, **members: Any) -> Any:
+    """Set members of a struct, which is returned. A tensor is replaced by its address.
+
+    The struct does not keep the tensors: the caller keeps them until the kernel has returned.
+    """
+    for name, value in members.items():
+        setattr(arguments, name, address(value) if isinstance(value, Tensor) else value)
+    return arguments
 
 
 def address(tensor: Tensor | None, row: int = 0) -> int | None:

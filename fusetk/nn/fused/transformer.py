@@ -14,7 +14,15 @@ from torch.autograd.function import once_differentiable
 
 from fusetk.nn.dropout_mask import DropoutMask
 from fusetk.nn.fused.build import library
-from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct
+from fusetk.nn.fused.structs import (
+    BACKWARD,
+    FLOAT,
+    FORWARD,
+    INT,
+    POINTER,
+    fill,
+    struct,
+)
 from fusetk.nn.precision import product_dtype
 from fusetk.nn.rows import PackedAttention, Rows
 
@@ -88,15 +96,16 @@ def transformed() -> bool:
 def _call(name: str, arguments: Any, *mode: int) -> None:
     kernels = library("transformer")
     assert kernels is not None
+    arguments.threads = torch.get_num_threads()
     getattr(kernels, name)(ctypes.byref(arguments), *mode)
 
 
-def _set(arguments: Any, x: Tensor, rows: int, width: int) -> None:
-    """Set the members that most structs have; ``x`` has the type of the products."""
-    arguments.threads = torch.get_num_threads()
-    arguments.bf16 = x.dtype == torch.bfloat16
-    arguments.rows = rows
-    arguments.width = width
+def _fill_shape(arguments: Any, products: Tensor, rows: int, width: int) -> Any:
+    """Set the members that most structs have, and return the struct.
+
+    ``products`` has the type of the products.
+    """
+    return fill(arguments, bf16=products.dtype == torch.bfloat16, rows=rows, width=width)
 
 
 def _dropout(dropout_mask: DropoutMask | None) -> Any:
@@ -112,12 +121,8 @@ def _partial(*shape: int) -> Tensor:
 
 def column_sum(x: Tensor) -> Tensor:
     """Return the sum of the rows of x (N, D) in float32."""
-    arguments = _ColumnSum()
-    _set(arguments, x, *x.shape)
     partial = _partial(x.shape[1])
-    arguments.x = address(x)
-    arguments.partial = address(partial)
-    _call("column_sum", arguments)
+    _call("column_sum", fill(_fill_shape(_ColumnSum(), x, *x.shape), x=x, partial=partial))
     return partial.sum(0)
 
 
@@ -146,27 +151,19 @@ class _ResidualSum(torch.autograd.Function):
         x = x.contiguous()
         y = y.contiguous()
         total = torch.empty_like(x)
-        arguments = _Residual()
         rows = x.numel() // x.shape[-1]
-        _set(arguments, y, rows, x.shape[-1])
-        arguments.x = address(x)
-        arguments.y = address(y)
-        arguments.drop = _dropout(dropout_mask)
-        arguments.sum = address(total)
+        arguments = _fill_shape(_Residual(), y, rows, x.shape[-1])
+        fill(arguments, x=x, y=y, drop=_dropout(dropout_mask), sum=total)
         ctx.dropout_mask = dropout_mask
         ctx.y_dtype = y.dtype
         if gain is None:
-            _call("residual", arguments, 0)
+            _call("residual", arguments, FORWARD)
             return total
         out = torch.empty_like(x)
         means, inverse_deviations = torch.empty(2, rows)
-        arguments.gain = address(gain)
-        arguments.shift = address(shift)
-        arguments.eps = eps
-        arguments.out = address(out)
-        arguments.means = address(means)
-        arguments.inverse_deviations = address(inverse_deviations)
-        _call("residual", arguments, 0)
+        fill(arguments, gain=gain, shift=shift, eps=eps, out=out)
+        fill(arguments, means=means, inverse_deviations=inverse_deviations)
+        _call("residual", arguments, FORWARD)
         ctx.save_for_backward(total, gain, means, inverse_deviations)
         return out
 
@@ -178,27 +175,22 @@ class _ResidualSum(torch.autograd.Function):
         arguments = _Residual()
         by_x, by_gain, by_shift = grad, None, None
         partial = _partial(2, width)
-        arguments.partial = address(partial)
         saved = ctx.saved_tensors
         if saved:
             total, gain, means, inverse_deviations = saved
             by_x = torch.empty_like(grad)
-            arguments.sum = address(total)
-            arguments.gain = address(gain)
-            arguments.means = address(means)
-            arguments.inverse_deviations = address(inverse_deviations)
+            fill(arguments, sum=total, gain=gain)
+            fill(arguments, means=means, inverse_deviations=inverse_deviations)
         if ctx.dropout_mask is None and ctx.y_dtype == grad.dtype:
             by_y = by_x
             if not saved:
                 return grad, grad, None, None, None, None
         else:
             by_y = torch.empty_like(grad, dtype=ctx.y_dtype)
-            arguments.by_y = address(by_y)
-        _set(arguments, by_y, grad.numel() // width, width)
-        arguments.drop = _dropout(ctx.dropout_mask)
-        arguments.grad = address(grad)
-        arguments.by_x = address(by_x)
-        _call("residual", arguments, 1)
+            fill(arguments, by_y=by_y)
+        _fill_shape(arguments, by_y, grad.numel() // width, width)
+        fill(arguments, drop=_dropout(ctx.dropout_mask), grad=grad, by_x=by_x, partial=partial)
+        _call("residual", arguments, BACKWARD)
         if saved:
             by_gain, by_shift = partial.sum(0)
         return by_x, by_y, None, by_gain, by_shift, None
@@ -252,24 +244,16 @@ class _FeedForward(torch.autograd.Function):
 
 
 def _activation(h: Tensor, bias: Tensor, dropout_mask: DropoutMask | None) -> None:
-    arguments = _Activation()
-    _set(arguments, h, *h.shape)
-    arguments.h = address(h)
-    arguments.bias = address(bias)
-    arguments.drop = _dropout(dropout_mask)
-    _call("activation", arguments, 0)
+    arguments = _fill_shape(_Activation(), h, *h.shape)
+    _call("activation", fill(arguments, h=h, bias=bias, drop=_dropout(dropout_mask)), FORWARD)
 
 
 def _activation_backward(h: Tensor, grad: Tensor, dropout_mask: DropoutMask | None) -> Tensor:
     """Replace the gradient of h by that of the activation's input; return that of the bias (D,)."""
-    arguments = _Activation()
-    _set(arguments, h, *h.shape)
     partial = _partial(h.shape[1])
-    arguments.h = address(h)
-    arguments.drop = _dropout(dropout_mask)
-    arguments.grad = address(grad)
-    arguments.partial = address(partial)
-    _call("activation", arguments, 1)
+    arguments = _fill_shape(_Activation(), h, *h.shape)
+    fill(arguments, h=h, drop=_dropout(dropout_mask), grad=grad, partial=partial)
+    _call("activation", arguments, BACKWARD)
     return partial.sum(0)
 
 
@@ -299,9 +283,8 @@ class _Attend(torch.autograd.Function):
         contexts = projected.new_empty(*projected.shape[:-1], plan.width)
         normalizers = torch.empty(projected.shape[1], plan.heads, 2)
         arguments = _attention_arguments(plan, projected, keys_values, dropout_mask)
-        arguments.contexts = address(contexts)
-        arguments.normalizers = address(normalizers)
-        _call("packed_attention", arguments, 0)
+        fill(arguments, contexts=contexts, normalizers=normalizers)
+        _call("packed_attention", arguments, FORWARD)
         contexts[:, plan.rows.tokens :] = 0
         ctx.save_for_backward(projected, keys_values, normalizers)
         ctx.plan = plan
@@ -316,13 +299,11 @@ class _Attend(torch.autograd.Function):
         by_projected = torch.empty_like(projected)
         by_keys_values = None if keys_values is None else torch.empty_like(keys_values)
         arguments = _attention_arguments(ctx.plan, projected, keys_values, ctx.dropout_mask)
-        arguments.normalizers = address(normalizers)
-        arguments.grad = address(grad)
-        arguments.by_queries = address(by_projected)
+        fill(arguments, normalizers=normalizers, grad=grad, by_queries=by_projected)
         segments = _segments(ctx.plan, by_projected, by_keys_values)
         for i, (start, _, _) in enumerate(segments):
             arguments.segment[i].grad = start
-        _call("packed_attention", arguments, 1)
+        _call("packed_attention", arguments, BACKWARD)
         by_projected[:, ctx.plan.rows.tokens :] = 0
         if by_keys_values is not None and ctx.plan.source is not None:
             by_keys_values[:, ctx.plan.source.tokens :] = 0
@@ -336,25 +317,16 @@ def _attention_arguments(
     dropout_mask: DropoutMask | None,
 ) -> Any:
     """Return the arguments that both passes have."""
-    arguments = _Attention()
-    arguments.threads = torch.get_num_threads()
-    arguments.bf16 = projected.dtype == torch.bfloat16
-    arguments.sentences = plan.rows.sentences
-    arguments.heads = plan.heads
-    arguments.size = plan.width // plan.heads
-    arguments.causal = plan.causal
-    arguments.queries = address(projected)
-    arguments.stride = projected.shape[-1]
-    arguments.offsets = address(plan.rows.offsets)
+    size = plan.width // plan.heads
+    arguments = fill(_Attention(), bf16=projected.dtype == torch.bfloat16, causal=plan.causal)
+    fill(arguments, sentences=plan.rows.sentences, offsets=plan.rows.offsets)
+    fill(arguments, heads=plan.heads, size=size, scale=size**-0.5)
+    fill(arguments, queries=projected, stride=projected.shape[-1])
+    fill(arguments, drop=_dropout(dropout_mask), random_stride=plan.random_stride)
     segments = _segments(plan, projected, keys_values)
-    arguments.segments = len(segments)
+    fill(arguments, segments=len(segments))
     for i, (start, stride, rows) in enumerate(segments):
-        arguments.segment[i].keys_values = start
-        arguments.segment[i].stride = stride
-        arguments.segment[i].offsets = address(rows.offsets)
-    arguments.scale = arguments.size**-0.5
-    arguments.drop = _dropout(dropout_mask)
-    arguments.random_stride = plan.random_stride
+        fill(arguments.segment[i], keys_values=start, stride=stride, offsets=rows.offsets)
     return arguments
 
 
@@ -398,25 +370,13 @@ def cross_entropy(
     """
     rows, vocabulary = logits.shape
     targets = _checked_targets(targets, vocabulary)
-    arguments = _Loss()
-    arguments.threads = torch.get_num_threads()
-    arguments.bf16 = logits.dtype == torch.bfloat16
-    arguments.rows = rows
-    arguments.vocabulary = vocabulary
-    arguments.training = training
     sums = torch.zeros(3, rows)
-    partial = None
-    if training and bias is not None:
-        partial = _partial(vocabulary)
-    arguments.logits = address(logits)
-    arguments.bias = address(bias)
-    arguments.targets = address(targets)
-    arguments.gap = gap
-    arguments.other = other
-    arguments.log_p = address(sums)
-    arguments.log_p_all = address(sums, 1)
-    arguments.correct = address(sums, 2)
-    arguments.partial = address(partial)
+    log_p, log_p_all, correct = sums
+    partial = _partial(vocabulary) if training and bias is not None else None
+    arguments = fill(_Loss(), bf16=logits.dtype == torch.bfloat16, training=training)
+    fill(arguments, rows=rows, vocabulary=vocabulary, logits=logits, bias=bias)
+    fill(arguments, targets=targets, gap=gap, other=other)
+    fill(arguments, log_p=log_p, log_p_all=log_p_all, correct=correct, partial=partial)
     _call("loss", arguments)
     if partial is not None and bias_grad is not None:
         bias_grad += partial.sum(0)
