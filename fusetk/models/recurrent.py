@@ -28,10 +28,10 @@ from fusetk.nn.cells import Cell, InputCell, Transition
 from fusetk.nn.derived import DerivedTensor
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.output import OutputProjection
-from fusetk.nn.packing import Packing, packing
 from fusetk.nn.positions import Sinusoidal
 from fusetk.nn.precision import product_dtype
 from fusetk.nn.recurrence import DecoderAttention, run_recurrence
+from fusetk.nn.step_layout import StepLayout
 from fusetk.special_tokens import PAD
 
 
@@ -255,19 +255,19 @@ class Recurrent(DerivedTensor, Seq2Seq):
     def _encode(self, src: Tensor, src_mask: Tensor, lengths: Tensor | None) -> Memory:
         embedding = self.source(src)
         lengths = src_mask.sum(1) if lengths is None else lengths
-        packed = packing(lengths, src.shape[1], _row_multiple(embedding), embedding.device)
-        forwards = packed.pack(embedding)
-        backwards = forwards.index_select(0, packed.mirrored)
+        layout = StepLayout.of(lengths, src.shape[1], _row_multiple(embedding), embedding.device)
+        forwards = layout.to_slots(embedding)
+        backwards = forwards.index_select(0, layout.mirrored)
         x = torch.stack((forwards, backwards)) @ self.encoder.input_weight
-        rows = packed.sizes[0]
+        rows = layout.sizes[0]
         zeros = embedding.new_zeros(2, rows, self.encoder.width, dtype=_state_dtype(embedding))
-        states = run_recurrence(self.encoder, x, zeros, packed.sizes, self.candidate_dropout).states
+        states = run_recurrence(self.encoder, x, zeros, layout.sizes, self.candidate_dropout).states
         if self.encoder_fuse.reads_next_input and self.attend.reads_output:
             states = states[-1:]  # nothing reads the lower states
         history = [embedding]
         for forward, backward in states:
-            both = torch.cat((forward, backward.index_select(0, packed.mirrored)), -1)
-            history.append(packed.unpack(both).to(embedding.dtype))
+            both = torch.cat((forward, backward.index_select(0, layout.mirrored)), -1)
+            history.append(layout.from_slots(both).to(embedding.dtype))
         return Memory(tuple(history), self.encoder_fuse(history), src_mask)
 
     def start(self, memory: Memory) -> State:
@@ -295,17 +295,17 @@ class Recurrent(DerivedTensor, Seq2Seq):
         embedding = self.target(tgt_in, state.step)
         if state.step == 0:  # the first token, BOS, is read as zeros
             embedding = torch.cat((torch.zeros_like(embedding[:, :1]), embedding[:, 1:]), 1)
-        packed = self._packing(tgt_in, lengths, sentences, embedding)
-        if packed is None:
+        layout = self._step_layout(tgt_in, lengths, sentences, embedding)
+        if layout is None:
             sizes: Sequence[int] = [len(embedding)]
             x = embedding[:, 0]
         else:
-            sizes = packed.sizes
-            x = packed.pack(embedding)
-            hidden = hidden.index_select(0, packed.order)
+            sizes = layout.sizes
+            x = layout.to_slots(embedding)
+            hidden = hidden.index_select(0, layout.order)
             if sentences == len(embedding):  # one hypothesis for each sentence
                 keys, values, mask = (
-                    tensor.index_select(0, packed.order) for tensor in (keys, values, mask)
+                    tensor.index_select(0, layout.order) for tensor in (keys, values, mask)
                 )
         decoder_attention = DecoderAttention(
             self.attention, self.decoder, self._decoder_input(), keys, values, mask
@@ -324,14 +324,14 @@ class Recurrent(DerivedTensor, Seq2Seq):
         if self.decoder_fuse.reads_next_input:
             states = states[-1:]  # nothing reads the lower states
         if traced and weights is not None:
-            self._record(_unpack(weights, packed), sentences)
-        hidden = _unpack(states[-1][0], packed)[:, -1]
+            self._record(_from_slots(weights, layout), sentences)
+        hidden = _from_slots(states[-1][0], layout)[:, -1]
         history = [x, *(layer[0].to(embedding.dtype) for layer in states)]
         if self.training:
-            features = _unpack(self._features(history, contexts), packed)
-        else:  # a trace of the fusion needs sentences, not packed rows
-            unpacked = [_unpack(layer, packed) for layer in history]
-            features = self._features(unpacked, _unpack(contexts, packed))
+            features = _from_slots(self._features(history, contexts), layout)
+        else:  # a trace of the fusion needs sentences, not slots
+            padded = [_from_slots(layer, layout) for layer in history]
+            features = self._features(padded, _from_slots(contexts, layout))
         step = state.step + tgt_in.shape[1]
         return features, State(state.per_sentence, (hidden,), step)
 
@@ -352,20 +352,20 @@ class Recurrent(DerivedTensor, Seq2Seq):
         assert self.project is not None
         return self.project.weight.mT @ self.decoder.input_weight[0]
 
-    def _packing(
+    def _step_layout(
         self, tgt_in: Tensor, lengths: Tensor | None, sentences: int, embedding: Tensor
-    ) -> Packing | None:
-        """Pack the steps of each row up to its last token; None for a single step."""
+    ) -> StepLayout | None:
+        """Return the layout of each row up to its last token; None for a single step."""
         rows, steps = tgt_in.shape
         device = tgt_in.device
         if steps == 1:
             return None
         if rows != sentences:  # hypotheses of a sentence must stay together
-            return packing(torch.full((rows,), steps), steps, device=device)
+            return StepLayout.of(torch.full((rows,), steps), steps, device=device)
         if lengths is None:
             numbers = torch.arange(1, steps + 1, device=device)
             lengths = (numbers * (tgt_in != PAD)).amax(1).clamp_min(1)
-        return packing(lengths, steps, _row_multiple(embedding), device)
+        return StepLayout.of(lengths, steps, _row_multiple(embedding), device)
 
     def _record(self, weights: Tensor, sentences: int) -> None:
         """Record attention weights (B * K, T, n * S, H) as (B, n * H, K * T, S)."""
@@ -375,13 +375,13 @@ class Recurrent(DerivedTensor, Seq2Seq):
         trace.record(self.name, weights.permute(0, 2, 4, 1, 3).flatten(1, 2))
 
 
-def _unpack(x: Tensor, packed: Packing | None) -> Tensor:
-    """Return the values of slots as (B * K, T, ...); without a packing T is 1."""
-    return x[:, None] if packed is None else packed.unpack(x)
+def _from_slots(x: Tensor, layout: StepLayout | None) -> Tensor:
+    """Return the values of slots as (B * K, T, ...); without a layout T is 1."""
+    return x[:, None] if layout is None else layout.from_slots(x)
 
 
 def _row_multiple(embedding: Tensor) -> int:
-    """Return the multiple to which the packing rounds up the number of rows.
+    """Return the multiple to which a layout rounds up the number of rows.
 
     For bf16 on CPU, torch compiles a product for each new shape, and rounding avoids new shapes.
     """

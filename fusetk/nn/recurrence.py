@@ -1,4 +1,4 @@
-"""A recurrence over packed sentences: one transition, or two with attention between them."""
+"""A recurrence without padding: one transition, or two with attention between them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -46,7 +46,7 @@ def run_recurrence(
 
     ``x`` (R, N, columns of the lowest cell) are the projected inputs. ``h`` (R, rows, D) are the
     states before the first step. ``sizes`` are the numbers of rows of each step, as in a
-    ``Packing``; slots after the last step are not computed. With ``decoder``, the rows are
+    ``StepLayout``; slots after the last step are not computed. With ``decoder``, the rows are
     hypotheses, and each sentence has the same number of them. ``dropout`` applies to each
     candidate. ``weights``: whether to return the attention weights.
     """

@@ -1,4 +1,4 @@
-"""The recurrence: fused kernels against step-by-step computation, packing, and compilation."""
+"""The recurrence: fused kernels against step-by-step computation, the layout, and compilation."""
 
 import ctypes
 import gc
@@ -18,8 +18,8 @@ from fusetk.nn.cells import InputCell, Transition
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.fused import build
 from fusetk.nn.fused.buffers import ForwardBuffers
-from fusetk.nn.packing import packing
 from fusetk.nn.recurrence import DecoderAttention, RecurrenceOutput, run_recurrence
+from fusetk.nn.step_layout import StepLayout
 
 LENGTHS = torch.tensor([5, 1, 7, 7, 3])
 WIDTH, READ, CONTEXT, SOURCE = 16, 6, 24, 3
@@ -47,8 +47,8 @@ class Case:
         linear_bias: bool = True,
     ):
         torch.manual_seed(0)
-        self.packing = packing(LENGTHS, 8, 2)
-        rows, slots = self.packing.sizes[0], len(self.packing.places)
+        self.layout = StepLayout.of(LENGTHS, 8, 2)
+        rows, slots = self.layout.sizes[0], len(self.layout.places)
         self.first = randomised(Transition(kind, 2, READ, width, directions, norm, linear_bias))
         self.x = torch.randn(directions, slots, READ, requires_grad=True)
         self.h = torch.randn(directions, rows, width, requires_grad=True)
@@ -79,7 +79,7 @@ class Case:
         for leaf in self.leaves:
             leaf.grad = None
         output = self.output(Dropout(rate), dtype, weights=True)
-        count = sum(self.packing.sizes)  # slots that are computed
+        count = sum(self.layout.sizes)  # slots that are computed
         tensors = [state[:, :count] for state in output.states]
         if output.contexts is not None:
             tensors.append(output.contexts[:count])
@@ -97,7 +97,7 @@ class Case:
                 self.first,
                 self.x @ self.first.input_weight,
                 self.h,
-                self.packing.sizes,
+                self.layout.sizes,
                 dropout,
                 self.decoder(),
                 weights,
@@ -226,41 +226,43 @@ def test_padding_and_rounded_sizes_change_nothing() -> None:
     results = []
     for multiple in (1, 4):
         for change in (0.0, 7.0):
-            packed = packing(LENGTHS, 8, multiple)
-            x = packed.pack(embedded + change * padding)[None] @ first.input_weight
-            h = torch.zeros(1, packed.sizes[0], WIDTH)
-            states = run_recurrence(first, x, h, packed.sizes, Dropout(0.0)).states
-            results.append(packed.unpack(states[-1][0]))
+            layout = StepLayout.of(LENGTHS, 8, multiple)
+            x = layout.to_slots(embedded + change * padding)[None] @ first.input_weight
+            h = torch.zeros(1, layout.sizes[0], WIDTH)
+            states = run_recurrence(first, x, h, layout.sizes, Dropout(0.0)).states
+            results.append(layout.from_slots(states[-1][0]))
     for result in results[1:]:
         torch.testing.assert_close(result, results[0])
 
 
-def test_packing() -> None:
-    packed = packing(LENGTHS, 8)
+def test_the_step_layout() -> None:
+    layout = StepLayout.of(LENGTHS, 8)
     # The unfinished sentences at each step; the last step is the end of the longest sentence.
-    assert packed.sizes == [5, 4, 4, 3, 3, 2, 2]
+    assert layout.sizes == [5, 4, 4, 3, 3, 2, 2]
     ids = torch.arange(5 * 8).view(5, 8)
-    assert sorted(packed.pack(ids).tolist()) == [
+    assert sorted(layout.to_slots(ids).tolist()) == [
         int(ids[b, t]) for b in range(5) for t in range(int(LENGTHS[b]))
     ]
-    unpacked = packed.unpack(packed.pack(ids))
-    mirrored = packed.unpack(packed.pack(ids)[packed.mirrored])
+    restored = layout.from_slots(layout.to_slots(ids))
+    mirrored = layout.from_slots(layout.to_slots(ids)[layout.mirrored])
     for b, length in enumerate(LENGTHS.tolist()):
         padding = [int(ids[b, length - 1])] * (8 - length)
-        assert unpacked[b].tolist() == ids[b, :length].tolist() + padding
+        assert restored[b].tolist() == ids[b, :length].tolist() + padding
         assert mirrored[b, :length].tolist() == ids[b, :length].flip(0).tolist()
 
 
 @pytest.mark.parametrize("multiple", [2, 4, 16])
-def test_packing_rounded_up(multiple: int) -> None:
-    packed = packing(LENGTHS, 8, multiple)
-    assert [-(-least // multiple) * multiple for least in (5, 4, 4, 3, 3, 2, 2)] == packed.sizes
-    assert len(packed.order) == packed.sizes[0] and len(packed.places) == len(packed.mirrored)
-    assert len(packed.places) % (16 * multiple) == 0
-    assert 0 <= len(packed.places) - sum(packed.sizes) < 16 * multiple
+def test_the_step_layout_rounded_up(multiple: int) -> None:
+    layout = StepLayout.of(LENGTHS, 8, multiple)
+    assert [-(-least // multiple) * multiple for least in (5, 4, 4, 3, 3, 2, 2)] == layout.sizes
+    assert len(layout.order) == layout.sizes[0] and len(layout.places) == len(layout.mirrored)
+    assert len(layout.places) % (16 * multiple) == 0
+    assert 0 <= len(layout.places) - sum(layout.sizes) < 16 * multiple
     ids = torch.arange(5 * 8).view(5, 8)
-    exact = packing(LENGTHS, 8)
-    assert torch.equal(packed.unpack(packed.pack(ids)), exact.unpack(exact.pack(ids)))
+    exact = StepLayout.of(LENGTHS, 8)
+    assert torch.equal(
+        layout.from_slots(layout.to_slots(ids)), exact.from_slots(exact.to_slots(ids))
+    )
 
 
 @pytest.mark.parametrize(
@@ -424,7 +426,7 @@ def test_buffers_are_freed_at_once() -> None:
     gc.disable()
     try:
         output = run_recurrence(
-            case.first, x, case.h, case.packing.sizes, Dropout(0.0), case.decoder()
+            case.first, x, case.h, case.layout.sizes, Dropout(0.0), case.decoder()
         )
         assert live_buffers() == before + 1
         del output
@@ -440,7 +442,7 @@ def test_changes_between_forward_and_backward_are_noticed() -> None:
     case = Case("gru")
     for of_weights in (True, False):
         x = case.x @ case.first.input_weight
-        state = run_recurrence(case.first, x, case.h, case.packing.sizes, Dropout(0.0)).states[-1]
+        state = run_recurrence(case.first, x, case.h, case.layout.sizes, Dropout(0.0)).states[-1]
         with torch.no_grad():
             (case.first.cells[0].state if of_weights else state).mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -451,7 +453,7 @@ def test_changes_between_forward_and_backward_are_noticed() -> None:
 def test_a_second_backward_pass_is_refused() -> None:
     case = Case("gru")
     x = case.x @ case.first.input_weight
-    output = run_recurrence(case.first, x, case.h, case.packing.sizes, Dropout(0.0))
+    output = run_recurrence(case.first, x, case.h, case.layout.sizes, Dropout(0.0))
     total = output.states[-1].sum()
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="FUSETK_KERNELS=off"):
