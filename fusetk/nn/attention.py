@@ -15,7 +15,7 @@ from fusetk.nn.heads import join_heads, split_heads
 from fusetk.nn.inference_linear import linear_part
 from fusetk.nn.packed_attention import packed_attention
 from fusetk.nn.precision import product_dtype
-from fusetk.nn.rows import MixedRows, PackedAttention, Rows
+from fusetk.nn.rows import AttentionLayout, MixedRows, Rows
 
 # Greatest length S for which plain matrix products replace PyTorch's fused kernel on CPU, for each
 # type of the products, with and without gradients. The results differ in rounding only.
@@ -228,8 +228,8 @@ class SelfAttention(nn.Module):
         source: Rows | None = None,
     ) -> Tensor:
         own = projected.shape[-1] > self.width
-        plan = PackedAttention(self.width, self.heads, rows, own, causal, source)
-        return self.out(packed_attention(plan, projected, keys_values, self.dropout))
+        layout = AttentionLayout(self.width, self.heads, rows, own, causal, source)
+        return self.out(packed_attention(layout, projected, keys_values, self.dropout))
 
     def _mix(self, q: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:
         q, k, v = (split_heads(t, self.heads) for t in (q, *keys_values.chunk(2, dim=-1)))
@@ -289,13 +289,14 @@ class CrossAttention(nn.Module):
             contexts = contexts * sources**-0.5
         return self.out(join_heads(contexts).reshape(x.shape))
 
-    def _packed_contexts(self, q: Tensor, keys_values: Tensor, layout: MixedRows) -> Tensor:
+    def _packed_contexts(self, q: Tensor, keys_values: Tensor, rows: MixedRows) -> Tensor:
         sources = len(self.project)
-        plan = PackedAttention(
-            q.shape[-1], self.heads, layout.target, own=False, causal=False, source=layout.source
+        layout = AttentionLayout(
+            q.shape[-1], self.heads, rows.target, own=False, causal=False, source=rows.source
         )
         contexts = [
-            packed_attention(plan, q, part, self.dropout) for part in keys_values.chunk(sources, 1)
+            packed_attention(layout, q, part, self.dropout)
+            for part in keys_values.chunk(sources, 1)
         ]
         if sources == 1:
             return contexts[0]

@@ -9,31 +9,31 @@ from fusetk.nn.dropout import Dropout
 from fusetk.nn.dropout_mask import DropoutMask
 from fusetk.nn.fused import transformer as kernels
 from fusetk.nn.heads import join_heads, split_heads
-from fusetk.nn.rows import PackedAttention
+from fusetk.nn.rows import AttentionLayout
 
 
 def packed_attention(
-    plan: PackedAttention, projected: Tensor, keys_values: Tensor | None, dropout: Dropout
+    layout: AttentionLayout, projected: Tensor, keys_values: Tensor | None, dropout: Dropout
 ) -> Tensor:
     """Return the contexts (1, N, D) of packed queries (see ``Rows``).
 
-    ``projected`` (1, N, D or 3D) holds the queries, and with ``plan.own`` their keys and values.
-    ``keys_values`` (1, M, 2D) has the layout ``plan.source``.
+    ``projected`` (1, N, D or 3D) holds the queries, and with ``layout.own`` their keys and values.
+    ``keys_values`` (1, M, 2D) has the layout ``layout.source``.
     """
     dropout_mask = dropout.draw()
     if kernels.usable(projected):
-        return kernels.attend(plan, projected, keys_values, dropout_mask)
-    return plain_packed_attention(plan, projected, keys_values, dropout_mask)
+        return kernels.attend(layout, projected, keys_values, dropout_mask)
+    return plain_packed_attention(layout, projected, keys_values, dropout_mask)
 
 
 def plain_packed_attention(
-    plan: PackedAttention,
+    layout: AttentionLayout,
     projected: Tensor,
     keys_values: Tensor | None,
     dropout_mask: DropoutMask | None,
 ) -> Tensor:
     """Compute ``packed_attention`` with padded sentences."""
-    rows, source, width = plan.rows, plan.source, plan.width
+    rows, source, width = layout.rows, layout.source, layout.width
     padded = rows.unpack(projected)  # (B, T, D or 3D)
     sentences, length = padded.shape[:2]
     columns = []  # keys and values
@@ -45,21 +45,21 @@ def plain_packed_attention(
         masks.append(source.mask[:, None, :].expand(-1, length, -1))
         numbers.append(torch.arange(source.length).expand(sentences, -1))
         before = source.offsets.diff()[:, None]
-    if plan.own:
+    if layout.own:
         columns.append(padded[..., width:])
         visible = rows.mask[:, None, :].expand(-1, length, -1)
-        masks.append(visible.tril() if plan.causal else visible)
+        masks.append(visible.tril() if layout.causal else visible)
         numbers.append(before + torch.arange(length))
     k, v = torch.cat(columns, 1).chunk(2, -1)
-    q, k, v = (split_heads(x, plan.heads) for x in (padded[..., :width], k, v))
-    scores = (q * (width // plan.heads) ** -0.5) @ k.mT  # (B, H, T, keys)
+    q, k, v = (split_heads(x, layout.heads) for x in (padded[..., :width], k, v))
+    scores = (q * (width // layout.heads) ** -0.5) @ k.mT  # (B, H, T, keys)
     weights = scores.masked_fill(~torch.cat(masks, 2)[:, None], -math.inf).softmax(-1)
     if dropout_mask is not None:
-        stride = plan.random_stride
+        stride = layout.random_stride
         count = projected.shape[1]
-        bits = dropout_mask.random_bits((1, count, plan.heads, stride))
+        bits = dropout_mask.random_bits((1, count, layout.heads, stride))
         bits = rows.unpack(bits).transpose(1, 2)  # (B, H, T, stride)
         number = torch.cat(numbers, 1).clamp_max(stride - 1)[:, None, None]
-        bits = bits.gather(-1, number.expand(-1, plan.heads, length, -1))
+        bits = bits.gather(-1, number.expand(-1, layout.heads, length, -1))
         weights = weights * (bits >= dropout_mask.threshold) * dropout_mask.scale
     return rows.pack(join_heads(weights.to(v.dtype) @ v))

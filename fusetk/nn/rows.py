@@ -84,7 +84,7 @@ class MixedRows(NamedTuple):
     source: Rows
 
 
-class PackedAttention(NamedTuple):
+class AttentionLayout(NamedTuple):
     """Which keys the queries of packed sentences attend to.
 
     A query attends to all keys of its own sentence in ``source``, and then to those in ``rows``.

@@ -7,13 +7,13 @@ from torch.nn import functional as F
 from fusetk.nn.dropout_mask import DropoutMask
 from fusetk.nn.fused import transformer as kernels
 from fusetk.nn.packed_attention import plain_packed_attention
-from fusetk.nn.rows import ROW_MULTIPLE, PackedAttention, Rows, row_multiple
+from fusetk.nn.rows import ROW_MULTIPLE, AttentionLayout, Rows, row_multiple
 
 fused = pytest.mark.skipif(not kernels.usable(torch.zeros(1)), reason="there is no C++ compiler")
 HEADS = 3
 
 
-def layout(lengths: list[int], padding: int = 2, multiple: int = 1) -> Rows:
+def rows_of(lengths: list[int], padding: int = 2, multiple: int = 1) -> Rows:
     """Return the layout of sentences of these lengths, with ``padding`` empty columns."""
     length = max(lengths) + padding
     mask = torch.arange(length) < torch.tensor(lengths)[:, None]
@@ -21,15 +21,15 @@ def layout(lengths: list[int], padding: int = 2, multiple: int = 1) -> Rows:
 
 
 def inputs(own: bool, with_source: bool, causal: bool, size: int, lengths: list[int]):
-    rows = layout(lengths)
-    source = layout([n % 5 + 1 for n in lengths]) if with_source else None
+    rows = rows_of(lengths)
+    source = rows_of([n % 5 + 1 for n in lengths]) if with_source else None
     width = HEADS * size
-    plan = PackedAttention(width, HEADS, rows, own, causal, source)
+    layout = AttentionLayout(width, HEADS, rows, own, causal, source)
     torch.manual_seed(size)
     projected = torch.randn(1, sum(lengths), 3 * width if own else width, requires_grad=True)
     if source is None:
-        return plan, projected, None
-    return plan, projected, torch.randn(1, len(source.places), 2 * width, requires_grad=True)
+        return layout, projected, None
+    return layout, projected, torch.randn(1, len(source.places), 2 * width, requires_grad=True)
 
 
 CASES = [
@@ -46,10 +46,10 @@ CASES = [
 @pytest.mark.parametrize("lengths", [[3, 1, 9], [70, 1, 0, 131]])
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_equal_padded_tensors(case, lengths, dropout_mask) -> None:
-    plan, projected, keys_values = inputs(*case, lengths)
+    layout, projected, keys_values = inputs(*case, lengths)
     tensors = [projected] if keys_values is None else [projected, keys_values]
-    plain = plain_packed_attention(plan, projected, keys_values, dropout_mask)
-    result = kernels.attend(plan, projected, keys_values, dropout_mask)
+    plain = plain_packed_attention(layout, projected, keys_values, dropout_mask)
+    result = kernels.attend(layout, projected, keys_values, dropout_mask)
     torch.testing.assert_close(result, plain, rtol=1e-5, atol=1e-5)
     grad = torch.randn_like(plain)
     expected = torch.autograd.grad(plain, tensors, grad)
@@ -61,15 +61,17 @@ def test_kernels_equal_padded_tensors(case, lengths, dropout_mask) -> None:
 @pytest.mark.parametrize("size", [16, 32])
 def test_very_large_scores_select_one_key(size) -> None:
     """The rounding of large scores does not change the exponent of the largest one, 0."""
-    plan, projected, _ = inputs(True, False, True, size, [9, 2])
+    layout, projected, _ = inputs(True, False, True, size, [9, 2])
     projected = (projected.detach() * 1e6).requires_grad_()
-    result = kernels.attend(plan, projected, None, None)
-    expected = plain_packed_attention(plan, projected, None, None)
+    result = kernels.attend(layout, projected, None, None)
+    expected = plain_packed_attention(layout, projected, None, None)
     torch.testing.assert_close(result, expected)
-    values = projected[0, :, 2 * plan.width :].unflatten(-1, (HEADS, -1))
+    values = projected[0, :, 2 * layout.width :].unflatten(-1, (HEADS, -1))
     grad = torch.randn_like(result)
     [gradient] = torch.autograd.grad(result, [projected], grad)
-    assert gradient[..., : 2 * plan.width].abs().max() < 1e-9  # a weight of 0 or 1 does not change
+    assert (
+        gradient[..., : 2 * layout.width].abs().max() < 1e-9
+    )  # a weight of 0 or 1 does not change
     for position, context in enumerate(result[0].unflatten(-1, (HEADS, -1))):
         distances = (values - context).norm(dim=-1)
         assert (distances.amin(0) <= 1e-6 * context.norm(dim=-1)).all(), position
@@ -77,28 +79,28 @@ def test_very_large_scores_select_one_key(size) -> None:
 
 @fused
 def test_nan_is_in_the_same_results() -> None:
-    plan, projected, _ = inputs(True, False, True, 16, [9, 2])
+    layout, projected, _ = inputs(True, False, True, 16, [9, 2])
     projected = projected.detach().clone()
     projected[0, 4, 3] = torch.nan  # a query
-    projected[0, 6, plan.width + 20] = torch.nan  # a key
-    result = kernels.attend(plan, projected, None, None)
-    expected = plain_packed_attention(plan, projected, None, None)
+    projected[0, 6, layout.width + 20] = torch.nan  # a key
+    result = kernels.attend(layout, projected, None, None)
+    expected = plain_packed_attention(layout, projected, None, None)
     assert result.isnan().any() and not result.isnan().all()
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @fused
 def test_bf16_differs_by_rounding_only() -> None:
-    plan, projected, keys_values = inputs(True, True, True, 20, [5, 17])
-    exact = kernels.attend(plan, projected, keys_values, None)
-    rounded = kernels.attend(plan, projected.bfloat16(), keys_values.bfloat16(), None)
+    layout, projected, keys_values = inputs(True, True, True, 20, [5, 17])
+    exact = kernels.attend(layout, projected, keys_values, None)
+    rounded = kernels.attend(layout, projected.bfloat16(), keys_values.bfloat16(), None)
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float(), exact, rtol=0.02, atol=0.02)
 
 
 def test_each_sentence_is_attended_alone() -> None:
-    plan, projected, _ = inputs(True, False, True, 8, [4, 6])
-    result = plain_packed_attention(plan, projected, None, None)
+    layout, projected, _ = inputs(True, False, True, 8, [4, 6])
+    result = plain_packed_attention(layout, projected, None, None)
     start = 0
     for length in (4, 6):
         sentence = projected[:, start : start + length]
@@ -111,7 +113,7 @@ def test_each_sentence_is_attended_alone() -> None:
 
 
 def test_layout_packs_and_unpacks() -> None:
-    rows = layout([2, 3, 1])
+    rows = rows_of([2, 3, 1])
     x = torch.randn(3, 5, 4)
     packed = rows.pack(x)
     assert packed.shape == (1, 6, 4)
@@ -122,8 +124,8 @@ def test_layout_packs_and_unpacks() -> None:
 
 def test_repetitions_of_the_last_token_change_nothing() -> None:
     """The number of rows is rounded up, for products whose shapes should recur."""
-    alone = layout([2, 3, 1])
-    padded = layout([2, 3, 1], multiple=4)
+    alone = rows_of([2, 3, 1])
+    padded = rows_of([2, 3, 1], multiple=4)
     x = torch.randn(3, 5, 4)
     assert alone.tokens == padded.tokens == 6 and padded.pack(x).shape == (1, 8, 4)
     assert torch.equal(padded.unpack(padded.pack(x)), alone.unpack(alone.pack(x)))
@@ -133,9 +135,9 @@ def test_repetitions_of_the_last_token_change_nothing() -> None:
 @fused
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_leave_zeros_at_repetitions(case) -> None:
-    plan, projected, keys_values = inputs(*case, [3, 1, 5])
-    expected = kernels.attend(plan, projected, keys_values, None)
-    rounded = plan._replace(rows=layout([3, 1, 5], multiple=8))
+    layout, projected, keys_values = inputs(*case, [3, 1, 5])
+    expected = kernels.attend(layout, projected, keys_values, None)
+    rounded = layout._replace(rows=rows_of([3, 1, 5], multiple=8))
     more = torch.cat((projected.detach(), torch.randn(1, 7, projected.shape[-1])), 1)
     more.requires_grad_()
     result = kernels.attend(rounded, more, keys_values, None)

@@ -24,7 +24,7 @@ from fusetk.nn.fused.structs import (
     struct,
 )
 from fusetk.nn.precision import product_dtype
-from fusetk.nn.rows import PackedAttention, Rows
+from fusetk.nn.rows import AttentionLayout, Rows
 
 # The structs have the same members in the same order as in transformer.cpp.
 _Dropout = struct("_Dropout", ("seed", ctypes.c_uint64), ("threshold", INT), ("scale", FLOAT))
@@ -258,13 +258,13 @@ def _activation_backward(h: Tensor, grad: Tensor, dropout_mask: DropoutMask | No
 
 
 def attend(
-    plan: PackedAttention,
+    layout: AttentionLayout,
     projected: Tensor,
     keys_values: Tensor | None,
     dropout_mask: DropoutMask | None,
 ) -> Tensor:
     """Return the contexts (1, N, D) of packed queries; see ``nn.packed_attention``."""
-    result: Tensor = _Attend.apply(projected, keys_values, plan, dropout_mask)
+    result: Tensor = _Attend.apply(projected, keys_values, layout, dropout_mask)
     return result
 
 
@@ -274,20 +274,20 @@ class _Attend(torch.autograd.Function):
         ctx: Any,
         projected: Tensor,
         keys_values: Tensor | None,
-        plan: PackedAttention,
+        layout: AttentionLayout,
         dropout_mask: DropoutMask | None,
     ) -> Tensor:
         projected = projected.contiguous()
         if keys_values is not None:
             keys_values = keys_values.to(projected.dtype).contiguous()
-        contexts = projected.new_empty(*projected.shape[:-1], plan.width)
-        normalizers = torch.empty(projected.shape[1], plan.heads, 2)
-        arguments = _attention_arguments(plan, projected, keys_values, dropout_mask)
+        contexts = projected.new_empty(*projected.shape[:-1], layout.width)
+        normalizers = torch.empty(projected.shape[1], layout.heads, 2)
+        arguments = _attention_arguments(layout, projected, keys_values, dropout_mask)
         fill(arguments, contexts=contexts, normalizers=normalizers)
         _call("packed_attention", arguments, FORWARD)
-        contexts[:, plan.rows.tokens :] = 0
+        contexts[:, layout.rows.tokens :] = 0
         ctx.save_for_backward(projected, keys_values, normalizers)
-        ctx.plan = plan
+        ctx.layout = layout
         ctx.dropout_mask = dropout_mask
         return contexts
 
@@ -298,32 +298,32 @@ class _Attend(torch.autograd.Function):
         grad = grads[0].to(projected.dtype).contiguous()
         by_projected = torch.empty_like(projected)
         by_keys_values = None if keys_values is None else torch.empty_like(keys_values)
-        arguments = _attention_arguments(ctx.plan, projected, keys_values, ctx.dropout_mask)
+        arguments = _attention_arguments(ctx.layout, projected, keys_values, ctx.dropout_mask)
         fill(arguments, normalizers=normalizers, grad=grad, by_queries=by_projected)
-        segments = _segments(ctx.plan, by_projected, by_keys_values)
+        segments = _segments(ctx.layout, by_projected, by_keys_values)
         for i, (start, _, _) in enumerate(segments):
             arguments.segment[i].grad = start
         _call("packed_attention", arguments, BACKWARD)
-        by_projected[:, ctx.plan.rows.tokens :] = 0
-        if by_keys_values is not None and ctx.plan.source is not None:
-            by_keys_values[:, ctx.plan.source.tokens :] = 0
+        by_projected[:, ctx.layout.rows.tokens :] = 0
+        if by_keys_values is not None and ctx.layout.source is not None:
+            by_keys_values[:, ctx.layout.source.tokens :] = 0
         return by_projected, by_keys_values, None, None
 
 
 def _attention_arguments(
-    plan: PackedAttention,
+    layout: AttentionLayout,
     projected: Tensor,
     keys_values: Tensor | None,
     dropout_mask: DropoutMask | None,
 ) -> Any:
     """Return the arguments that both passes have."""
-    size = plan.width // plan.heads
-    arguments = fill(_Attention(), bf16=projected.dtype == torch.bfloat16, causal=plan.causal)
-    fill(arguments, sentences=plan.rows.sentences, offsets=plan.rows.offsets)
-    fill(arguments, heads=plan.heads, size=size, scale=size**-0.5)
+    size = layout.width // layout.heads
+    arguments = fill(_Attention(), bf16=projected.dtype == torch.bfloat16, causal=layout.causal)
+    fill(arguments, sentences=layout.rows.sentences, offsets=layout.rows.offsets)
+    fill(arguments, heads=layout.heads, size=size, scale=size**-0.5)
     fill(arguments, queries=projected, stride=projected.shape[-1])
-    fill(arguments, drop=_dropout(dropout_mask), random_stride=plan.random_stride)
-    segments = _segments(plan, projected, keys_values)
+    fill(arguments, drop=_dropout(dropout_mask), random_stride=layout.random_stride)
+    segments = _segments(layout, projected, keys_values)
     fill(arguments, segments=len(segments))
     for i, (start, stride, rows) in enumerate(segments):
         fill(arguments.segment[i], keys_values=start, stride=stride, offsets=rows.offsets)
@@ -331,15 +331,15 @@ def _attention_arguments(
 
 
 def _segments(
-    plan: PackedAttention, projected: Tensor, keys_values: Tensor | None
+    layout: AttentionLayout, projected: Tensor, keys_values: Tensor | None
 ) -> list[tuple[int, int, Rows]]:
     """Return the address, the columns and the layout of each tensor of keys and values."""
     segments = []
-    if keys_values is not None and plan.source is not None:
-        segments.append((keys_values.data_ptr(), keys_values.shape[-1], plan.source))
-    if plan.own:
-        start = projected.data_ptr() + plan.width * projected.element_size()
-        segments.append((start, projected.shape[-1], plan.rows))
+    if keys_values is not None and layout.source is not None:
+        segments.append((keys_values.data_ptr(), keys_values.shape[-1], layout.source))
+    if layout.own:
+        start = projected.data_ptr() + layout.width * projected.element_size()
+        segments.append((start, projected.shape[-1], layout.rows))
     return segments
 
 
