@@ -267,7 +267,7 @@ def _run_projection(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     def run() -> object:
         x = torch.ones(next(rows), PROJECTION[1])
         if isinstance(linear, KernelLinear):
-            return kernels.best_tokens_of_map(x, linear.packed, None, forbidden, None, best)
+            return kernels.best_tokens_of_map(x, linear.blocked, None, forbidden, None, best)
         if isinstance(linear, Int8Linear):
             sums, scales = linear.sums(x)
             sums = sums.to(torch.int32)

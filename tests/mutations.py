@@ -78,14 +78,14 @@ MUTATIONS = [
     ),
     Mutation(
         "the last part of a long sum replaces the other parts",
-        "nn/fused/packed_products.h",
+        "nn/fused/blocked_products.h",
         "if (start || add) sums",
         "if (add) sums",
         ("nn/test_decoding_kernels.py",),
     ),
     Mutation(
         "the offset of rows of 8 bits is not subtracted",
-        "nn/fused/packed_products.h",
+        "nn/fused/blocked_products.h",
         "sums - correction, Register",
         "sums, Register",
         ("nn/test_decoding_kernels.py",),

@@ -141,7 +141,7 @@ class Scorer:
             return kernels.best_tokens(logits, output.bias, forbidden, only, count)
         if isinstance(output, KernelLinear) and output.has_product:
             return kernels.best_tokens_of_map(
-                features.float(), output.packed, output.bias, forbidden, only, count
+                features.float(), output.blocked, output.bias, forbidden, only, count
             )
         if isinstance(output, Int8Linear):
             sums, scales = output.sums(features)

@@ -186,7 +186,7 @@ def _fused_layer(layer: DecoderLayerModules) -> kernels.DecoderLayer | None:
     attention, cross, ffn = layer.attention, layer.cross, layer.ffn
     assert isinstance(ffn, FeedForward)
     linear = attention.project, attention.out, cross.query, cross.out, ffn.hidden, ffn.out
-    maps = [packed for packed in map(_packed, linear) if packed is not None]
+    maps = [blocked for blocked in map(_blocked_map, linear) if blocked is not None]
     if len(maps) < len(linear) or layer.gate is not None or ffn.activation is not torch.relu_:
         return None
     residuals = layer.attention_residual, layer.cross_residual, layer.ffn_residual
@@ -194,10 +194,10 @@ def _fused_layer(layer: DecoderLayerModules) -> kernels.DecoderLayer | None:
     return kernels.DecoderLayer(maps, norms, attention.heads, residuals[0].pre)
 
 
-def _packed(linear: nn.Module) -> kernels.PackedMap | None:
+def _blocked_map(linear: nn.Module) -> kernels.BlockedMap | None:
     if not (isinstance(linear, KernelLinear) and linear.has_product):
         return None
-    return kernels.PackedMap(linear.packed, linear.bias)
+    return kernels.BlockedMap(linear.blocked, linear.bias)
 
 
 def encoder_layer(layer: LayerModules, x: Tensor, mask: Tensor) -> Tensor:

@@ -95,29 +95,29 @@ class KernelLinear(InferenceLinear):
     stores W in the order of the kernels, so each access to ``weight`` computes a copy.
     """
 
-    packed: kernels.Packed
+    blocked: kernels.BlockedMatrix
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None):
         """``weight`` (out, width) already has the type of the products.
 
         If it is int8, ``scale`` (out,) multiplies its rows.
         """
-        packed = kernels.pack(weight.detach(), scale)
-        super().__init__(packed.matrix, bias)
-        self.packed = packed
-        self._unpacked: Tensor | None = None
+        blocked = kernels.to_blocks(weight.detach(), scale)
+        super().__init__(blocked.matrix, bias)
+        self.blocked = blocked
+        self._weight_cache: Tensor | None = None
 
     @property
     def weight(self) -> Tensor:
-        return kernels.unpack(self.packed)
+        return kernels.from_blocks(self.blocked)
 
     @property
     def in_features(self) -> int:
-        return self.packed.width
+        return self.blocked.width
 
     @property
     def out_features(self) -> int:
-        return self.packed.size
+        return self.blocked.size
 
     @property
     def has_product(self) -> bool:
@@ -135,18 +135,18 @@ class KernelLinear(InferenceLinear):
         extra = start % kernels.BLOCK  # outputs before the part, in its first block
         if extra and bias is not None:
             bias = F.pad(bias, (extra, 0))
-        out = kernels.product(x, self.packed.part(start - extra, stop), bias, relu)
+        out = kernels.product(x, self.blocked.part(start - extra, stop), bias, relu)
         return out[:, extra:].contiguous()
 
-    def _kept_weight(self) -> Tensor:
-        """Return ``weight`` for products by PyTorch. The first call unpacks it for all calls."""
-        if self._unpacked is None:
-            self._unpacked = self.weight
-        return self._unpacked
+    def _cached_weight(self) -> Tensor:
+        """Return ``weight`` for products by PyTorch. The first call computes it for all calls."""
+        if self._weight_cache is None:
+            self._weight_cache = self.weight
+        return self._weight_cache
 
     def _plain(self, x: Tensor, bias: Tensor | None, relu: bool, part: slice) -> Tensor:
         """Compute ``product`` by PyTorch."""
-        weight = self._kept_weight()[part].float()
+        weight = self._cached_weight()[part].float()
         out = F.linear(x.to(self.matrix.dtype).float(), weight, bias)
         return out.relu() if relu else out
 

@@ -56,9 +56,9 @@ class Int8KernelLinear(KernelLinear):
 
     def _plain(self, x: Tensor, bias: Tensor | None, relu: bool, part: slice) -> Tensor:
         rounded, row_scale = quantize(x.float())
-        assert self.packed.scale is not None
-        scale = self.packed.scale[: self.packed.size][part]
-        sums = integer_product(rounded, self._kept_weight()[part])
+        assert self.blocked.scale is not None
+        scale = self.blocked.scale[: self.blocked.size][part]
+        sums = integer_product(rounded, self._cached_weight()[part])
         return _rescale(sums, row_scale, scale, bias, relu)
 
 

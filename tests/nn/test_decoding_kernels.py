@@ -143,17 +143,17 @@ bf16_with_tiles = pytest.param(torch.bfloat16, True, marks=needs_products(torch.
 def test_products(rows, width, size, dtype, tiles):
     x, weight = torch.randn(rows, width), torch.randn(size, width).to(dtype)
     bias = torch.randn(size)
-    packed = kernels.pack(weight)
-    product = kernels.product(x, packed, tiles=tiles)
+    blocked = kernels.to_blocks(weight)
+    product = kernels.product(x, blocked, tiles=tiles)
     exact = (x.to(dtype).double() @ weight.double().t()).float()
     close(product, exact, atol=1e-4)
-    close(kernels.product(x, packed, bias, tiles=tiles), exact + bias, atol=1e-4)
-    units = kernels.product(x, packed, bias, True, tiles)
+    close(kernels.product(x, blocked, bias, tiles=tiles), exact + bias, atol=1e-4)
+    units = kernels.product(x, blocked, bias, True, tiles)
     close(units, (exact + bias).relu(), atol=1e-4)
-    last = kernels.product(x[-1:], packed, tiles=tiles)
+    last = kernels.product(x[-1:], blocked, tiles=tiles)
     assert torch.equal(last, product[-1:]), "a row does not depend on the other rows"
     x[0, 0] = math.nan
-    units = kernels.product(x, packed, bias, True, tiles)
+    units = kernels.product(x, blocked, bias, True, tiles)
     assert units[0].isnan().all() and units[1:].isfinite().all()
 
 
@@ -209,7 +209,7 @@ def test_a_map_in_the_kernels_stores_its_weight_once(dtype, size, width):
     loaded = pickle.loads(pickle.dumps(linear))
     for each in (linear, loaded, copy.deepcopy(linear)):
         assert [*each.buffers()] == [each.matrix]
-        assert each.matrix.data_ptr() == each.packed.matrix.data_ptr()
+        assert each.matrix.data_ptr() == each.blocked.matrix.data_ptr()
         assert torch.equal(each.weight, weight)
 
 
@@ -295,12 +295,12 @@ def test_best_tokens_of_a_map(rows, biased, dtype):
     forbidden, only = torch.tensor([0, 3]), torch.full((rows,), -1)
     only[1] = 5
     if dtype == torch.int8:
-        packed = Int8KernelLinear(weight, bias).packed
+        blocked = Int8KernelLinear(weight, bias).blocked
     else:
-        packed = kernels.pack(weight.to(dtype))
-    logits = kernels.product(x, packed, bias)
+        blocked = kernels.to_blocks(weight.to(dtype))
+    logits = kernels.product(x, blocked, bias)
     expected = kernels.best_tokens(logits, None, forbidden, only, 4)
-    results = kernels.best_tokens_of_map(x, packed, bias, forbidden, only, 4)
+    results = kernels.best_tokens_of_map(x, blocked, bias, forbidden, only, 4)
     assert all(map(torch.equal, results, expected))
 
 
@@ -319,15 +319,15 @@ def test_nan_is_not_lost(place):
 
 def test_threads_give_the_same_bits():
     logits = torch.randn(40, 500)
-    x, packed = torch.randn(70, 32), kernels.pack(torch.randn(200, 32))
+    x, blocked = torch.randn(70, 32), kernels.to_blocks(torch.randn(200, 32))
     before = torch.get_num_threads()
     try:
         results = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
             results.append(kernels.best_tokens(logits.clone(), None, torch.tensor([0]), None, 5))
-            results[-1] += (kernels.product(x, packed),)
-            results[-1] += kernels.best_tokens_of_map(x, packed, None, torch.tensor([0]), None, 5)
+            results[-1] += (kernels.product(x, blocked),)
+            results[-1] += kernels.best_tokens_of_map(x, blocked, None, torch.tensor([0]), None, 5)
     finally:
         torch.set_num_threads(before)
     assert all(map(torch.equal, *results))

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "packed_products.h"
+#include "blocked_products.h"
 
 // The tokens that a search may choose. `only` has the only allowed token of each row, or -1. It may
 // be null.
@@ -150,14 +150,14 @@ extern "C" {
 // best_tokens_of_float32 and so on: best_tokens of the logits of float32_product and so on
 #define BEST_TOKENS(name, T)                                                                   \
     void best_tokens_of_##name(                                                                \
-        Int threads, Int rows, Int size, Int width, const float *x, const T *packed,           \
+        Int threads, Int rows, Int size, Int width, const float *x, const T *blocks,           \
         const float *scale, const int32_t *correction, const float *bias, Int num_forbidden,   \
         const Int *forbidden, const Int *only, Int n, float *best, Int *token, float *log_z    \
     ) {                                                                                        \
         const Rows<T> own(threads, rows, width, x);                                            \
         const bool tiles = sizeof(T) == 2 && with_tiles(1);                                    \
         const Int stored = stored_width<T>(width);                                             \
-        const Map<T> map = {size, stored, packed, scale, correction, bias, false, tiles};      \
+        const Map<T> map = {size, stored, blocks, scale, correction, bias, false, tiles};      \
         const TokenRules rules = {num_forbidden, forbidden, only};                             \
         best_of_map(threads, rows, own, map, rules, {n, best, token, log_z});                  \
     }

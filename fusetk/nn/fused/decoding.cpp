@@ -71,26 +71,26 @@ void product_constants(Int, Int *block, Int *step, Int *block_rows) {
     *block = BLOCK, *step = STEP, *block_rows = BLOCK_ROWS;
 }
 
-// pack_float32 and so on: store the matrix (size, width) for the other functions. `packed` contains
-// zeros before.
+// to_blocks_float32 and so on: store the matrix (size, width) for the other functions. `blocks`
+// contains zeros before.
 //
-// float32_product and so on: out (rows, size) = x (rows, width) W^T + bias (size) for a packed W
+// float32_product and so on: out (rows, size) = x (rows, width) W^T + bias (size) for a blocked W
 // (size, width). With `relu`, negative results become 0. Null pointers: the bias may be null; scale
 // and correction are null, except for int8. If `use_tiles` is 0, vectors compute products of bf16
 // also where the processor has tiles.
 #define PRODUCT(name, T)                                                                       \
-    void pack_##name(Int, Int size, Int width, const T *matrix, T *packed) {                   \
-        pack(size, width, matrix, packed);                                                     \
+    void to_blocks_##name(Int, Int size, Int width, const T *matrix, T *blocks) {              \
+        to_blocks(size, width, matrix, blocks);                                                \
     }                                                                                          \
     void name##_product(                                                                       \
-        Int threads, Int rows, Int size, Int width, const float *x, const T *packed,           \
+        Int threads, Int rows, Int size, Int width, const float *x, const T *blocks,           \
         const float *scale, const int32_t *correction, const float *bias, Int relu,            \
         Int use_tiles, float *out                                                              \
     ) {                                                                                        \
         const Rows<T> own(threads, rows, width, x);                                            \
         const bool tiles = sizeof(T) == 2 && with_tiles(use_tiles);                            \
         const Int stored = stored_width<T>(width);                                             \
-        const Map<T> map = {size, stored, packed, scale, correction, bias, relu != 0, tiles};  \
+        const Map<T> map = {size, stored, blocks, scale, correction, bias, relu != 0, tiles};  \
         _Pragma("omp parallel num_threads((int)threads) if (threads > 1)") map(rows, own, out); \
     }
 FOR_TYPES(PRODUCT)
@@ -274,8 +274,8 @@ void add_bias(Int threads, Int rows, Int width, float *x, const float *bias, Int
     }
 }
 
-// A linear map with a packed matrix, whose numbers have 4, 2 or 1 bytes; see packed_products.h.
-struct PackedMap {
+// A linear map with a blocked matrix, whose numbers have 4, 2 or 1 bytes; see blocked_products.h.
+struct BlockedMap {
     Int bytes, size, width;
     const void *matrix;
     const float *scale;
@@ -291,7 +291,7 @@ struct Norm {
 // A Transformer's decoder layer. `pre` says that the norms precede the sub-layers.
 struct DecoderLayer {
     Int width, heads, hidden_size, pre;
-    PackedMap project, self_out, query, cross_out, hidden, ffn_out;
+    BlockedMap project, self_out, query, cross_out, hidden, ffn_out;
     Norm norms[3];
 };
 
@@ -305,7 +305,7 @@ struct Source {
 };
 
 static void apply(
-    Int threads, Int rows, const PackedMap &map, const float *bias, Int relu, const float *x,
+    Int threads, Int rows, const BlockedMap &map, const float *bias, Int relu, const float *x,
     float *out
 ) {
     switch (map.bytes) {
@@ -348,7 +348,7 @@ static void layer_of_rows(
             result
         );
     };
-    const PackedMap &project = layer.project;
+    const BlockedMap &project = layer.project;
     apply(threads, rows, project, 0, 0, before(x, 0), current);
     attend_history(
         threads, rows, layer.heads, width, length, current, steps, ancestors, project.bias, y.at
@@ -365,7 +365,7 @@ static void layer_of_rows(
     apply(threads, rows, layer.cross_out, 0, 0, z.at, y.at);
     after(after_self.at, y.at, layer.cross_out.bias, 1, after_cross.at);
 
-    const PackedMap &units = layer.hidden;
+    const BlockedMap &units = layer.hidden;
     apply(threads, rows, units, units.bias, 1, before(after_cross.at, 2), hidden.at);
     apply(threads, rows, layer.ffn_out, 0, 0, hidden.at, y.at);
     after(after_cross.at, y.at, layer.ffn_out.bias, 2, out);

@@ -1,7 +1,7 @@
 """The computations of a Transformer in inference: calls of ``decoding.cpp``.
 
 These are products, attention, norms, the choice of tokens, and a whole decoder layer. All tensors
-are float32 on CPU, except packed matrices. ``add_norm`` and the attention add the bias of the
+are float32 on CPU, except blocked matrices. ``add_norm`` and the attention add the bias of the
 product before them.
 """
 
@@ -19,10 +19,10 @@ from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct
 from fusetk.nn.fused.transformer import transformed
 from fusetk.nn.precision import product_dtype
 
-LANES = 16  # numbers in a vector, and outputs in a GROUP of packed_products.h
-# The constants of packed_products.h with these names
+LANES = 16  # numbers in a vector, and outputs in a GROUP of blocked_products.h
+# The constants of blocked_products.h with these names
 BLOCK = 32  # outputs that are computed together, and the multiple of their number
-STEP = 32  # multiple of the width of packed matrices, except those of float32
+STEP = 32  # multiple of the width of blocked matrices, except those of float32
 BLOCK_ROWS = 32  # rows that are computed together
 
 
@@ -181,7 +181,7 @@ def has_products(dtype: torch.dtype) -> bool:
     return kernels is not None and hasattr(kernels, f"{NAMES[dtype]}_product")
 
 
-class Packed(NamedTuple):
+class BlockedMatrix(NamedTuple):
     """A matrix W (V, D) of float32, bf16 or int8 in the order of ``product``."""
 
     matrix: Tensor  # (V, D), rounded up to multiples of ``BLOCK`` and, except for float32, ``STEP``
@@ -192,40 +192,40 @@ class Packed(NamedTuple):
     scale: Tensor | None = None
     correction: Tensor | None = None
 
-    def part(self, start: int, stop: int) -> "Packed":
+    def part(self, start: int, stop: int) -> "BlockedMatrix":
         """Return the outputs from ``start``, a multiple of ``BLOCK``, to ``stop``."""
         scale = None if self.scale is None else self.scale[start:]
         correction = None if self.correction is None else self.correction[start:]
-        return Packed(self.matrix[start:], stop - start, self.width, scale, correction)
+        return BlockedMatrix(self.matrix[start:], stop - start, self.width, scale, correction)
 
 
-def pack(weight: Tensor, scale: Tensor | None = None) -> Packed:
-    """Return W (V, D) as ``Packed``; int8 has the scales (V,) of its outputs."""
+def to_blocks(weight: Tensor, scale: Tensor | None = None) -> BlockedMatrix:
+    """Return W (V, D) as ``BlockedMatrix``; int8 has the scales (V,) of its outputs."""
     size, width = weight.shape
     rows = -(-size // BLOCK) * BLOCK
     stored_width = width if weight.dtype == torch.float32 else -(-width // STEP) * STEP
     matrix = weight.new_zeros(rows, stored_width)
-    _call(f"pack_{NAMES[weight.dtype]}", size, width, weight.contiguous(), matrix)
+    _call(f"to_blocks_{NAMES[weight.dtype]}", size, width, weight.contiguous(), matrix)
     if scale is None:
-        return Packed(matrix, size, width)
+        return BlockedMatrix(matrix, size, width)
     correction = 128 * weight.sum(1, dtype=torch.int32)
-    return Packed(
+    return BlockedMatrix(
         matrix, size, width, F.pad(scale, (0, rows - size)), F.pad(correction, (0, rows - size))
     )
 
 
-def unpack(packed: Packed) -> Tensor:
-    """Return a copy of the matrix (V, D) of ``packed``."""
-    matrix = packed.matrix
+def from_blocks(blocked: BlockedMatrix) -> Tensor:
+    """Return a copy of the matrix (V, D) of ``blocked``."""
+    matrix = blocked.matrix
     inputs = 4 // matrix.element_size()  # in a line of 4 bytes for each output
     shape = len(matrix) // LANES, matrix.shape[1] // inputs, LANES, inputs
     groups = matrix.view(shape).transpose(1, 2)
-    return groups.reshape(matrix.shape)[: packed.size, : packed.width].contiguous()
+    return groups.reshape(matrix.shape)[: blocked.size, : blocked.width].contiguous()
 
 
 def product(
     x: Tensor,
-    packed: Packed,
+    blocked: BlockedMatrix,
     bias: Tensor | None = None,
     relu: bool = False,
     tiles: bool = True,
@@ -237,7 +237,7 @@ def product(
     products of bf16 also on processors with AMX.
     """
     rows, width = x.shape
-    matrix, size, map_width, scale, correction = packed
+    matrix, size, map_width, scale, correction = blocked
     assert width == map_width
     out = torch.empty(rows, size)
     _call(
@@ -249,17 +249,17 @@ def product(
 
 def best_tokens_of_map(
     x: Tensor,
-    packed: Packed,
+    blocked: BlockedMatrix,
     bias: Tensor | None,
     forbidden: Tensor,
     only: Tensor | None,
     count: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``best_tokens`` of the logits ``product(x, packed, bias)`` for x (R, D)."""
+    """Return ``best_tokens`` of the logits ``product(x, blocked, bias)`` for x (R, D)."""
     rows, width = x.shape
     if rows < BLOCK_ROWS * torch.get_num_threads():  # the threads share the products of all rows
-        return best_tokens(product(x, packed, bias), None, forbidden, only, count)
-    matrix, size, map_width, scale, correction = packed
+        return best_tokens(product(x, blocked, bias), None, forbidden, only, count)
+    matrix, size, map_width, scale, correction = blocked
     assert width == map_width
     results = _empty_results(rows, count)
     _call(
@@ -291,14 +291,14 @@ _SOURCE = struct(
 )
 
 
-class PackedMap(NamedTuple):
-    """A linear map with a packed matrix (V, D) and a bias (V,)."""
+class BlockedMap(NamedTuple):
+    """A linear map with a blocked matrix (V, D) and a bias (V,)."""
 
-    packed: Packed
+    blocked: BlockedMatrix
     bias: Tensor | None
 
     def struct(self) -> ctypes.Structure:
-        matrix, size, width, scale, correction = self.packed
+        matrix, size, width, scale, correction = self.blocked
         pointers = map(address, (matrix, scale, correction, self.bias))
         return _MAP(matrix.element_size(), size, width, *pointers)
 
@@ -307,7 +307,7 @@ class DecoderLayer:
     """A Transformer's decoder layer with ReLU, as ``decoder_layer`` reads it."""
 
     def __init__(
-        self, maps: Sequence[PackedMap], norms: Sequence[nn.LayerNorm], heads: int, pre: bool
+        self, maps: Sequence[BlockedMap], norms: Sequence[nn.LayerNorm], heads: int, pre: bool
     ):
         """The maps are those of self-attention (all projections, result), attention to the source
         (queries, result) and FFN (hidden units, result). ``norms`` are those of the three
@@ -315,10 +315,10 @@ class DecoderLayer:
         """
         # The struct has the addresses of these tensors.
         self._tensors = maps, [(norm.weight, norm.bias) for norm in norms]
-        self.width = maps[0].packed.width
+        self.width = maps[0].blocked.width
         structs = [each.struct() for each in maps]
         layer_norms = [_NORM(*map(address, (n.weight, n.bias)), n.eps) for n in norms]
-        hidden_size = maps[4].packed.size
+        hidden_size = maps[4].blocked.size
         self.struct = _LAYER(
             *(self.width, heads, hidden_size, int(pre), *structs, (_NORM * 3)(*layer_norms))
         )

@@ -1,13 +1,14 @@
 // Products of two float32 matrices, each of which may be transposed, for training
 
-#include "packed_products.h"
+#include "blocked_products.h"
 
-// Number of rows of B that are packed at once. It limits the memory of a product with long sums.
+// Number of rows of B that are stored in blocks at once. It limits the memory of a product with
+// long sums.
 enum { DEPTH = 1024 };
 
-// Store the GROUP columns of B (count, size) from n on as packed_products.h says. Columns beyond the
-// last one are 0. One of the steps of B is 1.
-static void pack_group(Strided b, Int count, Int size, Int n, float *to) {
+// Store the GROUP columns of B (count, size) from n on as blocked_products.h says. Columns beyond
+// the last one are 0. One of the steps of B is 1.
+static void store_group(Strided b, Int count, Int size, Int n, float *to) {
     const Int columns = n < size ? smaller(size - n, GROUP) : 0;
     const float *from = b.at + n * b.step;
     Int k = 0;
@@ -56,9 +57,9 @@ static void multiply_block(
         multiply_block<ROWS / 2>(rows, count, a, groups, finish, add, out, stride);
 }
 
-// Compute out (rows, columns) = A (rows, count) times packed columns, plus the bias (columns), which
-// may be null. With `add`, add this to out. There are at most CHUNK rows and BLOCK columns; `groups`
-// has BLOCK columns.
+// Compute out (rows, columns) = A (rows, count) times blocked columns, plus the bias (columns),
+// which may be null. With `add`, add this to out. There are at most CHUNK rows and BLOCK columns;
+// `groups` has BLOCK columns.
 static void multiply(
     Int rows, Int columns, Int count, Strided a, const float *groups, const float *bias, bool add,
     float *out, Int stride
@@ -94,7 +95,7 @@ void float32_matmul(
     Int stride
 ) {
     const Strided a = {a_at, a_row_step, a_step}, b = {b_at, b_row_step, b_step};
-    Scratch packed(up(size, BLOCK) * smaller(count, DEPTH));
+    Scratch blocks(up(size, BLOCK) * smaller(count, DEPTH));
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
         // A copy of a chunk of A, if A is stored by columns: the numbers of a row are far from each
@@ -105,7 +106,7 @@ void float32_matmul(
             const bool last = start + part == count;
 #pragma omp for schedule(static)
             for (Int n = 0; n < up(size, BLOCK); n += GROUP)
-                pack_group(submatrix(b, start, 0), part, size, n, packed.at + n * part);
+                store_group(submatrix(b, start, 0), part, size, n, blocks.at + n * part);
             Int copied_chunk = -1;
 #pragma omp for collapse(2) schedule(static)
             for (Int chunk = 0; chunk < rows; chunk += CHUNK)
@@ -119,7 +120,7 @@ void float32_matmul(
                         from = {chunk_columns.at, 1, CHUNK};
                     }
                     multiply(
-                        chunk_rows, smaller(size - n, BLOCK), part, from, packed.at + n * part,
+                        chunk_rows, smaller(size - n, BLOCK), part, from, blocks.at + n * part,
                         last && bias ? bias + n : 0, add || start, out + chunk * stride + n, stride
                     );
                 }

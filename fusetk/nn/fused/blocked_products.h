@@ -1,4 +1,4 @@
-// Products x W^T of float32 rows x with a packed matrix W of float32, bf16 or int8. The rows are
+// Products x W^T of float32 rows x with a blocked matrix W of float32, bf16 or int8. The rows are
 // rounded to the type of W. Results are float32. Vector instructions compute them. For bf16, tiles
 // (AMX) do so if the processor has them. The order of a sum does not depend on the number of rows
 // or threads.
@@ -38,12 +38,12 @@ static inline Int stored_width(Int width) {
     return sizeof(T) == sizeof(float) ? width : up(width, STEP);
 }
 
-// Store the matrix (size, width). `packed` contains zeros before.
+// Store the matrix (size, width). `blocks` contains zeros before.
 template <class T>
-static void pack(Int size, Int width, const T *matrix, T *packed) {
+static void to_blocks(Int size, Int width, const T *matrix, T *blocks) {
     const Int inputs = sizeof(float) / sizeof(T);  // of a line
     for (Int n = 0; n < size; n++) {
-        T *group = packed + n / GROUP * GROUP * stored_width<T>(width);
+        T *group = blocks + n / GROUP * GROUP * stored_width<T>(width);
         for (Int k = 0; k < width; k++)
             group[(k / inputs * GROUP + n % GROUP) * inputs + k % inputs] = matrix[n * width + k];
     }
@@ -355,13 +355,13 @@ struct Rows<int8_t> {
 
 #endif
 
-// A packed matrix W (size, width), with the stored width. The bias (size) may be null. int8 has
+// A blocked matrix W (size, width), with the stored width. The bias (size) may be null. int8 has
 // scales of the outputs and corrections: 128 times the sums of the rows of W. Both have a multiple
 // of BLOCK numbers.
 template <class T>
 struct Map {
     Int size, width;
-    const T *packed;
+    const T *blocks;
     const float *scale;
     const int32_t *correction;
     const float *bias;
@@ -372,7 +372,7 @@ struct Map {
     void compute(
         Int first, Int rows, const Rows<T> &x, Int n, float *out, Int stride
     ) const {
-        const T *groups = packed + n * width, *from = x.at + first * width;
+        const T *groups = blocks + n * width, *from = x.at + first * width;
         const Int columns = smaller(size - n, BLOCK);
         float edge[BLOCK_ROWS * BLOCK], own_bias[BLOCK] = {};
         const Vector lowest = fill(relu ? 0 : -INFINITY);
