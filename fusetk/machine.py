@@ -18,7 +18,7 @@ import torch
 
 from fusetk.errors import ConfigError
 from fusetk.files import locked, replace_file
-from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
 from fusetk.nn.fused.build import cache_folders
 from fusetk.processor import processor
@@ -138,7 +138,11 @@ def _file_name(matmul: str, threads: int) -> str:
         "torch": torch.__version__,
         "processor": processor(),
         "choices": [choice.name for choice in CHOICES],
-        "kernels": [name for dtype, name in kernels.NAMES.items() if kernels.has_products(dtype)],
+        "kernels": [
+            name
+            for dtype, name in fused_decoding.NAMES.items()
+            if fused_decoding.has_products(dtype)
+        ],
         "products": products.available(),
     }
     return f"machine-{hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]}.json"

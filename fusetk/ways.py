@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.nn import attention
-from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
 from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, in_kernels
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
@@ -223,7 +223,7 @@ def _use_kernels(dtype: torch.dtype, operation: str, way: Way) -> Undo:
 
 def _measure_linear(dtype: torch.dtype, operation: str) -> Way:
     ways = LINEAR_WAYS[dtype, operation]
-    if not kernels.has_products(dtype):
+    if not fused_decoding.has_products(dtype):
         return ways[0]
     run = _run_maps if operation == "maps" else _run_projection
     with torch.inference_mode(), one_thread():
@@ -267,12 +267,12 @@ def _run_projection(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     def run() -> object:
         x = torch.ones(next(rows), PROJECTION[1])
         if isinstance(linear, KernelLinear):
-            return kernels.best_tokens_of_map(x, linear.blocked, None, forbidden, None, best)
+            return fused_decoding.best_tokens_of_map(x, linear.blocked, None, forbidden, None, best)
         if isinstance(linear, Int8Linear):
             sums, scales = linear.sums(x)
             sums = sums.to(torch.int32)
-            return kernels.best_tokens(sums, None, forbidden, None, best, scales)
-        return kernels.best_tokens(linear(x), None, forbidden, None, best)
+            return fused_decoding.best_tokens(sums, None, forbidden, None, best, scales)
+        return fused_decoding.best_tokens(linear(x), None, forbidden, None, best)
 
     return run
 
@@ -336,7 +336,7 @@ CHOICES: tuple[Choice, ...] = (
     ),
     *(
         Choice(
-            f"{kernels.NAMES[dtype]} {operation}, inference",
+            f"{fused_decoding.NAMES[dtype]} {operation}, inference",
             ways,
             partial(_measure_linear, dtype, operation),
             partial(_use_kernels, dtype, operation),

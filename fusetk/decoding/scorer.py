@@ -13,7 +13,7 @@ from fusetk import trace
 from fusetk.decoding import alignment
 from fusetk.decoding.token_mask import SimpleRules
 from fusetk.models.seq2seq import Seq2Seq, State
-from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import KernelLinear
 from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.nested import select
@@ -104,7 +104,7 @@ class Scorer:
         output: Any = self.models[0].output
         rounded = isinstance(output, (KernelLinear, Int8Linear))
         probe = torch.empty(0) if rounded else output.weight
-        return len(self.models) == 1 and kernels.usable(probe)
+        return len(self.models) == 1 and fused_decoding.usable(probe)
 
     def best(
         self, tokens: Tensor, states: Sequence[State], rules: SimpleRules, count: int
@@ -138,16 +138,16 @@ class Scorer:
         output: Any = self.models[0].output
         if type(output) is OutputProjection and features.dtype == torch.float32:
             logits = features @ output.weight.t()
-            return kernels.best_tokens(logits, output.bias, forbidden, only, count)
+            return fused_decoding.best_tokens(logits, output.bias, forbidden, only, count)
         if isinstance(output, KernelLinear) and output.has_product:
-            return kernels.best_tokens_of_map(
+            return fused_decoding.best_tokens_of_map(
                 features.float(), output.blocked, output.bias, forbidden, only, count
             )
         if isinstance(output, Int8Linear):
             sums, scales = output.sums(features)
             sums = sums.to(torch.int32)
-            return kernels.best_tokens(sums, output.bias, forbidden, only, count, scales)
-        return kernels.best_tokens(output(features).float(), None, forbidden, only, count)
+            return fused_decoding.best_tokens(sums, output.bias, forbidden, only, count, scales)
+        return fused_decoding.best_tokens(output(features).float(), None, forbidden, only, count)
 
     def _read(
         self, tokens: Tensor, states: Sequence[State]

@@ -20,7 +20,7 @@ from fusetk.models.residual.plain import PlainResidual
 from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.exact import has_hooks
 from fusetk.nn.feedforward import FeedForward
-from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import InferenceLinear, KernelLinear
 from fusetk.nn.output import PIECE
 
@@ -65,9 +65,9 @@ class SharedState(NamedTuple):
     keys_values: tuple[Tensor, ...]  # for each layer, (B, n * S, 2D); see ``CrossAttention``
     mask: Tensor  # (B, S)
     sentences: Tensor  # (B,), the numbers of the sentences
-    sources: tuple[kernels.Source, ...]  # ``keys_values``, as the kernels read them
+    sources: tuple[fused_decoding.Source, ...]  # ``keys_values``, as the kernels read them
     steps: tuple[tuple[Tensor, ...], ...]  # for each layer, the projections (R_t, 3D) of each step
-    fused_layers: tuple[kernels.DecoderLayer | None, ...]  # None: computed part by part
+    fused_layers: tuple[fused_decoding.DecoderLayer | None, ...]  # None: computed part by part
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "SharedState":
         """Return the same object: the selection of hypotheses changes ``Hypotheses`` only."""
@@ -78,7 +78,7 @@ class Hypotheses(NamedTuple):
     """The data of R hypotheses in a search state; a sentence may have any number of them."""
 
     sentences: Tensor  # (R,) rows of ``SharedState.mask``
-    ancestors: Tensor  # (R, t); see ``kernels.attend_history``
+    ancestors: Tensor  # (R, t); see ``fused_decoding.attend_history``
     shared: SharedState
 
     @property
@@ -108,16 +108,16 @@ class Hypotheses(NamedTuple):
 class StepContext(NamedTuple):
     """The context of a decoder layer for one token of each of R hypotheses."""
 
-    source: kernels.Source
+    source: fused_decoding.Source
     sentences: Tensor  # (R,)
     ancestors: Tensor  # (R, t + 1)
     steps: tuple[Tensor, ...]  # projections of the t earlier steps
-    fused_layer: kernels.DecoderLayer | None  # the layer for one call of a kernel
+    fused_layer: fused_decoding.DecoderLayer | None  # the layer for one call of a kernel
 
 
 def usable(module: LayerModules | nn.Module, x: Tensor) -> bool:
     """Return whether the kernels can compute ``module`` for ``x``."""
-    return not module.training and kernels.usable(x)
+    return not module.training and fused_decoding.usable(x)
 
 
 def needs_caches(decoder: nn.Module, tgt_in: Tensor) -> bool:
@@ -138,7 +138,7 @@ def start(
     for tensor in keys_values:
         by_source = tensor.view(len(mask), -1, *mask.shape[1:], tensor.shape[-1])
         keys, values = by_source.chunk(2, -1)
-        sources.append(kernels.source(keys, values, None, lengths))
+        sources.append(fused_decoding.source(keys, values, None, lengths))
     sentences = torch.arange(len(mask))
     steps = ((),) * len(keys_values)
     fused = tuple(map(_fused_layer, layers))
@@ -156,7 +156,7 @@ def decoder_layer(
     shape = x.shape
     x = _read(layer, x)
     if context.fused_layer is not None and not trace.is_recorded(layer.cross.name):
-        out, projections = kernels.decoder_layer(
+        out, projections = fused_decoding.decoder_layer(
             *(context.fused_layer, x, context.steps, context.ancestors),
             *(context.source, context.sentences),
         )
@@ -166,7 +166,9 @@ def decoder_layer(
     steps = (*context.steps, projections)
     y = _product(
         attention.out,
-        kernels.attend_history(steps, context.ancestors, attention.heads, attention.project.bias),
+        fused_decoding.attend_history(
+            steps, context.ancestors, attention.heads, attention.project.bias
+        ),
     )
     gated = layer.gate is not None
     if gated:
@@ -181,8 +183,8 @@ def decoder_layer(
     return _feed_forward(layer, x).view(*shape[:-1], layer.width), steps
 
 
-def _fused_layer(layer: DecoderLayerModules) -> kernels.DecoderLayer | None:
-    """Return a layer for ``kernels.decoder_layer``, or None if the kernel cannot compute it."""
+def _fused_layer(layer: DecoderLayerModules) -> fused_decoding.DecoderLayer | None:
+    """Return a layer for the kernel ``decoder_layer``, or None if it cannot compute the layer."""
     attention, cross, ffn = layer.attention, layer.cross, layer.ffn
     assert isinstance(ffn, FeedForward)
     linear = attention.project, attention.out, cross.query, cross.out, ffn.hidden, ffn.out
@@ -191,13 +193,13 @@ def _fused_layer(layer: DecoderLayerModules) -> kernels.DecoderLayer | None:
         return None
     residuals = layer.attention_residual, layer.cross_residual, layer.ffn_residual
     norms = [_norm(residual) for residual in residuals]
-    return kernels.DecoderLayer(maps, norms, attention.heads, residuals[0].pre)
+    return fused_decoding.DecoderLayer(maps, norms, attention.heads, residuals[0].pre)
 
 
-def _blocked_map(linear: nn.Module) -> kernels.BlockedMap | None:
+def _blocked_map(linear: nn.Module) -> fused_decoding.BlockedMap | None:
     if not (isinstance(linear, KernelLinear) and linear.has_product):
         return None
-    return kernels.BlockedMap(linear.blocked, linear.bias)
+    return fused_decoding.BlockedMap(linear.blocked, linear.bias)
 
 
 def encoder_layer(layer: LayerModules, x: Tensor, mask: Tensor) -> Tensor:
@@ -268,7 +270,7 @@ def _encode(layer: LayerModules, x: Tensor, mask: Tensor, lengths: Tensor) -> Te
     keys, values = _padded(projections[:, layer.width :], real, mask).chunk(2, -1)
     bias = attention.project.bias
     # The bias of the keys adds the same number to all scores, so it has no effect.
-    source = kernels.source(
+    source = fused_decoding.source(
         keys[:, None],
         values[:, None],
         None if bias is None else bias[2 * layer.width :],
@@ -278,7 +280,7 @@ def _encode(layer: LayerModules, x: Tensor, mask: Tensor, lengths: Tensor) -> Te
     if real is not None:
         sentences = sentences[real]
     queries = projections[:, : layer.width]
-    y = kernels.attend_source(queries, bias, source, sentences, attention.heads)
+    y = fused_decoding.attend_source(queries, bias, source, sentences, attention.heads)
     x = _after(layer.attention_residual, x, _product(attention.out, y), attention.out.bias)
     return _padded(_feed_forward(layer, x), real, mask).view(*shape[:-1], layer.width)
 
@@ -348,7 +350,7 @@ def _attend_source(layer: DecoderLayerModules, x: Tensor, context: StepContext) 
     if trace.is_recorded(cross.name):
         _, sources, length, _ = context.source.values.shape
         weights = x.new_empty(len(x), sources * cross.heads, length)
-    y = kernels.attend_source(
+    y = fused_decoding.attend_source(
         *(_product(cross.query, x), cross.query.bias, context.source, context.sentences),
         *(cross.heads, weights),
     )
@@ -366,7 +368,7 @@ def _feed_forward(layer: LayerModules, x: Tensor) -> Tensor:
     if isinstance(linear, InferenceLinear):
         hidden = linear.hidden_units(before, relu)
     else:
-        hidden = kernels.add_bias(_product(linear, before), linear.bias, relu)
+        hidden = fused_decoding.add_bias(_product(linear, before), linear.bias, relu)
     if not relu:
         hidden = ffn.activation(hidden)
     return _after(layer.ffn_residual, x, _product(ffn.out, hidden), ffn.out.bias)
@@ -389,11 +391,11 @@ def _with_bias(linear: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _before(residual: Residual, x: Tensor) -> Tensor:
-    return kernels.add_norm(x, None, None, _norm(residual)) if residual.pre else x
+    return fused_decoding.add_norm(x, None, None, _norm(residual)) if residual.pre else x
 
 
 def _after(residual: Residual, x: Tensor, y: Tensor, bias: Tensor | None) -> Tensor:
-    return kernels.add_norm(x, y, bias, None if residual.pre else _norm(residual))
+    return fused_decoding.add_norm(x, y, bias, None if residual.pre else _norm(residual))
 
 
 def _norm(residual: Residual) -> nn.LayerNorm:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fusetk.nn.fused import streams as kernels
+from fusetk.nn.fused import streams as fused_streams
 from fusetk.nn.precision import product_dtype, without_autocast
 
 
@@ -24,8 +24,8 @@ def combine(weights: Tensor, layers: Tensor) -> Tensor:
     residual sum of a model. It keeps no copy of the layers for the backward pass.
     """
     weights = weights.to(layers.dtype)
-    if kernels.usable(layers) and layers.stride(-1) == 1:
-        return kernels.weighted_sums(weights, layers)
+    if fused_streams.usable(layers) and layers.stride(-1) == 1:
+        return fused_streams.weighted_sums(weights, layers)
     # A product with one matrix for all positions would copy the layers to one matrix.
     weights = weights.expand(*layers.shape[:-2], *weights.shape[-2:])
     if product_dtype(layers) == layers.dtype:
@@ -39,7 +39,7 @@ def combine_and_add(weights: Tensor, layers: Tensor, write: Tensor, y: Tensor) -
 
     The result has the shape (..., m, D) and the type of ``layers``.
     """
-    if kernels.usable(layers, y):
+    if fused_streams.usable(layers, y):
         weights, write = weights.to(layers.dtype), write.to(layers.dtype)
-        return kernels.weighted_sums(weights, layers, write, y)
+        return fused_streams.weighted_sums(weights, layers, write, y)
     return combine(weights, layers) + write.unsqueeze(-1) * y.unsqueeze(-2)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.exact import is_exactly
-from fusetk.nn.fused import transformer as kernels
+from fusetk.nn.fused import transformer as fused_transformer
 
 Activation = Literal["relu", "gelu", "swish", "tanh"]
 # An activation may overwrite its input, because only the activation reads the layer's output.
@@ -49,9 +49,9 @@ class FeedForward(nn.Module):
             and is_exactly(self.out, nn.Linear)
             and self.hidden.bias is not None
             and self.out.bias is not None
-            and kernels.usable(x, self._weights())
+            and fused_transformer.usable(x, self._weights())
         ):
-            return kernels.feed_forward(x, self.hidden, self.out, self.dropout.draw())
+            return fused_transformer.feed_forward(x, self.hidden, self.out, self.dropout.draw())
         return self.out(self.dropout(self.activation(self.hidden(x))))
 
     def _weights(self) -> list[Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.fused import decoding as fused_decoding
 
 ALL = slice(None)
 # Whether the kernels of fusetk are the fastest way to compute linear maps and the output
@@ -21,7 +21,7 @@ in_kernels = {
 
 def uses_kernels(dtype: torch.dtype, operation: str) -> bool:
     """Return whether new maps for "maps" or "projection" with this type use the kernels."""
-    return in_kernels[dtype][operation] and kernels.has_products(dtype)
+    return in_kernels[dtype][operation] and fused_decoding.has_products(dtype)
 
 
 class InferenceLinear(nn.Module):
@@ -95,21 +95,21 @@ class KernelLinear(InferenceLinear):
     stores W in the order of the kernels, so each access to ``weight`` computes a copy.
     """
 
-    blocked: kernels.BlockedMatrix
+    blocked: fused_decoding.BlockedMatrix
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scale: Tensor | None = None):
         """``weight`` (out, width) already has the type of the products.
 
         If it is int8, ``scale`` (out,) multiplies its rows.
         """
-        blocked = kernels.to_blocks(weight.detach(), scale)
+        blocked = fused_decoding.to_blocks(weight.detach(), scale)
         super().__init__(blocked.matrix, bias)
         self.blocked = blocked
         self._weight_cache: Tensor | None = None
 
     @property
     def weight(self) -> Tensor:
-        return kernels.from_blocks(self.blocked)
+        return fused_decoding.from_blocks(self.blocked)
 
     @property
     def in_features(self) -> int:
@@ -122,20 +122,20 @@ class KernelLinear(InferenceLinear):
     @property
     def has_product(self) -> bool:
         """Whether this processor has the product; a pickled map may come from another one."""
-        return kernels.has_products(self.matrix.dtype)
+        return fused_decoding.has_products(self.matrix.dtype)
 
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
     ) -> Tensor:
         if x.dtype == torch.bfloat16:
             x = x.float()
-        if not (kernels.usable(x) and self.has_product):
+        if not (fused_decoding.usable(x) and self.has_product):
             return self._plain(x, bias, relu, part)
         start, stop, _ = part.indices(self.out_features)
-        extra = start % kernels.BLOCK  # outputs before the part, in its first block
+        extra = start % fused_decoding.BLOCK  # outputs before the part, in its first block
         if extra and bias is not None:
             bias = F.pad(bias, (extra, 0))
-        out = kernels.product(x, self.blocked.part(start - extra, stop), bias, relu)
+        out = fused_decoding.product(x, self.blocked.part(start - extra, stop), bias, relu)
         return out[:, extra:].contiguous()
 
     def _cached_weight(self) -> Tensor:

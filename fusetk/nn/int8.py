@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import ALL, InferenceLinear, KernelLinear
 
 LARGEST = 127.0
@@ -33,16 +33,18 @@ class Int8Linear(InferenceLinear):
 
         ``part`` selects output features.
         """
-        fused = kernels.usable(x)
-        rounded, row_scale = kernels.quantize(x.contiguous()) if fused else quantize(x.float())
+        if fused_decoding.usable(x):
+            rounded, row_scale = fused_decoding.quantize(x.contiguous())
+        else:
+            rounded, row_scale = quantize(x.float())
         return integer_product(rounded, self.matrix[part]), (row_scale, self.scale[part])
 
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
     ) -> Tensor:
         sums, (row_scale, scale) = self.sums(x, part)
-        if kernels.usable(x):
-            return kernels.rescale(sums, row_scale, scale, bias, relu)
+        if fused_decoding.usable(x):
+            return fused_decoding.rescale(sums, row_scale, scale, bias, relu)
         return _rescale(sums, row_scale, scale, bias, relu)
 
 
@@ -65,7 +67,7 @@ class Int8KernelLinear(KernelLinear):
 def _rescale(
     sums: Tensor, row_scale: Tensor, scale: Tensor, bias: Tensor | None, relu: bool
 ) -> Tensor:
-    """Compute ``kernels.rescale`` by PyTorch."""
+    """Compute ``fused_decoding.rescale`` by PyTorch."""
     out = sums.float() * row_scale[:, None] * scale
     if bias is not None:
         out = out + bias

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.dropout_mask import DropoutMask
-from fusetk.nn.fused import transformer as kernels
+from fusetk.nn.fused import transformer as fused_transformer
 from fusetk.nn.heads import join_heads, split_heads
 from fusetk.nn.rows import AttentionLayout
 
@@ -21,8 +21,8 @@ def packed_attention(
     ``keys_values`` (1, M, 2D) has the layout ``layout.source``.
     """
     dropout_mask = dropout.draw()
-    if kernels.usable(projected):
-        return kernels.attend(layout, projected, keys_values, dropout_mask)
+    if fused_transformer.usable(projected):
+        return fused_transformer.attend(layout, projected, keys_values, dropout_mask)
     return plain_packed_attention(layout, projected, keys_values, dropout_mask)
 
 

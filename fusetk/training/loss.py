@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusetk.nn.fused import transformer as kernels
+from fusetk.nn.fused import transformer as fused_transformer
 from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
 from fusetk.nn.precision import product_dtype, without_autocast
 from fusetk.nn.rows import row_multiple
@@ -65,8 +65,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         multiple = row_multiple(features)
         other = smoothing / (len(weight) - 1)  # target probability of each other token
         gap = 1 - smoothing - other  # its difference to that of y
-        fused = kernels.usable(features, [weight] if bias is None else [weight, bias])
-        cross_entropy = kernels.cross_entropy if fused else plain_cross_entropy
+        fused = fused_transformer.usable(features, [weight] if bias is None else [weight, bias])
+        cross_entropy = fused_transformer.cross_entropy if fused else plain_cross_entropy
         with without_autocast(features):
             matrix = weight.to(dtype)
             gradients = _Gradients(features, weight, bias) if with_gradient else None

@@ -34,7 +34,7 @@ from fusetk.machine import device_of
 from fusetk.models import Seq2Seq
 from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.models.transformer import Transformer
-from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.positions import sinusoids
 from fusetk.recipe import load
 from fusetk.runs import TEXT
@@ -101,12 +101,12 @@ def product_operations(counter: FlopCounterMode) -> int:
 @contextmanager
 def without_kernels() -> Iterator[None]:
     """Let the search use torch's operators only, which the counter knows."""
-    library = kernels.library
-    kernels.library = lambda name: None  # type: ignore[assignment]
+    library = fused_decoding.library
+    fused_decoding.library = lambda name: None  # type: ignore[assignment]
     try:
         yield
     finally:
-        kernels.library = library
+        fused_decoding.library = library
 
 
 def product_rate(device: torch.device, clock: Callable[[], float]) -> float:

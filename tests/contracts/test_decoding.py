@@ -27,7 +27,7 @@ from fusetk.models import steps
 from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.models.transformer import Transformer
-from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import KernelLinear, in_kernels
 from fusetk.nn.nested import map_tensors, select
 from fusetk.nn.output import OutputProjection
@@ -225,7 +225,7 @@ def test_attention_of_a_step_is_that_of_forced_decoding(model):
 
 @pytest.mark.parametrize("uses_kernels", [False, True])
 def test_logits_of_a_bf16_model_are_float32(model, uses_kernels, monkeypatch):
-    if uses_kernels and not kernels.has_products(torch.bfloat16):
+    if uses_kernels and not fused_decoding.has_products(torch.bfloat16):
         pytest.skip("the processor has no products of bf16")
     uses_kernels = uses_kernels and isinstance(model.output, (OutputProjection, NormedLinear))
     set_kernels(monkeypatch, torch.bfloat16, uses_kernels)
@@ -303,7 +303,7 @@ def test_translations_do_not_depend_on_the_batch(searched_model):
 def test_searches_without_kernels_find_the_same(searched_model, beam, stop, monkeypatch):
     config = SearchConfig(beam=beam, n_best=min(2, beam), stop=stop, max_length_extra=6)
     with_kernels = search([searched_model], *batch(SOURCES), config)
-    monkeypatch.setattr(kernels, "library", lambda name: None)
+    monkeypatch.setattr(fused_decoding, "library", lambda name: None)
     without = search([searched_model], *batch(SOURCES), config)
     for hypotheses, expected in zip(with_kernels, without, strict=True):
         assert_same(hypotheses, expected)
@@ -311,7 +311,7 @@ def test_searches_without_kernels_find_the_same(searched_model, beam, stop, monk
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_products_in_kernels_find_the_same(searched_model, beam, monkeypatch):
-    if not kernels.has_products(torch.float32):
+    if not fused_decoding.has_products(torch.float32):
         pytest.skip("there is no C++ compiler")
     config = SearchConfig(beam=beam, max_length_extra=6)
     expected = search([searched_model], *batch(SOURCES), config)
@@ -329,7 +329,7 @@ def test_products_in_kernels_find_the_same(searched_model, beam, monkeypatch):
 @pytest.mark.parametrize("system", ["transformer", "transformer, pre-norm, attend layerwise"])
 def test_a_layer_in_one_call_computes_what_its_parts_compute(system, convert, monkeypatch):
     dtype = {to_kernels: torch.float32, to_bf16: torch.bfloat16, to_int8: torch.int8}[convert]
-    if not kernels.has_products(dtype):
+    if not fused_decoding.has_products(dtype):
         pytest.skip(f"the processor has no products of {dtype}")
     set_kernels(monkeypatch, dtype, True)
     model = convert(SYSTEMS[system]())
@@ -363,7 +363,7 @@ def test_the_encoder_may_read_groups_of_sentences(searched_model, max_numbers, m
     in_groups = search([searched_model], *batch(SOURCES), config)
     for hypotheses, expected in zip(in_groups, together, strict=True):
         assert_same(hypotheses, expected)
-    if isinstance(searched_model, Transformer) and kernels.library("decoding"):
+    if isinstance(searched_model, Transformer) and fused_decoding.library("decoding"):
         assert max(numbers) > 1
 
 
@@ -385,7 +385,7 @@ def test_rounded_transformers_are_close_and_translate(
     searched_model, convert, uses_kernels, monkeypatch
 ):
     for dtype in (torch.bfloat16, torch.int8):
-        set_kernels(monkeypatch, dtype, uses_kernels and kernels.has_products(dtype))
+        set_kernels(monkeypatch, dtype, uses_kernels and fused_decoding.has_products(dtype))
     if isinstance(searched_model, Transformer):
         check_rounded(searched_model, convert)
     elif convert is to_int8:

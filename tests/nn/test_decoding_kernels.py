@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fusetk.nn import int8
 from fusetk.nn.fused import build
-from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, linear_part
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear, integer_product
 
@@ -47,7 +47,7 @@ def test_attention_to_earlier_tokens(width, heads, length, biased):
     bias = torch.randn(3 * width) if biased else None
     ancestors = torch.stack([torch.randint(count, (rows[-1],)) for count in rows], 1)
     ancestors[:, -1] = torch.arange(rows[-1])
-    result = kernels.attend_history(steps, ancestors, heads, bias)
+    result = fused_decoding.attend_history(steps, ancestors, heads, bias)
     tokens = torch.stack([steps[t][ancestors[:, t]] for t in range(length)], 1)
     q, k, v = (tokens if bias is None else tokens + bias).chunk(3, -1)
     q, k, v = heads_of(q[:, -1:], heads), heads_of(k, heads), heads_of(v, heads)
@@ -62,9 +62,9 @@ def test_attention_to_the_source(width, heads, sources, length):
     lengths = torch.tensor([length, 1, length - 2])
     keys, values = torch.randn(3, sources, length, 2 * width).chunk(2, -1)
     queries, bias = torch.randn(5, width), torch.randn(width)
-    source = kernels.source(keys, values, None, lengths)
+    source = fused_decoding.source(keys, values, None, lengths)
     weights = torch.empty(5, sources * heads, length)
-    result = kernels.attend_source(queries, bias, source, sentences, heads, weights)
+    result = fused_decoding.attend_source(queries, bias, source, sentences, heads, weights)
     q = heads_of((queries + bias)[:, None, None], heads)  # (R, 1, H, 1, d)
     k, v = (heads_of(x[sentences], heads) for x in (keys, values))  # (R, n, H, S, d)
     scores = q @ k.mT / math.sqrt(width // heads)
@@ -81,11 +81,11 @@ def test_residual_sum_and_normalisation(width):
     norm = nn.LayerNorm(width)
     norm.weight.data.normal_()
     norm.bias.data.normal_()
-    close(kernels.add_norm(x, y, bias, norm), norm(x + y + bias))
-    close(kernels.add_norm(x, None, None, norm), norm(x))
-    close(kernels.add_norm(x, y, bias, None), x + y + bias)
-    close(kernels.add_bias(x.clone(), bias, relu=True), (x + bias).relu())
-    close(kernels.add_bias(x.clone(), bias, relu=False), x + bias)
+    close(fused_decoding.add_norm(x, y, bias, norm), norm(x + y + bias))
+    close(fused_decoding.add_norm(x, None, None, norm), norm(x))
+    close(fused_decoding.add_norm(x, y, bias, None), x + y + bias)
+    close(fused_decoding.add_bias(x.clone(), bias, relu=True), (x + bias).relu())
+    close(fused_decoding.add_bias(x.clone(), bias, relu=False), x + bias)
 
 
 @pytest.mark.parametrize("size", [6, 32, 133, 300])
@@ -96,7 +96,7 @@ def test_best_tokens(size, count, biased):
     bias = torch.randn(size) if biased else None
     forbidden = torch.tensor([0, 3])
     only = torch.tensor([-1, 3, -1, 5, -1, -1, -1])
-    best, token, log_z = kernels.best_tokens(logits.clone(), bias, forbidden, only, count)
+    best, token, log_z = fused_decoding.best_tokens(logits.clone(), bias, forbidden, only, count)
     scores = logits if bias is None else logits + bias
     close(log_z, scores.logsumexp(1, keepdim=True))
     allowed = scores.index_fill(1, forbidden, -math.inf)
@@ -116,14 +116,14 @@ def test_best_tokens_of_8_bits():
     x, forbidden = torch.randn(5, 24), torch.tensor([0, 3])
     linear = Int8Linear(torch.randn(133, 24), torch.randn(133))
     sums, scales = linear.sums(x)
-    results = kernels.best_tokens(sums, linear.bias, forbidden, None, 4, scales)
-    expected = kernels.best_tokens(linear.product(x), linear.bias, forbidden, None, 4)
+    results = fused_decoding.best_tokens(sums, linear.bias, forbidden, None, 4, scales)
+    expected = fused_decoding.best_tokens(linear.product(x), linear.bias, forbidden, None, 4)
     assert all(map(torch.equal, results, expected))
 
 
 def needs_products(dtype: torch.dtype) -> pytest.MarkDecorator:
     reason = f"the processor has no products of {dtype}"
-    return pytest.mark.skipif(not kernels.has_products(dtype), reason=reason)
+    return pytest.mark.skipif(not fused_decoding.has_products(dtype), reason=reason)
 
 
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs_products(torch.bfloat16))]
@@ -143,17 +143,17 @@ bf16_with_tiles = pytest.param(torch.bfloat16, True, marks=needs_products(torch.
 def test_products(rows, width, size, dtype, tiles):
     x, weight = torch.randn(rows, width), torch.randn(size, width).to(dtype)
     bias = torch.randn(size)
-    blocked = kernels.to_blocks(weight)
-    product = kernels.product(x, blocked, tiles=tiles)
+    blocked = fused_decoding.to_blocks(weight)
+    product = fused_decoding.product(x, blocked, tiles=tiles)
     exact = (x.to(dtype).double() @ weight.double().t()).float()
     close(product, exact, atol=1e-4)
-    close(kernels.product(x, blocked, bias, tiles=tiles), exact + bias, atol=1e-4)
-    units = kernels.product(x, blocked, bias, True, tiles)
+    close(fused_decoding.product(x, blocked, bias, tiles=tiles), exact + bias, atol=1e-4)
+    units = fused_decoding.product(x, blocked, bias, True, tiles)
     close(units, (exact + bias).relu(), atol=1e-4)
-    last = kernels.product(x[-1:], blocked, tiles=tiles)
+    last = fused_decoding.product(x[-1:], blocked, tiles=tiles)
     assert torch.equal(last, product[-1:]), "a row does not depend on the other rows"
     x[0, 0] = math.nan
-    units = kernels.product(x, blocked, bias, True, tiles)
+    units = fused_decoding.product(x, blocked, bias, True, tiles)
     assert units[0].isnan().all() and units[1:].isfinite().all()
 
 
@@ -171,7 +171,7 @@ def test_maps_in_kernels(dtype, monkeypatch):
             close(linear.product(x, bias[part], part=part), exact[:, part])
             close(linear.product(x, None, True, part), (exact - bias)[:, part].relu())
         if with_kernels:
-            monkeypatch.setattr(kernels, "library", lambda name: None)
+            monkeypatch.setattr(fused_decoding, "library", lambda name: None)
 
 
 @needs_products(torch.int8)
@@ -192,7 +192,7 @@ def test_products_of_8_bits_in_kernels(rows, width, size, monkeypatch):
             x[0, 0] = math.nan
             assert linear(x)[0].isnan().all() and linear(x)[1:].isfinite().all()
             x[0, 0] = 0
-            monkeypatch.setattr(kernels, "library", lambda name: None)
+            monkeypatch.setattr(fused_decoding, "library", lambda name: None)
 
 
 ALL_DTYPES = [*DTYPES, pytest.param(torch.int8, marks=needs_products(torch.int8))]
@@ -216,7 +216,7 @@ def test_a_map_in_the_kernels_stores_its_weight_once(dtype, size, width):
 def test_python_and_the_kernels_have_the_same_constants():
     values = [ctypes.c_int64() for _ in range(3)]
     build.library("decoding").product_constants(0, *map(ctypes.byref, values))
-    expected = kernels.BLOCK, kernels.STEP, kernels.BLOCK_ROWS
+    expected = fused_decoding.BLOCK, fused_decoding.STEP, fused_decoding.BLOCK_ROWS
     assert tuple(value.value for value in values) == expected
 
 
@@ -254,9 +254,9 @@ def test_integer_products_of_one_input():
 
 def test_kernels_are_not_used_for_forward_derivatives():
     with torch.inference_mode(False), torch.no_grad(), torch.autograd.forward_ad.dual_level():
-        assert not kernels.usable(torch.ones(2))
+        assert not fused_decoding.usable(torch.ones(2))
     with torch.no_grad():
-        assert kernels.usable(torch.ones(2))
+        assert fused_decoding.usable(torch.ones(2))
 
 
 @needs_products(torch.bfloat16)
@@ -271,7 +271,7 @@ def test_rows_of_bf16_use_the_kernel(monkeypatch):
 def test_tiny_rows_become_zeros(place):
     x = torch.zeros(2, 20)
     x[1, place] = 1e-36
-    rounded, scale = kernels.quantize(x)
+    rounded, scale = fused_decoding.quantize(x)
     assert not rounded[0].any() and scale.isfinite().all()
     assert torch.equal(int8.quantize(x)[0], rounded)
 
@@ -297,10 +297,10 @@ def test_best_tokens_of_a_map(rows, biased, dtype):
     if dtype == torch.int8:
         blocked = Int8KernelLinear(weight, bias).blocked
     else:
-        blocked = kernels.to_blocks(weight.to(dtype))
-    logits = kernels.product(x, blocked, bias)
-    expected = kernels.best_tokens(logits, None, forbidden, only, 4)
-    results = kernels.best_tokens_of_map(x, blocked, bias, forbidden, only, 4)
+        blocked = fused_decoding.to_blocks(weight.to(dtype))
+    logits = fused_decoding.product(x, blocked, bias)
+    expected = fused_decoding.best_tokens(logits, None, forbidden, only, 4)
+    results = fused_decoding.best_tokens_of_map(x, blocked, bias, forbidden, only, 4)
     assert all(map(torch.equal, results, expected))
 
 
@@ -308,26 +308,30 @@ def test_best_tokens_of_a_map(rows, biased, dtype):
 def test_nan_is_not_lost(place):
     x = torch.randn(2, 37)
     x[1, place] = math.nan
-    _, _, log_z = kernels.best_tokens(x.clone(), None, torch.tensor([0]), None, 3)
+    _, _, log_z = fused_decoding.best_tokens(x.clone(), None, torch.tensor([0]), None, 3)
     assert log_z[0].isfinite() and log_z[1].isnan()
     bias = torch.zeros(37)
-    assert kernels.add_bias(x.clone(), bias, relu=True)[1, place].isnan()
-    assert kernels.add_norm(x, None, None, nn.LayerNorm(37))[1].isnan().all()
+    assert fused_decoding.add_bias(x.clone(), bias, relu=True)[1, place].isnan()
+    assert fused_decoding.add_norm(x, None, None, nn.LayerNorm(37))[1].isnan().all()
     rounded = Int8Linear(torch.randn(5, 37), None)(x)
     assert rounded[0].isfinite().all() and rounded[1].isnan().all()
 
 
 def test_threads_give_the_same_bits():
     logits = torch.randn(40, 500)
-    x, blocked = torch.randn(70, 32), kernels.to_blocks(torch.randn(200, 32))
+    x, blocked = torch.randn(70, 32), fused_decoding.to_blocks(torch.randn(200, 32))
     before = torch.get_num_threads()
     try:
         results = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            results.append(kernels.best_tokens(logits.clone(), None, torch.tensor([0]), None, 5))
-            results[-1] += (kernels.product(x, blocked),)
-            results[-1] += kernels.best_tokens_of_map(x, blocked, None, torch.tensor([0]), None, 5)
+            results.append(
+                fused_decoding.best_tokens(logits.clone(), None, torch.tensor([0]), None, 5)
+            )
+            results[-1] += (fused_decoding.product(x, blocked),)
+            results[-1] += fused_decoding.best_tokens_of_map(
+                x, blocked, None, torch.tensor([0]), None, 5
+            )
     finally:
         torch.set_num_threads(before)
     assert all(map(torch.equal, *results))
@@ -342,7 +346,7 @@ def test_products_of_8_bits_are_those_without_kernels(width, monkeypatch):
     result = linear(x)
     assert torch.equal(linear.product(x[1], linear.bias, relu=True), result[1].relu())
     assert (result - exact(x)).norm() < 0.02 * exact(x).norm()
-    monkeypatch.setattr(kernels, "library", lambda name: None)
+    monkeypatch.setattr(fused_decoding, "library", lambda name: None)
     close(linear(x), result)
     close(linear.product(x[1], linear.bias, relu=True), result[1].relu())
     monkeypatch.setattr(int8, "_has_exact_products", lambda: False)

@@ -9,10 +9,10 @@ from torch import Tensor
 from fusetk.models.connect.cross import ResidualMix
 from fusetk.models.residual.manifold import sinkhorn
 from fusetk.nn.feature_buffer import FeatureBuffer
-from fusetk.nn.fused import streams as kernels
+from fusetk.nn.fused import streams as fused_streams
 
 pytestmark = pytest.mark.skipif(
-    not kernels.usable(torch.ones(1)), reason="there are no compiled kernels"
+    not fused_streams.usable(torch.ones(1)), reason="there are no compiled kernels"
 )
 D = 37
 
@@ -43,9 +43,9 @@ def test_weighted_sums(leading: tuple[int, ...], same: bool) -> None:
     before = () if same else leading
     x, y = normal(*leading, 4, D), normal(*leading, D)
     weights, write = normal(*before, 3, 4), normal(*before, 3)
-    assert_equal(kernels.weighted_sums, torch.matmul, weights, x)
+    assert_equal(fused_streams.weighted_sums, torch.matmul, weights, x)
     assert_equal(
-        kernels.weighted_sums,
+        fused_streams.weighted_sums,
         lambda weights, x, write, y: weights @ x + write.unsqueeze(-1) * y.unsqueeze(-2),
         *(weights, x, write, y),
     )
@@ -61,18 +61,18 @@ def test_weighted_sums_of_views() -> None:
         buffer = FeatureBuffer.empty(parts[0], 5 * D)
         for part in parts:
             buffer = buffer.append(part)
-        return kernels.weighted_sums(weights, buffer.layers(D))
+        return fused_streams.weighted_sums(weights, buffer.layers(D))
 
     assert_equal(summed, lambda weights, *parts: weights @ torch.stack(parts, -2), weights, *parts)
     x = normal(2, 5, 1, D)
     assert_equal(
-        lambda weights, x: kernels.weighted_sums(weights, x.expand(2, 5, 3, D)),
+        lambda weights, x: fused_streams.weighted_sums(weights, x.expand(2, 5, 3, D)),
         lambda weights, x: weights @ x.expand(2, 5, 3, D),
         *(weights, x),
     )
     square = normal(6, 4, 4)
     assert_equal(
-        lambda weights, x: kernels.weighted_sums(weights.mT, x.mT),
+        lambda weights, x: fused_streams.weighted_sums(weights.mT, x.mT),
         lambda weights, x: weights.mT @ x.mT,
         *(square, normal(6, 8, 4)),
     )
@@ -89,7 +89,7 @@ def test_normed_products(centred: bool) -> None:
         return torch.nn.functional.rms_norm(x, (D,), eps=0.01) @ weights
 
     assert_equal(
-        lambda x, weights: kernels.normed_products(x, weights, 0.01, centred),
+        lambda x, weights: fused_streams.normed_products(x, weights, 0.01, centred),
         plain,
         *(x, normal(D, 6)),
     )
@@ -99,16 +99,16 @@ def test_normed_products(centred: bool) -> None:
 def test_sinkhorn(count: int, size: int) -> None:
     torch.manual_seed(1)
     logits = (3 * torch.randn(count, size, size) + 10 * torch.eye(size)).requires_grad_()
-    assert kernels.sinkhorn_is_usable(logits)
+    assert fused_streams.sinkhorn_is_usable(logits)
     # Float64 is computed with logarithms.
     assert_equal(
-        lambda x: kernels.sinkhorn(x, 20), lambda x: sinkhorn(x, 20).reshape(x.shape), logits
+        lambda x: fused_streams.sinkhorn(x, 20), lambda x: sinkhorn(x, 20).reshape(x.shape), logits
     )
 
 
 def test_sinkhorn_of_distant_logits_uses_logarithms() -> None:
     logits = torch.tensor([[[0.0, -200.0], [0.0, -300.0]], [[1.0, 2.0], [3.0, 4.0]]])
-    assert not kernels.sinkhorn_is_usable(logits)
+    assert not fused_streams.sinkhorn_is_usable(logits)
     torch.testing.assert_close(sinkhorn(logits, 5), sinkhorn(logits.double(), 5).float())
     assert sinkhorn(logits * torch.nan, 2).isnan().all()
 
@@ -124,7 +124,9 @@ def test_feature_sums() -> None:
         return torch.stack(torch.func.functional_call(mix, parameters, (sources,)))
 
     assert_equal(
-        lambda fixed, dynamic, *sources: torch.stack(kernels.feature_sums(sources, fixed, dynamic)),
+        lambda fixed, dynamic, *sources: torch.stack(
+            fused_streams.feature_sums(sources, fixed, dynamic)
+        ),
         plain,
         *(normal(2, 3, D), dynamic, *sources),
     )
@@ -142,7 +144,7 @@ def test_depth_attention(with_last: bool) -> None:
         return (weights.unsqueeze(-1) * sources).sum(-2)
 
     assert_equal(
-        lambda x, scales, query, *last: kernels.depth_attention(
+        lambda x, scales, query, *last: fused_streams.depth_attention(
             x, last[0] if last else None, scales, query
         ),
         plain,

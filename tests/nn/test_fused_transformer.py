@@ -10,10 +10,12 @@ from fusetk.models.residual.plain import PlainResidual
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.dropout_mask import DropoutMask, plain_random_words, random_words
 from fusetk.nn.feedforward import FeedForward
-from fusetk.nn.fused import transformer as kernels
+from fusetk.nn.fused import transformer as fused_transformer
 from fusetk.training.loss import plain_cross_entropy
 
-fused = pytest.mark.skipif(not kernels.usable(torch.zeros(1)), reason="there is no C++ compiler")
+fused = pytest.mark.skipif(
+    not fused_transformer.usable(torch.zeros(1)), reason="there is no C++ compiler"
+)
 DROPOUT_MASKS = [None, DropoutMask(12345, 13_107)]
 
 
@@ -45,7 +47,7 @@ def test_residual_sum(dropout_mask, normalised) -> None:
         nn.init.normal_(norm.bias)
         expected = norm(expected)
         tensors += list(norm.parameters())
-    compare((kernels.residual(x, y, dropout_mask, norm), expected), tensors)
+    compare((fused_transformer.residual(x, y, dropout_mask, norm), expected), tensors)
 
 
 @fused
@@ -55,7 +57,7 @@ def test_feed_forward(dropout_mask) -> None:
     hidden, out = nn.Linear(10, 18), nn.Linear(18, 6)
     expected = out(dropped(F.relu(hidden(x)), dropout_mask))
     tensors = [x, *hidden.parameters(), *out.parameters()]
-    compare((kernels.feed_forward(x, hidden, out, dropout_mask), expected), tensors)
+    compare((fused_transformer.feed_forward(x, hidden, out, dropout_mask), expected), tensors)
 
 
 @fused
@@ -64,7 +66,7 @@ def test_feed_forward_in_bf16_differs_by_rounding_only() -> None:
     x = torch.randn(3, 7, 10, requires_grad=True)
     hidden, out = nn.Linear(10, 18), nn.Linear(18, 6)
     with torch.autocast("cpu", torch.bfloat16):
-        result = kernels.feed_forward(x, hidden, out, None)
+        result = fused_transformer.feed_forward(x, hidden, out, None)
     assert result.dtype == torch.bfloat16
     compare((result.float(), out(F.relu(hidden(x)))), [x, *hidden.parameters()], tolerance=0.02)
 
@@ -72,7 +74,8 @@ def test_feed_forward_in_bf16_differs_by_rounding_only() -> None:
 @fused
 def test_a_nan_is_not_hidden() -> None:
     x = torch.full((1, 4), torch.nan)
-    assert kernels.feed_forward(x, nn.Linear(4, 8), nn.Linear(8, 4), DROPOUT_MASKS[1]).isnan().all()
+    hidden, out = nn.Linear(4, 8), nn.Linear(8, 4)
+    assert fused_transformer.feed_forward(x, hidden, out, DROPOUT_MASKS[1]).isnan().all()
 
 
 @fused
@@ -86,7 +89,7 @@ def test_cross_entropy(with_bias, training) -> None:
     if bias is not None:
         bias[3] = bias[7]
     results = []
-    for function in (kernels.cross_entropy, plain_cross_entropy):
+    for function in (fused_transformer.cross_entropy, plain_cross_entropy):
         gradients = logits.clone()
         bias_grad = None if bias is None else torch.ones(33)
         sums = function(gradients, bias, targets, 0.87, 0.004, bias_grad, training)
@@ -99,14 +102,14 @@ def test_cross_entropy(with_bias, training) -> None:
 @fused
 def test_targets_of_the_loss_are_checked_and_converted() -> None:
     logits, targets = torch.randn(6, 33), torch.tensor([7, 0, 32, 5, 1, 9])
-    expected = kernels.cross_entropy(logits.clone(), None, targets, 0.9, 0.01, None, True)
+    expected = fused_transformer.cross_entropy(logits.clone(), None, targets, 0.9, 0.01, None, True)
     for equal in (targets.int(), torch.stack((targets, targets), 1)[:, 1]):
-        actual = kernels.cross_entropy(logits.clone(), None, equal, 0.9, 0.01, None, True)
+        actual = fused_transformer.cross_entropy(logits.clone(), None, equal, 0.9, 0.01, None, True)
         assert torch.equal(actual, expected)
     for wrong in (-100, 33):
         targets[3] = wrong
         with pytest.raises(IndexError, match="indices from 0 to 32"):
-            kernels.cross_entropy(logits.clone(), None, targets, 0.9, 0.01, None, True)
+            fused_transformer.cross_entropy(logits.clone(), None, targets, 0.9, 0.01, None, True)
 
 
 @pytest.mark.parametrize("options", [{"bias": False}, {"elementwise_affine": False}])

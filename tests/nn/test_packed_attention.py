@@ -5,11 +5,13 @@ import torch
 from torch.nn import functional as F
 
 from fusetk.nn.dropout_mask import DropoutMask
-from fusetk.nn.fused import transformer as kernels
+from fusetk.nn.fused import transformer as fused_transformer
 from fusetk.nn.packed_attention import plain_packed_attention
 from fusetk.nn.rows import ROW_MULTIPLE, AttentionLayout, Rows, row_multiple
 
-fused = pytest.mark.skipif(not kernels.usable(torch.zeros(1)), reason="there is no C++ compiler")
+fused = pytest.mark.skipif(
+    not fused_transformer.usable(torch.zeros(1)), reason="there is no C++ compiler"
+)
 HEADS = 3
 
 
@@ -49,7 +51,7 @@ def test_kernels_equal_padded_tensors(case, lengths, dropout_mask) -> None:
     layout, projected, keys_values = inputs(*case, lengths)
     tensors = [projected] if keys_values is None else [projected, keys_values]
     plain = plain_packed_attention(layout, projected, keys_values, dropout_mask)
-    result = kernels.attend(layout, projected, keys_values, dropout_mask)
+    result = fused_transformer.attend(layout, projected, keys_values, dropout_mask)
     torch.testing.assert_close(result, plain, rtol=1e-5, atol=1e-5)
     grad = torch.randn_like(plain)
     expected = torch.autograd.grad(plain, tensors, grad)
@@ -63,7 +65,7 @@ def test_very_large_scores_select_one_key(size) -> None:
     """The rounding of large scores does not change the exponent of the largest one, 0."""
     layout, projected, _ = inputs(True, False, True, size, [9, 2])
     projected = (projected.detach() * 1e6).requires_grad_()
-    result = kernels.attend(layout, projected, None, None)
+    result = fused_transformer.attend(layout, projected, None, None)
     expected = plain_packed_attention(layout, projected, None, None)
     torch.testing.assert_close(result, expected)
     values = projected[0, :, 2 * layout.width :].unflatten(-1, (HEADS, -1))
@@ -83,7 +85,7 @@ def test_nan_is_in_the_same_results() -> None:
     projected = projected.detach().clone()
     projected[0, 4, 3] = torch.nan  # a query
     projected[0, 6, layout.width + 20] = torch.nan  # a key
-    result = kernels.attend(layout, projected, None, None)
+    result = fused_transformer.attend(layout, projected, None, None)
     expected = plain_packed_attention(layout, projected, None, None)
     assert result.isnan().any() and not result.isnan().all()
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
@@ -92,8 +94,8 @@ def test_nan_is_in_the_same_results() -> None:
 @fused
 def test_bf16_differs_by_rounding_only() -> None:
     layout, projected, keys_values = inputs(True, True, True, 20, [5, 17])
-    exact = kernels.attend(layout, projected, keys_values, None)
-    rounded = kernels.attend(layout, projected.bfloat16(), keys_values.bfloat16(), None)
+    exact = fused_transformer.attend(layout, projected, keys_values, None)
+    rounded = fused_transformer.attend(layout, projected.bfloat16(), keys_values.bfloat16(), None)
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float(), exact, rtol=0.02, atol=0.02)
 
@@ -136,11 +138,11 @@ def test_repetitions_of_the_last_token_change_nothing() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_leave_zeros_at_repetitions(case) -> None:
     layout, projected, keys_values = inputs(*case, [3, 1, 5])
-    expected = kernels.attend(layout, projected, keys_values, None)
+    expected = fused_transformer.attend(layout, projected, keys_values, None)
     rounded = layout._replace(rows=rows_of([3, 1, 5], multiple=8))
     more = torch.cat((projected.detach(), torch.randn(1, 7, projected.shape[-1])), 1)
     more.requires_grad_()
-    result = kernels.attend(rounded, more, keys_values, None)
+    result = fused_transformer.attend(rounded, more, keys_values, None)
     assert torch.equal(result[:, :9], expected) and not result[:, 9:].any()
     [gradient] = torch.autograd.grad(result, [more], torch.ones_like(result))
     assert gradient[:, :9].any() and not gradient[:, 9:].any()

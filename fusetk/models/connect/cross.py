@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.models.connect.base import ConnectConfig, LayerInputs, SourcesConnection
 from fusetk.nn.combine import weighted_sum
-from fusetk.nn.fused import streams as kernels
+from fusetk.nn.fused import streams as fused_streams
 
 
 class CrossConnectionConfig(ConnectConfig):
@@ -56,10 +56,10 @@ class ResidualMix(nn.Module):
 
     def forward(self, sources: tuple[Tensor, ...]) -> list[Tensor]:
         """Return the sums, each (..., D)."""
-        if kernels.usable(*sources, self.static, self.dynamic) and not any(
+        if fused_streams.usable(*sources, self.static, self.dynamic) and not any(
             trace.is_recorded(name) for name in self.names
         ):
-            return kernels.feature_sums(sources, self.static, self.dynamic)
+            return fused_streams.feature_sums(sources, self.static, self.dynamic)
         # (..., number of sums) for each source
         scores = [(source @ self.dynamic.mT).relu() for source in sources]
         mixes = []

@@ -17,7 +17,7 @@ from fusetk.models.residual.base import (
 )
 from fusetk.nn.combine import combine
 from fusetk.nn.feature_buffer import FeatureBuffer
-from fusetk.nn.fused import streams as kernels
+from fusetk.nn.fused import streams as fused_streams
 from fusetk.nn.norm import inverse_rms
 
 
@@ -67,10 +67,10 @@ class DepthQuery(nn.Module):
         query = self.query * self.gain
         partial, scales = stream.partial, stream.scales
         tensors = (layers, query, scales, *(() if partial is None else (partial,)))
-        if kernels.usable(*tensors) and not trace.is_recorded(self.name):
+        if fused_streams.usable(*tensors) and not trace.is_recorded(self.name):
             if partial is not None:
                 scales = torch.cat((scales, inverse_rms(partial)), -1)
-            return kernels.depth_attention(layers, partial, scales, query)
+            return fused_streams.depth_attention(layers, partial, scales, query)
         scores = combine(query.unsqueeze(0), layers.mT).squeeze(-2) * scales
         if partial is None:
             weights = scores.softmax(-1)

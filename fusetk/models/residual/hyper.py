@@ -17,7 +17,7 @@ from fusetk.models.residual.base import (
     require_norm,
 )
 from fusetk.nn.combine import combine, combine_and_add
-from fusetk.nn.fused import streams as kernels
+from fusetk.nn.fused import streams as fused_streams
 from fusetk.nn.norm import EPSILON
 
 
@@ -131,8 +131,8 @@ class HyperResidual(MixedStreams):
 
     def _products(self, streams: Tensor) -> Tensor:
         """Return norm(H) W (..., n, n + 2) without keeping norm(H) for the backward pass."""
-        if kernels.usable(streams, self.project):
-            return kernels.normed_products(streams, self.project, EPSILON, centred=True)
+        if fused_streams.usable(streams, self.project):
+            return fused_streams.normed_products(streams, self.project, EPSILON, centred=True)
         variance, mean = torch.var_mean(streams, -1, correction=0, keepdim=True)
         projected = streams @ self.project - mean * self.project.sum(0)
         return (variance + EPSILON).rsqrt() * projected

@@ -11,7 +11,7 @@ from fusetk.models.residual.base import (
     require_norm,
 )
 from fusetk.models.residual.hyper import CopiedStreams, MixedStreams
-from fusetk.nn.fused import streams as kernels
+from fusetk.nn.fused import streams as fused_streams
 from fusetk.nn.norm import RMS_EPSILON, inverse_rms
 
 
@@ -42,8 +42,8 @@ def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
     (Equation 9). It uses logarithms, and float32 even with autocast.
     """
     logits = logits.float() if logits.dtype != torch.float64 else logits
-    if kernels.sinkhorn_is_usable(logits):
-        return kernels.sinkhorn(logits, iterations)
+    if fused_streams.sinkhorn_is_usable(logits):
+        return fused_streams.sinkhorn(logits, iterations)
     for _ in range(iterations):
         logits = logits.log_softmax(-2).log_softmax(-1)
     return logits.exp()
@@ -102,6 +102,6 @@ class ManifoldResidual(MixedStreams):
 
     def _products(self, flat: Tensor) -> Tensor:
         """Return RMSNorm(v) W without keeping RMSNorm(v) for the backward pass."""
-        if kernels.usable(flat, self.project):
-            return kernels.normed_products(flat, self.project, RMS_EPSILON, centred=False)
+        if fused_streams.usable(flat, self.project):
+            return fused_streams.normed_products(flat, self.project, RMS_EPSILON, centred=False)
         return (flat @ self.project) * inverse_rms(flat)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from fusetk.models.residual.base import Residual, Stream
 from fusetk.nn.exact import is_exactly
-from fusetk.nn.fused import transformer as kernels
+from fusetk.nn.fused import transformer as fused_transformer
 
 
 class PlainResidual(Residual):
@@ -21,7 +21,7 @@ class PlainResidual(Residual):
         if (
             (norm is None or (is_exactly(norm, nn.LayerNorm) and len(parameters) == 2))
             and x.dtype == torch.float32
-            and kernels.usable(x, parameters)
+            and fused_transformer.usable(x, parameters)
         ):
-            return kernels.residual(x, y, self.dropout.draw(), norm)
+            return fused_transformer.residual(x, y, self.dropout.draw(), norm)
         return self.normed_output(x + self.dropout(y))
