@@ -636,8 +636,8 @@ MUTATIONS = [
     Mutation(
         "depth-weighted connections read the wrong layers of a dilation",
         "models/connect/depth_weighted.py",
-        "first = i % self.dilation",
-        "first = 0",
+        "slice(i % self.dilation, None",
+        "slice(0, None",
         ("models/test_connect.py",),
     ),
     Mutation(

@@ -54,7 +54,8 @@ def saved(
         return tensor
 
     def alive() -> list[torch.Tensor]:
-        return [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
+        kinds = (torch.Tensor, torch.nn.Parameter)  # those of other classes may have no storage
+        return [value for value in gc.get_objects() if type(value) in kinds]
 
     before = {tensor.untyped_storage().data_ptr() for tensor in alive()}
     with (
