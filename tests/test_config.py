@@ -275,6 +275,13 @@ def test_an_error_in_a_section_of_an_override_names_the_override(tmp_path: Path,
         parse(tmp_path, text, "encoder.fuze.kind=mean")
 
 
+@pytest.mark.parametrize("kind", ["meen", "outside_none:Idea"])
+def test_an_error_in_a_kind_names_the_override_that_set_it(tmp_path: Path, kind: str) -> None:
+    text = "encoder:\n  layers: 3\n  fuse: {kind: mean, hidden: 7}\n"
+    with pytest.raises(ConfigError, match=rf"\[--set encoder\.fuse\.kind={kind}\]$"):
+        parse(tmp_path, text, f"encoder.fuse.kind={kind}")
+
+
 def test_an_error_about_several_keys_names_their_places(toy: Path, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"extends: {toy}\nmodel:\n  heads: 3\n  width: 32\n")
     with pytest.raises(ConfigError, match=r"heads 3  \[\S*a\.yaml, line 4; \S*a\.yaml, line 3\]$"):

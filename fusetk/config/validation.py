@@ -164,7 +164,8 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
         reason = site
     else:
         reason = _reason(error, path, classes)
-    origin = document.where(place).text
+    is_kind = error["type"] in ("choice", "import")
+    origin = document.where((*place, "kind") if is_kind else place).text
     if error["type"] == "value_error" and origin:
         origin = "; ".join(_origins_of_named_keys(document, place, reason)) or origin
     suffix = f"  [{origin}]" if origin else ""
