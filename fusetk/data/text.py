@@ -23,6 +23,7 @@ from fusetk.errors import DataError, OutputDiskFull
 from fusetk.files import similar_names
 
 BOM = b"\xef\xbb\xbf"
+GZIP = 31  # window bits of zlib for the format of gzip
 STANDARD_INPUT = "standard input"
 MAKE_ROOM = "make room on the disk, and run the same command again"
 # The advice in the error for a file that cannot be written, by the number of the OSError.
@@ -66,12 +67,46 @@ def decode_lines(file: Iterable[bytes], name: str, bom: bool = True) -> Iterator
     except UnicodeDecodeError as error:
         raise _not_utf8(name, number, error) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        if Path(name).is_file():  # a pipe cannot be read again
+            number = _count_intact_lines(name)
         raise DataError(
             f"{name}: the compressed data is damaged after line {number} ({error}); "
             "copy or download the file again"
         ) from None
     except OSError as error:
         raise DataError(f"{name}: reading failed after line {number}: {error.strerror}") from None
+
+
+def _count_intact_lines(path: str) -> int:
+    """Return the number of complete lines before the damage in a .gz file.
+
+    The reader of ``open_bytes`` drops up to a buffer of lines that precede the damage.
+    """
+    lines = 0
+    decompressor = zlib.decompressobj(wbits=GZIP)
+    with open(path, "rb") as file:
+        while block := file.read(1 << 16):
+            while block:
+                before = decompressor.copy()
+                try:
+                    lines += decompressor.decompress(block).count(b"\n")
+                except zlib.error:
+                    return lines + _count_until_damage(before, block)
+                block = decompressor.unused_data
+                if decompressor.eof:
+                    decompressor = zlib.decompressobj(wbits=GZIP)
+    return lines
+
+
+def _count_until_damage(decompressor: "zlib._Decompress", block: bytes) -> int:
+    """Return the number of line feeds in a compressed block before its damage."""
+    lines = 0
+    for i in range(len(block)):
+        try:
+            lines += decompressor.decompress(block[i : i + 1]).count(b"\n")
+        except zlib.error:
+            break
+    return lines
 
 
 def _not_utf8(name: str, number: int, error: UnicodeDecodeError) -> DataError:

@@ -3,6 +3,7 @@
 import errno
 import gzip
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,28 @@ def test_damaged_gzip_is_named_with_line(tmp_path: Path) -> None:
         with pytest.raises(
             DataError, match=rf"{name}: the compressed data is damaged after line \d+"
         ):
+            list(read_lines(tmp_path / name))
+
+
+def test_lines_before_the_damage_of_gzip_are_counted(tmp_path: Path) -> None:
+    content = "".join(f"line {i * i}\n" for i in range(200_000)).encode()
+    packed = gzip.compress(content)
+    place = len(packed) // 2
+    intact = zlib.decompressobj(wbits=31).decompress(packed[:place]).count(b"\n")
+    assert intact > 90_000
+    # The bits 11 at the start of a block are an error; here they follow a block that is flushed.
+    compressor = zlib.compressobj(wbits=31)
+    flushed = compressor.compress(content[:1000]) + compressor.flush(zlib.Z_SYNC_FLUSH)
+    lines = content[:1000].count(b"\n")
+    for name, damaged, number in (
+        ("cut.gz", packed[:place], intact),
+        ("members.gz", gzip.compress(b"a\nb\n") + packed[:place], intact + 2),
+        ("block.gz", flushed + b"\7" + packed, lines),
+        ("member.gz", gzip.compress(b"a\nb\n") + b"text", 2),
+        ("checksum.gz", packed[:-8] + b"\0" * 8, 200_000),
+    ):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(DataError, match=rf"{name}: .* is damaged after line {number} \("):
             list(read_lines(tmp_path / name))
 
 
