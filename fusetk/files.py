@@ -24,6 +24,12 @@ def similar_names(path: Path, number: int = 3) -> list[str]:
     return difflib.get_close_matches(path.name, names, number)
 
 
+def is_stream(path: str | Path) -> bool:
+    """Whether an input, such as a pipe, can be read only once."""
+    file = Path(path)
+    return str(path) == "-" or (file.exists() and not (file.is_file() or file.is_dir()))
+
+
 def replace_file(path: Path, content: bytes | str) -> None:
     """Write a file under a temporary name, flush it to disk and rename it.
 

@@ -1,5 +1,6 @@
 """YAML to config objects: merging, overrides, and errors that say what, where and what to do."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin
 
@@ -323,6 +324,12 @@ def test_not_utf8_and_missing_are_config_errors(tmp_path: Path) -> None:
     for name in ("b.yaml", "c.yaml", "."):
         with pytest.raises(ConfigError, match="cannot be read"):
             config.load(tmp_path / name)
+
+
+def test_a_pipe_cannot_be_extended(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"a\.yaml: extends: .*pipe is not a regular file"):
+        parse(tmp_path, "extends: pipe\n")
 
 
 class Tokenize(Config):

@@ -13,7 +13,7 @@ import yaml
 from fusetk.config.messages import items
 from fusetk.config.schema import NULL_WORDS, Config
 from fusetk.errors import ConfigError
-from fusetk.files import similar_names
+from fusetk.files import is_stream, similar_names
 
 Place = tuple[str | int, ...]  # keys and list indices, from the top of the config
 # Keys that exclude each other, by the place of their mapping.
@@ -132,6 +132,10 @@ def _read(path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives)
         chain = " -> ".join(str(file) for file in (*extended_by, path))
         raise ConfigError(f"{path} extends itself: {chain}")
     try:
+        if extended_by and is_stream(path):
+            raise ConfigError(
+                f"{extended_by[-1]}: extends: {path} is not a regular file; name a config file"
+            )
         if path == STANDARD_INPUT and not extended_by:
             path = Path("standard input")
             text = _read_once(sys.stdin)

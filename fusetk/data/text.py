@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple
 
 from fusetk.errors import DataError, OutputDiskFull
-from fusetk.files import similar_names
+from fusetk.files import is_stream, similar_names
 
 BOM = b"\xef\xbb\xbf"
 GZIP = 31  # window bits of zlib for the format of gzip
@@ -149,7 +149,7 @@ def _near(path: Path) -> str:
 def locate(prefix: str, language: str) -> Path:
     """Return the file `prefix.language` or `prefix.language.gz`.
 
-    Raises DataError if neither or both exist.
+    Raises DataError if neither or both exist, or if it is not a regular file.
     """
     plain = Path(f"{prefix}.{language}")
     compressed = Path(f"{prefix}.{language}.gz")
@@ -170,6 +170,8 @@ def locate(prefix: str, language: str) -> Path:
     path = compressed if has_compressed else plain
     if path.is_dir():
         raise DataError(f"{path} is a folder; {prefix!r} must be the prefix of text files")
+    if is_stream(path):
+        raise DataError(f"{path} is not a regular file and cannot be read twice; copy it to a file")
     return path
 
 
@@ -191,12 +193,6 @@ def open_text(path: Path | str) -> IO[str]:
     if Path(path).suffix == ".gz":
         return io.TextIOWrapper(gzip.open(path, "wb"), encoding="utf-8", newline="\n")
     return open(path, "w", 1 << 20, encoding="utf-8", newline="\n")
-
-
-def is_stream(path: str | Path) -> bool:
-    """Whether an input, such as a pipe, can be read only once."""
-    file = Path(path)
-    return str(path) == "-" or (file.exists() and not (file.is_file() or file.is_dir()))
 
 
 def readable(inputs: Iterable[str | Path], output: Path) -> None:

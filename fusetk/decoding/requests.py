@@ -11,7 +11,6 @@ from fusetk.data.text import (
     Pair,
     decode_lines,
     display_name,
-    is_stream,
     open_bytes,
     read_lines,
     standard_input,
@@ -19,6 +18,7 @@ from fusetk.data.text import (
 )
 from fusetk.decoding.stream import LineReader
 from fusetk.errors import ConfigError, DataError
+from fusetk.files import is_stream
 
 Ready = Callable[[], bool]  # returns whether the next line comes without a long wait
 

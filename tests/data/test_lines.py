@@ -110,6 +110,13 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
         list(read_lines(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["x.de", "x.de.gz"])
+def test_a_pipe_is_not_a_file_of_a_prefix(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=rf"{name} is not a regular file .*; copy it to a file"):
+        locate(str(tmp_path / "x"), "de")
+
+
 def test_plain_and_packed_together_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.de").write_text("x\n")
     assert locate(str(tmp_path / "x"), "de") == tmp_path / "x.de"
