@@ -231,12 +231,31 @@ def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
         *((f"encoder: {'[' * n}{']' * n}", "at most 100 levels") for n in (101, 4900, 400_000)),
         (ALIASES, "with its aliases it has more than 100,000 values"),
         (MERGES, "with its aliases it has more than 100,000 values"),
+        ("encoder:\n  layers: 010", r"a\.yaml, line 2: .*'010' is not a decimal number .* as 8\);"),
+        ("encoder: {layers: -0_7}", "as -7"),
+        ("encoder: {layers: 1:30}", "as 90"),
+        ("encoder: {layers: 3}\nrate: 1:30.5", "line 2: .* as 90.5"),
+        ("encoder: {layers: !!int x}", "line 1: not valid YAML: 'x' is not a valid int; correct"),
+        ("encoder: {layers: !!int ''}", "'' is not a valid int"),
+        ("encoder: {layers: !!bool x}", "'x' is not a valid bool"),
+        ("encoder:\n  layers: 2020-13-45", "line 2: .*'2020-13-45' is not a valid timestamp; "),
+        ("encoder:\n  layers: 3\0", r"line 2: not valid YAML: the character U\+0000 is .* it$"),
     ],
     ids=lambda text: text[:40],
 )
 def test_one_sentence_each(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse(tmp_path, text)
+
+
+def test_a_chain_of_extends_has_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "0.yaml").write_text("encoder: {layers: 3}\n")
+    for number in range(1, source.LONGEST_CHAIN + 1):
+        (tmp_path / f"{number}.yaml").write_text(f"extends: {number - 1}.yaml\n")
+    longest = tmp_path / f"{source.LONGEST_CHAIN - 1}.yaml"
+    assert config.load(longest).values == {"encoder": {"layers": 3}}
+    with pytest.raises(ConfigError, match=r"1\.yaml: .* a chain of 100 configs .*100\.yaml"):
+        config.load(tmp_path / f"{source.LONGEST_CHAIN}.yaml")
 
 
 @pytest.mark.parametrize(
@@ -263,10 +282,13 @@ def test_both_parsers_read_the_same(
 
 @pytest.mark.parametrize(
     "override",
-    ["rate", "stages.5.layers=3", "stages.x=3", "stages.²=1", "=3", "rate=[", "rate=2020-13-45"],
+    [
+        *("rate", "stages.5.layers=3", "stages.x=3", "stages.²=1", "=3"),
+        *("rate=[", "rate=2020-13-45", "rate=010", "rate=1:30", "rate=\0"),
+    ],
 )
 def test_overrides_that_make_no_sense(tmp_path: Path, override: str) -> None:
-    with pytest.raises(ConfigError, match="--set"):
+    with pytest.raises(ConfigError, match=r"^--set"):
         parse(tmp_path, "encoder: {layers: 3}\nstages: [{layers: 1}]\n", override)
 
 
@@ -375,12 +397,20 @@ def test_paths_of_an_override_are_relative_to_where_one_stands(tmp_path: Path) -
     assert config.load(tmp_path / "a.yaml").where(("stages", 0)).folder == tmp_path
 
 
-def test_strings_that_look_like_numbers_stay_strings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["12e6", "010", "1:30", "08", "007x"])
+def test_strings_that_look_like_numbers_stay_strings(tmp_path: Path, name: str) -> None:
     class Named(Config):
         name: str
 
-    (tmp_path / "a.yaml").write_text(config.dump(Named(name="12e6")))
-    assert config.parse(config.load(tmp_path / "a.yaml"), Named).name == "12e6"
+    path = tmp_path / "a.yaml"
+    path.write_text(config.dump(Named(name=name)))
+    assert config.parse(config.load(path), Named).name == name
+    assert config.parse(config.load(path, [f"name='{name}'"]), Named).name == name
+
+
+def test_leading_zeros_of_text_need_no_quotes(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("names: [08, 007x, 0x]\n")
+    assert config.load(tmp_path / "a.yaml").values == {"names": ["08", "007x", "0x"]}
 
 
 @pytest.mark.parametrize("word", ["none", "null", "~", ""])

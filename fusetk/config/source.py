@@ -20,10 +20,13 @@ Place = tuple[str | int, ...]  # keys and list indices, from the top of the conf
 Alternatives = Mapping[Place, Set[str]]
 STANDARD_INPUT = Path("-")
 DEEPEST = 100  # levels of a config; Python's recursion allows more
+LONGEST_CHAIN = 100  # configs in a chain of `extends`; Python's recursion allows more
 MOST_VALUES = 100_000  # of a config; a value that n aliases repeat counts n + 1 times
 # Characters. In a longer text, brackets may be nested so deeply that libyaml's parser overflows a
 # stack of 8 MB, which ends the process.
 LONGEST_FAST_TEXT = 10_000
+# YAML 1.1 reads 010 as 8 and 1:30 as 90.
+OCTAL_OR_SEXAGESIMAL = re.compile(r"[-+]?0[0-7_]+|.*:.*")
 VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
 
 
@@ -131,6 +134,11 @@ def _read(path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives)
     if path in extended_by:
         chain = " -> ".join(str(file) for file in (*extended_by, path))
         raise ConfigError(f"{path} extends itself: {chain}")
+    if len(extended_by) >= LONGEST_CHAIN:
+        raise ConfigError(
+            f"{extended_by[-1]}: this config is at the end of a chain of {LONGEST_CHAIN} configs "
+            f"that starts at {extended_by[0]}, and cannot extend another one: combine some of them"
+        )
     try:
         if extended_by and is_stream(path):
             raise ConfigError(
@@ -179,17 +187,12 @@ def _parse_yaml(path: Path, text: str) -> Document:
     try:
         node, values = _load(text)
         _record_origins(node, (), path, origins)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        reason = error.problem or error.context
-        if "'\\t'" in (reason or ""):
-            reason = "a line begins with a tab; indent with spaces"
-        raise ConfigError(f"{path}{line}: not valid YAML: {reason}") from None
     except RecursionError:
         raise ConfigError(f"{path}: a config has at most {DEEPEST} levels") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+        line, reason = _line_and_reason(error, text)
+        place = f"{path}, line {line}" if line else str(path)
+        raise ConfigError(f"{place}: not valid YAML: {reason}") from None
     if values is None:
         values = {}
     if not isinstance(values, dict):
@@ -198,6 +201,23 @@ def _parse_yaml(path: Path, text: str) -> Document:
             f"but the file holds a {type(values).__name__}"
         )
     return Document(values, origins)
+
+
+def _line_and_reason(error: Exception, text: str) -> tuple[int | None, str]:
+    """Return the line of an error in a YAML text, from 1, and its reason in one line.
+
+    The line is None if it is unknown.
+    """
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        return line, f"the character U+{error.character:04X} is not allowed; remove it"
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return None, str(error)
+    mark = error.problem_mark or error.context_mark
+    reason = error.problem or error.context or ""
+    if "'\\t'" in reason:
+        reason = "a line begins with a tab; indent with spaces"
+    return mark.line + 1 if mark else None, reason
 
 
 def _parent_path(path: Path, name: Any) -> Path:
@@ -281,8 +301,11 @@ def _override(document: Document, override: str, alternatives: Alternatives) -> 
         raise ConfigError(f"--set {override}: write it as section.key=value")
     try:
         _, value = _nodes_and_values(_Loader(text))
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"--set {override}: the value is not valid YAML") from None
+    except RecursionError:
+        raise ConfigError(f"--set {override}: a config has at most {DEEPEST} levels") from None
+    except (yaml.YAMLError, ValueError) as error:
+        _, reason = _line_and_reason(error, text)
+        raise ConfigError(f"--set {override}: the value is not valid YAML: {reason}") from None
     *above, last = name.split(".")
     origin = Origin(f"--set {override}", Path())
     container: Any = document.values
@@ -332,7 +355,35 @@ def _index_advice(length: int) -> str:
 # YAML --------------------------------------------------------------------------------------------
 
 
-class _Loader(yaml.SafeLoader):
+class _ScalarErrors:
+    """Errors with a line for scalars that are not valid, and for numbers that are not decimal."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)  # type: ignore[misc]
+        kind = node.tag.rpartition(":")[2]
+        text = node.value[:40]
+        try:
+            value = super().construct_object(node, deep)  # type: ignore[misc]
+        except (ValueError, LookupError, AttributeError):
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"{text!r} is not a valid {kind}; correct it, or write it in quotes if it is text",
+                node.start_mark,
+            ) from None
+        if kind in ("int", "float") and OCTAL_OR_SEXAGESIMAL.fullmatch(node.value):
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"{text!r} is not a decimal number (YAML reads it as {value}); write it without "
+                "leading zeros and colons, or in quotes if it is text",
+                node.start_mark,
+            )
+        return value
+
+
+class _Loader(_ScalarErrors, yaml.SafeLoader):
     """A YAML loader that reads ``1e-9`` as a number.
 
     PyYAML follows YAML 1.1 and reads it as a string.
@@ -342,7 +393,7 @@ class _Loader(yaml.SafeLoader):
 _FastParser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _FastLoader(_FastParser):
+class _FastLoader(_ScalarErrors, _FastParser):
     """A loader as ``_Loader`` with libyaml's parser, if PyYAML has it: ten times as fast."""
 
 
