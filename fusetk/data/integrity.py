@@ -66,7 +66,7 @@ def _changed_files(config: DataConfig, recorded: Mapping[str, Any]) -> list[str]
         ("vocabulary", "vocabulary", vocabularies, vocabulary_settings),
     ):
         if files and all(Path(file).is_file() for file in files):
-            before = recorded["stages"][stage]["settings"].get(key, {})
+            before = recorded["stages"].get(stage, {}).get("settings", {}).get(key, {})
             now = settings(getattr(config, key))
             changes += manifest.differences(before, {**before, **now}, f"data.{key}")
     return changes

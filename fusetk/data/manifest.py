@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from fusetk import display
 from fusetk.data.text import BOM, Pair, open_bytes, read_lines, unequal
 from fusetk.errors import DataError
@@ -23,8 +25,57 @@ READ = ("train.", "valid.", "text/")  # prefixes of the outputs that training re
 Record = dict[str, Any]  # size, mtime_ns, sha256; lines of inputs; sample of large outputs
 
 
+class FileRecord(BaseModel):
+    """The keys that the record of each file in a manifest has."""
+
+    size: int
+    mtime_ns: int
+    sha256: str
+
+
+class StageRecord(BaseModel):
+    """The keys that the record of each stage in a manifest has."""
+
+    key: str
+    settings: dict[str, Any]
+    inputs: dict[str, FileRecord]
+    needs: list[str]
+    outputs: dict[str, FileRecord]
+    results: dict[str, Any]
+
+
+class SideRecord(BaseModel):
+    """The keys that the record of each side of a split in a manifest has."""
+
+    language: str
+    dtype: str
+    sentences: int
+    tokens_with_end: int
+    largest: int
+
+
+class SplitRecord(BaseModel):
+    """The keys that the record of each split in a manifest has."""
+
+    source: SideRecord
+    target: SideRecord
+
+
+class CompleteManifest(BaseModel):
+    """The keys that each complete manifest of this version has."""
+
+    settings: dict[str, Any]
+    vocabulary: dict[str, Any]
+    splits: dict[str, SplitRecord]
+    inputs: dict[str, FileRecord]
+    stages: dict[str, StageRecord]
+
+
 def read(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a complete folder; raises DataError if it is missing or unreadable."""
+    """Return the manifest of a complete folder.
+
+    Raises DataError if it is missing, unreadable, damaged or of another version of fusetk.
+    """
     path = folder / NAME
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -34,11 +85,19 @@ def read(folder: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise DataError(f"{path} is damaged; run fusetk prep again") from None
+    except (ValueError, RecursionError):
+        raise _damaged(path) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise DataError(f"{path} was written by another version of fusetk; run fusetk prep again")
+    try:
+        CompleteManifest.model_validate(data, strict=True)
+    except ValidationError:
+        raise _damaged(path) from None
     return data
+
+
+def _damaged(path: Path) -> DataError:
+    return DataError(f"{path} is damaged; run fusetk prep again")
 
 
 def is_of_prep(folder: Path) -> bool:
@@ -47,7 +106,7 @@ def is_of_prep(folder: Path) -> bool:
         data = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except OSError:
         return False
-    except ValueError:
+    except (ValueError, RecursionError):
         return True
     return isinstance(data, dict) and "format" in data and "stages" in data
 

@@ -1,5 +1,6 @@
 """Preparation: outputs, stages that are made again, and errors."""
 
+import copy
 import fcntl
 import gzip
 import json
@@ -577,6 +578,33 @@ def test_a_lost_file_is_named(folder: Path) -> None:
     (folder / "out" / "manifest.json").write_text("{")
     with pytest.raises(DataError, match=r"manifest\.json is damaged"):
         Corpus.open(folder / "out", "train")
+    assert prepare(config(folder)).made
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(("settings",), ("vocabulary",), ("splits",), ("inputs",), ("stages",)),
+        *(("splits", "train"), ("splits", "valid", "target"), ("stages", "ids.train")),
+        ("stages", "words.train", "inputs"),
+        ("stages", "vocabulary", "outputs", "text/vocab.de"),
+    ],
+    ids=lambda place: "-".join(place),
+)
+def test_an_incomplete_manifest_is_damaged(folder: Path, place: tuple[str, ...]) -> None:
+    data = prepare(config(folder)).data
+    path = folder / "out" / "manifest.json"
+    for value in ([], None):
+        document = copy.deepcopy(dict(data))
+        section = document
+        for name in place[:-1]:
+            section = section[name]
+        assert place[-1] in section
+        section[place[-1]] = value
+        path.write_text(json.dumps(document))
+        with pytest.raises(DataError, match=r"manifest\.json is damaged; run fusetk prep again$"):
+            Corpus.open(folder / "out", "train")
+    path.write_text('{"format": 1}')
     assert prepare(config(folder)).made
 
 
