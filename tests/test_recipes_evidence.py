@@ -229,6 +229,38 @@ def test_a_recipe_with_another_value_is_an_error() -> None:
         run_queue.own_values(content, RECIPES / "evidence" / "multi30k")
 
 
+def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    """Call the script with the plan of Multi30k."""
+    plan_path = RECIPES / "evidence" / "plans" / "multi30k.yaml"
+    folder = RECIPES / "evidence" / "multi30k"
+    fixed = ["run_queue.py", plan_path, "--recipes", folder, "--raw", "text", "--jobs", 1]
+    arguments = [str(word) for word in (*fixed, "--threads", 1, *words)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    return run_queue.main()
+
+
+@pytest.mark.parametrize("option", ["--results", "--out"])
+@pytest.mark.parametrize("left", [[], ["--left"]])
+def test_a_file_in_place_of_a_folder_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, left: list[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    folders = {"--results": tmp_path / "a", "--out": tmp_path / "b", option: tmp_path / "file"}
+    words = [word for pair in folders.items() for word in pair]
+    with pytest.raises(ConfigError, match=f"file is not a folder: give .* with {option}"):
+        call(monkeypatch, *words, *left)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_list_of_trainings_left_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ["--results", tmp_path / "a", "--out", tmp_path / "b", "--left"]
+    assert call(monkeypatch, *words) == 0
+    assert "trainings left" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 class FakeQueue(run_queue.Queue):
     """Its trainings are a small program, and a list takes the place of the result files."""
 

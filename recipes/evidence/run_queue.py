@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 
 from fusetk import config as configs
 from fusetk.config import Config
+from fusetk.data.text import cannot_write
 from fusetk.errors import ConfigError, FusetkError
 from fusetk.experiment.launch import ends_with_parent
 from fusetk.experiment.scoring import averaged
@@ -327,6 +328,8 @@ class Queue:
         self.stopped = False
 
     def results(self) -> Results:
+        if not self.options.results.is_dir():  # `--left` does not make it
+            return Results(self.plan, [])
         with locked(self.options.results):  # a process that saves a result may rename others
             return Results(self.plan, list(read_results(self.options.results).values()))
 
@@ -478,12 +481,19 @@ def main() -> int:
     parser.add_argument("--nice", type=int, default=10)
     parser.add_argument("--left", action="store_true")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    options.results.mkdir(parents=True, exist_ok=True)
+    for name in ("results", "out"):
+        folder = getattr(options, name)
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder: give another path with --{name}")
     queue = Queue(configs.parse(configs.load(options.plan), PlanConfig), options)
     if options.left:
         queue.describe()
         return 0
+    for folder in (options.results, options.out):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(folder, error) from None
     with open(options.out / ".queue.lock", "a") as file:
         if not lock(file):
             raise ConfigError(
