@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from fusetk.errors import DataError
 from fusetk.evaluation.metrics import METRICS
+from fusetk.reporting.deviations import SECTIONS
 from fusetk.runs import Session
 
 FORMAT = 1
@@ -117,6 +119,14 @@ class RunResult(SavedPart):
     train_curve: Curve  # columns by name: update, loss, ...
     valid_curve: Curve
     config: dict[str, Any]  # all settings, without the folders of files
+
+    @field_validator("config")
+    @classmethod
+    def _check_sections(cls, config: dict[str, Any]) -> dict[str, Any]:
+        for section in SECTIONS:
+            if not isinstance(config.get(section), dict):
+                raise PydanticCustomError("section", "no section {name}", {"name": section})
+        return config
 
 
 # JSON ---------------------------------------------------------------------------------------------

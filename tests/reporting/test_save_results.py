@@ -313,6 +313,11 @@ def test_other_references_than_those_of_the_scores_are_not_saved(work: Path) -> 
         (lambda text: text.replace('"seed": 1', '"seed": "one"', 1), r"\(seed: "),
         (lambda text: text.replace('"format": 1', '"format": 2', 1), "newer fusetk"),
         (lambda text: re.sub('"value": [0-9.]+', '"value": NaN', text, count=1), "value: "),
+        (
+            lambda text: text.replace('"config": {', '"config": {}, "x": {'),
+            "config: no section d",
+        ),
+        (lambda text: text.replace('  "training": {', '  "training": 3, "x": {'), "no section tr"),
         (lambda text: "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "damaged"),
     ],
 )
