@@ -55,6 +55,8 @@ def read(run: Path) -> list[ScoreRecord]:
         document = json.loads(path.read_text(encoding="utf-8"))
         version = document["format"]
         entries = document["scores"]
+        if not isinstance(entries, list):
+            raise ValueError("its scores are not a list")
         if version == FORMAT:
             return [_parse(entry) for entry in entries]
     except FileNotFoundError:

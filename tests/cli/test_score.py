@@ -494,13 +494,18 @@ def test_scores_are_recorded_even_if_the_reader_has_gone(folder: Path) -> None:
             ["--run", "damaged", "--set-name", "test", "--checkpoint", "best"],
             "scores.json is damaged",
         ),
+        (
+            ["--run", "mapping", "--set-name", "test", "--checkpoint", "best"],
+            "scores.json is damaged (its scores are not a list)",
+        ),
     ],
 )
 def test_mistakes_in_recording(folder: Path, arguments: list[str], said: str) -> None:
-    for name in ("bare", "damaged"):
+    for name in ("bare", "damaged", "mapping"):
         Path(name).mkdir()
         Path(name, "config.yaml").write_text("{}")
     Path("damaged/scores.json").write_text("{")
+    Path("mapping/scores.json").write_text('{"format": 1, "scores": {}}')
     result = run("hyp", "ref", *arguments)
     assert result.exit_code == 2 and said in result.stderr and result.stdout == ""
     assert Path("damaged/scores.json").read_text() == "{" and not Path("run/scores.json").exists()
