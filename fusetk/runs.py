@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from fusetk.errors import CheckpointError, ConfigError
+from fusetk.errors import CheckpointError, ConfigError, DataError
 from fusetk.files import checksum, digest, lock, replace_file, similar_names
 
 CONFIG = "config.yaml"
@@ -23,6 +23,9 @@ METRICS = "metrics.jsonl"
 # Quantities in METRICS that have a better direction.
 LOWER_IS_BETTER = {"loss", "smoothed", "ppl"}
 HIGHER_IS_BETTER = {"accuracy", "bleu"}
+# Quantities in METRICS that are numbers, or null if they are not finite.
+QUANTITIES = {"epoch", "lr", "grad_norm", "tokens", "tokens_per_second", "memory", "seconds"}
+QUANTITIES |= LOWER_IS_BETTER | HIGHER_IS_BETTER
 LOG = "log.txt"
 SESSIONS = "sessions.jsonl"
 
@@ -177,7 +180,7 @@ def progress(run: Path) -> tuple[int | None, str | None]:
             state = json.loads((folder / STATE).read_text(encoding="utf-8"))
             update = int(state["progress"]["update"])
             data = state.get("data")
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError):
             continue
         return update, data if isinstance(data, str) else None
     updates = [record["update"] for record in read_metrics(run) if record is not None]
@@ -187,15 +190,43 @@ def progress(run: Path) -> tuple[int | None, str | None]:
 def read_metrics(run: Path) -> Iterator[dict[str, Any] | None]:
     """Yield each line of ``metrics.jsonl`` in order, as a record; None for a damaged line.
 
-    A record has a ``kind`` and a numeric ``update``.
+    A record has a ``kind`` and a finite ``update``, and each of its ``QUANTITIES`` is a number or
+    None.
     """
+    for _, record in _numbered_metrics(run):
+        yield record
+
+
+def check_metrics(run: Path) -> str | None:
+    """Return a warning if the last line of ``metrics.jsonl`` is damaged, as after a kill.
+
+    Raises DataError if another line is damaged.
+    """
+    path = run / METRICS
+    numbers = [(number, record is None) for number, record in _numbered_metrics(run)]
+    for number, damaged in numbers[:-1]:
+        if damaged:
+            raise DataError(
+                f"{path}, line {number} is damaged: it is not a JSON object with kind, update and "
+                "numbers; repair or remove the line"
+            )
+    if numbers and numbers[-1][1]:
+        return (
+            f"{path}: the last line ({numbers[-1][0]}) is damaged and was skipped; "
+            "the run was killed while writing it"
+        )
+    return None
+
+
+def _numbered_metrics(run: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield the number of each line of ``metrics.jsonl`` that is not blank, and its record."""
     try:
         lines = (run / METRICS).read_bytes().split(b"\n")
     except OSError:
         return
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         if line.strip():
-            yield parse_metrics(line)
+            yield number, parse_metrics(line)
 
 
 def parse_metrics(line: bytes) -> dict[str, Any] | None:
@@ -207,10 +238,19 @@ def parse_metrics(line: bytes) -> dict[str, Any] | None:
         return None
     valid = (
         isinstance(record.get("kind"), str)
-        and isinstance(update, int | float)
-        and not isinstance(update, bool)
+        and is_finite_number(update)
+        and all(record[name] is None or _is_number(record[name]) for name in QUANTITIES & {*record})
     )
     return record if valid else None
+
+
+def is_finite_number(value: Any) -> TypeGuard[int | float]:
+    """Whether a value is a number that is finite as a float, and not a truth value."""
+    return _is_number(value) and abs(value) <= sys.float_info.max
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

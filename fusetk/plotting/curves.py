@@ -26,7 +26,7 @@ from fusetk.plotting.figure import (
 )
 from fusetk.plotting.style import SCREEN, Size, Style
 from fusetk.plotting.text_width import TextWidth
-from fusetk.runs import HIGHER_IS_BETTER, LOWER_IS_BETTER, METRICS, parse_metrics
+from fusetk.runs import HIGHER_IS_BETTER, LOWER_IS_BETTER, METRICS, check_metrics, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,33 +95,20 @@ def read_curve_records(run: Path) -> Records:
             raise DataError(f"{run} is not a run folder")
         raise DataError(f"the run folder {run} does not exist")
     try:
-        lines = path.read_bytes().split(b"\n")
+        path.open("rb").close()
     except FileNotFoundError:
         raise DataError(
             f"{run} has no metrics.jsonl: it is not a run folder, or its training has not started"
         ) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    last = max((number for number, line in enumerate(lines, 1) if line.strip()), default=0)
-    records: dict[tuple[str, float], dict[str, Any]] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        record = parse_metrics(line)
-        if record is not None:
-            records[record["kind"], record["update"]] = record
-        elif number == last:
-            log.warning(
-                "%s: the last line (%d) is damaged and was skipped; "
-                "the run was killed while writing it",
-                path,
-                number,
-            )
-        else:
-            raise DataError(
-                f"{path}, line {number}: not a JSON object with kind and update; "
-                "repair or remove the line"
-            )
+    if warning := check_metrics(run):
+        log.warning("%s", warning)
+    records = {
+        (record["kind"], record["update"]): record
+        for record in read_metrics(run)
+        if record is not None
+    }
     if not records:
         raise DataError(f"{path} has no complete line yet")
     return sorted(records.values(), key=lambda record: record["update"])

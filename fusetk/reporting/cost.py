@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.runs import read_metrics
+from fusetk.runs import is_finite_number, read_metrics
 
 
 class Cost(NamedTuple):
@@ -32,7 +32,7 @@ def read_cost(run: Path) -> Cost:
                 update_seconds += duration
                 tokens += record["tokens"]
         elif record["kind"] == "valid":
-            seconds += _number(record, "seconds") or 0.0
+            seconds += finite_value(record, "seconds") or 0.0
     return Cost(
         hours=seconds / 3600 if seconds else None,
         tokens_per_second=tokens / update_seconds if update_seconds else None,
@@ -46,18 +46,17 @@ def validation_bleu(run: Path) -> float | None:
     for record in read_metrics(run):
         if record is not None and record["kind"] == "valid" and record.get("best") is True:
             best = record
-    return _number(best, "bleu")
+    return finite_value(best, "bleu")
 
 
 def _update_seconds(record: dict[str, Any]) -> float | None:
     """Return the duration of the updates of a record; None if it is unknown."""
-    tokens = _number(record, "tokens")
-    speed = _number(record, "tokens_per_second")
+    tokens = finite_value(record, "tokens")
+    speed = finite_value(record, "tokens_per_second")
     return tokens / speed if tokens and speed else None
 
 
-def _number(record: dict[str, Any], name: str) -> float | None:
+def finite_value(record: dict[str, Any], name: str) -> float | None:
+    """Return a value of a record; None if it is not a finite number."""
     value = record.get(name)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    return None
+    return float(value) if is_finite_number(value) else None

@@ -15,7 +15,7 @@ from fusetk.papers import AVERAGE
 from fusetk.reporting import score_log
 from fusetk.reporting.cost import Cost, read_cost, validation_bleu
 from fusetk.reporting.score_log import ScoreRecord
-from fusetk.runs import CHECKPOINTS, CONFIG, progress
+from fusetk.runs import CHECKPOINTS, CONFIG, check_metrics, progress
 
 DEPTH = 5  # levels of folders that are searched below the start
 MAX_NAMES = 3  # runs that a warning names
@@ -137,9 +137,11 @@ def _run_folders(folder: Path, depth: int, visited: set[Path]) -> Iterator[Path]
 def _read_run(folder: Path, name: str, warnings: list[str]) -> MeasuredRun:
     """Read a run; add a warning and ignore its scores if they are damaged.
 
-    Raises DataError if the config cannot be read.
+    Raises DataError if the config cannot be read, or if it or the metrics are damaged.
     """
     config = _read_config(folder / CONFIG)
+    if warning := check_metrics(folder):
+        warnings.append(warning)
     records: list[ScoreRecord] = []
     try:
         records = score_log.read(folder)
@@ -170,6 +172,13 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read: {reason}") from None
     if not isinstance(config, dict):
         raise DataError(f"{path} cannot be read: it is not a mapping of sections")
+    training = config.get("training")
+    for key, kind in (("seed", int), ("precision", str)):
+        value = training.get(key) if isinstance(training, dict) else None
+        if value is not None and type(value) is not kind:
+            raise DataError(
+                f"{path} is damaged (training.{key} is {value!r}): restore or remove the run"
+            )
     return config
 
 

@@ -11,7 +11,7 @@ from fusetk.data.text import cannot_write, read_lines
 from fusetk.errors import ConfigError, DataError, FusetkError
 from fusetk.files import locked, write_if_changed
 from fusetk.reporting import score_log
-from fusetk.reporting.cost import read_cost
+from fusetk.reporting.cost import finite_value, read_cost
 from fusetk.reporting.deviations import (
     SECTIONS,
     config_overrides,
@@ -38,7 +38,7 @@ from fusetk.reporting.result_files import (
 )
 from fusetk.reporting.runs import VALID, MeasuredRun, is_outdated
 from fusetk.reporting.tables import PaperRow
-from fusetk.runs import TEXT, read_metrics, read_sessions
+from fusetk.runs import TEXT, is_finite_number, read_metrics, read_sessions
 
 # Columns of the curves, and the significant digits that are kept.
 TRAIN_CURVE = ("update", "epoch", "loss", "lr", "grad_norm")
@@ -130,6 +130,9 @@ def _runs_to_save(rows: Sequence[PaperRow]) -> Iterator[tuple[PaperRow, Measured
 
 def _missing(run: MeasuredRun) -> str | None:
     """Return the reason why a run has no complete result; None if it has one."""
+    for section in SECTIONS:
+        if not isinstance(run.setting(section), dict):
+            return f"its config has no section {section}"
     scores = [record for record in run.records if record.set_name != VALID]
     if not scores:
         return "it has no score of a test set"
@@ -312,10 +315,11 @@ def _training(run: MeasuredRun) -> SavedTraining:
     for record in read_metrics(run.folder):
         if record is None:
             continue
-        epochs = record.get("epoch", epochs)
-        memory = max(memory, record.get("memory") or 0)
+        epoch = finite_value(record, "epoch")
+        epochs = epochs if epoch is None else epoch
+        memory = max(memory, int(finite_value(record, "memory") or 0))
         if record["kind"] == "valid":
-            validation_seconds += record.get("seconds") or 0.0
+            validation_seconds += finite_value(record, "seconds") or 0.0
             best = int(record["update"]) if record.get("best") else best
     cost = read_cost(run.folder)
     update_seconds = cost.hours * 3600 - validation_seconds if cost.hours is not None else None
@@ -363,8 +367,11 @@ def _has_number(column: Sequence[float | None]) -> bool:
 
 
 def rounded(value: Any) -> int | float | None:
-    """Return a number with ``DIGITS`` significant digits, as an int if it is one."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    """Return a number with ``DIGITS`` significant digits, as an int if it is one.
+
+    Return None for a value that is not a finite number.
+    """
+    if not is_finite_number(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from fusetk.data.text import cannot_write
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import Score
 from fusetk.files import locked, replace_file
-from fusetk.runs import progress
+from fusetk.runs import is_finite_number, progress
 
 NAME = "scores.json"
 FORMAT = 1
@@ -132,11 +131,14 @@ def fingerprint(texts: Iterable[Sequence[str]]) -> str:
 def _parse(entry: Any) -> ScoreRecord:
     """Return the record of a JSON object; raise TypeError or ValueError if it is invalid."""
     record = ScoreRecord(**entry)
-    for text in (*record.key, record.signature, record.references):
+    texts = [*record.key, record.signature, record.details, record.references]
+    for text in texts if record.data is None else [*texts, record.data]:
         if not isinstance(text, str):
             raise ValueError(f"{text!r} is not a string")
-    if not isinstance(record.value, int | float) or not math.isfinite(record.value):
+    if not is_finite_number(record.value):
         raise ValueError(f"the score {record.value!r} is not a finite number")
-    if not isinstance(record.updates, int | None):
-        raise ValueError(f"the updates {record.updates!r} are not a number")
+    counts = [record.sentences] if record.updates is None else [record.sentences, record.updates]
+    for count in counts:
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise ValueError(f"{count!r} is not a whole number")
     return record

@@ -296,6 +296,55 @@ def test_runs_without_complete_results_are_left_out(work: Path) -> None:
     assert "1 results written" in told
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("scores.json", '"sentences": 5', '"sentences": null'),
+        ("scores.json", '"sentences": 5', '"sentences": "x"'),
+        ("scores.json", '"details": "', '"details": 7, "signature": "'),
+        ("scores.json", '"value": ', '"value": true, "x": '),
+        ("scores.json", '"value": ', f'"value": 1{"0" * 400}'),
+        ("scores.json", '"updates": 30', '"updates": true'),
+        ("scores.json", '"data": "', '"data": 7, "signature": "'),
+        ("metrics.jsonl", '"update": 10', '"update": NaN'),
+        ("metrics.jsonl", '"update": 10', '"update": 1e400'),
+        ("metrics.jsonl", '"update": 10', f'"update": 1{"0" * 400}'),
+        ("metrics.jsonl", '"loss": 2.5', '"loss": "x"'),
+        ("metrics.jsonl", '"seconds": 1.0', '"seconds": [1]'),
+        ("metrics.jsonl", '"epoch": 0.5', '"epoch": true'),
+        ("config.yaml", "seed: 1", "seed: [1]"),
+        ("config.yaml", "seed: 1", "seed: true"),
+        ("config.yaml", "precision: fp32", "precision: [1]"),
+    ],
+)
+def test_a_run_with_a_damaged_file_is_left_out(work: Path, name: str, old: str, new: str) -> None:
+    path = work / "runs" / "a1" / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    output = save_all(work)
+    assert re.search(rf"warning: {path}\S* (line \d+ )?is damaged", output)
+    assert "left out" in output and "2 results written" in output
+
+
+def test_a_run_without_a_section_of_its_config_is_left_out(work: Path) -> None:
+    path = work / "runs" / "a1" / "config.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "training": None}))
+    assert "a1 is left out: its config has no section training" in save_all(work)
+
+
+def test_numbers_of_metrics_that_are_not_finite_are_not_saved(work: Path) -> None:
+    path = work / "runs" / "a1" / "metrics.jsonl"
+    text = path.read_text().replace('"loss": 2.5', '"loss": NaN', 1)
+    text = text.replace('"memory": ', '"memory": 1e400, "grad_norm": ', 1)
+    path.write_text(text.replace('"seconds": 1.0', '"seconds": NaN', 1) + '{"kind')
+    assert "3 results written" in (output := save_all(work))
+    assert "the last line (7) is damaged and was skipped" in output
+    result = read_result(work / "results" / "fused.seed1.json")
+    assert result.train_curve["loss"] == [None, 1.5, 2.0]
+    assert (result.training.validation_seconds, result.training.peak_memory) == (2.0, 2**20)
+
+
 def test_other_references_than_those_of_the_scores_are_not_saved(work: Path) -> None:
     (work / "prepared" / f"test.{SET}.en.txt").write_text("x\n" * 5)
     told = save_all(work)
