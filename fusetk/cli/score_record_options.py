@@ -7,7 +7,8 @@ import click
 
 from fusetk import runs
 from fusetk.cli.parameters import Decorator, FilePath
-from fusetk.errors import CheckpointError
+from fusetk.cli.tables import print_warnings
+from fusetk.errors import CheckpointError, join_names
 from fusetk.reporting import score_log
 
 
@@ -30,6 +31,7 @@ class RecordOptions:
     def destination(self) -> score_log.ScoreDestination | None:
         """Return the place of the record; None without --run.
 
+        Print a warning if the run does not have the checkpoint that --checkpoint names.
         Raises UsageError, CheckpointError or DataError if the scores cannot be recorded there.
         """
         if self.run is None:
@@ -54,7 +56,17 @@ class RecordOptions:
                 f"{self.run} has no checkpoints/best or checkpoints/last: "
                 "name the decoded checkpoint with --checkpoint"
             )
-        return score_log.ScoreDestination(folder, self.set_name, self.checkpoint or name)
+        label = self.checkpoint or name
+        known = label == name or (folder / runs.CHECKPOINTS / label).exists()
+        if not known:
+            names = sorted(path.name for path in (folder / runs.CHECKPOINTS).glob("[!.]*"))
+            print_warnings(
+                [
+                    f"{folder} has no checkpoint {label}: the number of its updates is not "
+                    f"recorded; the run has {join_names(names) if names else 'no checkpoint'}"
+                ]
+            )
+        return score_log.ScoreDestination(folder, self.set_name, label, known)
 
 
 record_options: tuple[Decorator, ...] = (
@@ -70,6 +82,7 @@ record_options: tuple[Decorator, ...] = (
         "--checkpoint",
         metavar="LABEL",
         help="With --run: the decoded checkpoint, such as average-5. "
-        "Default: RUN's name if RUN is a checkpoint, else best or last.",
+        "Default: RUN's name if RUN is a checkpoint, else best or last. If the run does not have "
+        "this checkpoint, a warning is printed and the number of updates is not recorded.",
     ),
 )

@@ -22,6 +22,7 @@ class ScoreDestination(NamedTuple):
     run: Path
     set_name: str
     checkpoint: str
+    has_checkpoint: bool = True  # whether the run has it; else its updates are unknown
 
 
 class ScoreRecord(NamedTuple):
@@ -35,7 +36,7 @@ class ScoreRecord(NamedTuple):
     details: str
     sentences: int
     references: str  # SHA-256 of the reference texts
-    updates: int | None = None  # of training at the time of the record
+    updates: int | None = None  # of training at the time of the record; None if unknown
     data: str | None = None  # fingerprint of the training data
 
     @property
@@ -98,6 +99,8 @@ def record_scores(
 ) -> Path:
     """Add scores against references to the log of a run, as ``write`` does; return its file."""
     updates, data = progress(destination.run)
+    if not destination.has_checkpoint:
+        updates = None
     checksum = fingerprint(references)
     records = [
         ScoreRecord(

@@ -508,6 +508,14 @@ def test_updates_come_from_the_metrics_or_the_score_log_without_checkpoints(
     ]
 
 
+def test_scores_with_an_unknown_number_of_updates_are_shown(recipes: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs", recipes / "b_plain.yaml", 1, bleu(3.0, updates=None))
+    assert "3.00 (1)" in report(recipes, "--runs", run)
+    assert table_warnings(recipes, run) == []
+    (run / "checkpoints" / "last" / "state.json").unlink()
+    assert "3.00 (1)" in report(recipes, "--runs", run)
+
+
 def test_precision_data_references_and_signatures(recipes: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs / "a", recipes / "b_plain.yaml", 1, bleu(1.0))

@@ -467,6 +467,16 @@ def test_the_same_again_replaces_and_another_checkpoint_adds(folder: Path) -> No
     )
 
 
+def test_a_checkpoint_that_the_run_does_not_have_is_a_warning(folder: Path) -> None:
+    words = ["hyp", "ref", "--metric", "chrf", "--set-name", "test", "--run", "run"]
+    for label, updates, warned in (("average-5", 12, False), ("bets", None, True)):
+        result = run(*words, "--checkpoint", label)
+        assert result.exit_code == 0, result.output
+        warning = "warning: run has no checkpoint bets: .* has average-5, best and last\n"
+        assert bool(re.search(warning, result.stderr)) == warned
+        assert score_log.read(folder)[-1].updates == updates
+
+
 def test_scores_are_recorded_even_if_the_reader_has_gone(folder: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
