@@ -305,6 +305,12 @@ def test_an_error_in_a_kind_names_the_override_that_set_it(tmp_path: Path, kind:
         parse(tmp_path, text, f"encoder.fuse.kind={kind}")
 
 
+def test_an_error_in_a_step_names_the_override_that_set_it(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("steps:\n  - step: tokenize\n    escape: false\n")
+    with pytest.raises(ConfigError, match=r"unknown step 'tokenise'; .*\[--set steps\.0\.step="):
+        config.parse(config.load(tmp_path / "a.yaml", ["steps.0.step=tokenise"]), Steps)
+
+
 def test_an_error_about_several_keys_names_their_places(toy: Path, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"extends: {toy}\nmodel:\n  heads: 3\n  width: 32\n")
     with pytest.raises(ConfigError, match=r"heads 3  \[\S*a\.yaml, line 4; \S*a\.yaml, line 3\]$"):

@@ -164,8 +164,10 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
         reason = site
     else:
         reason = _reason(error, path, classes)
-    is_kind = error["type"] in ("choice", "import")
-    origin = document.where((*place, "kind") if is_kind else place).text
+    selector = "kind" if error["type"] in ("choice", "import") else ""
+    if error["type"] == "union_tag_invalid":
+        selector = error["ctx"]["discriminator"].strip("'")
+    origin = document.where((*place, selector) if selector else place).text
     if error["type"] == "value_error" and origin:
         origin = "; ".join(_origins_of_named_keys(document, place, reason)) or origin
     suffix = f"  [{origin}]" if origin else ""
