@@ -1,6 +1,7 @@
 """YAML to config objects: merging, overrides, and errors that say what, where and what to do."""
 
 import os
+import threading
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin
 
@@ -352,6 +353,16 @@ def test_not_utf8_and_missing_are_config_errors(tmp_path: Path) -> None:
     for name in ("b.yaml", "c.yaml", "."):
         with pytest.raises(ConfigError, match="cannot be read"):
             config.load(tmp_path / name)
+
+
+def test_a_config_in_a_pipe_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_text, args=("encoder: {layers: 3}\n",))
+    writer.start()
+    for _ in range(2):
+        assert config.load(path).values == {"encoder": {"layers": 3}}
+    writer.join()
 
 
 def test_a_pipe_cannot_be_extended(tmp_path: Path) -> None:

@@ -140,15 +140,15 @@ def _read(path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives)
             f"that starts at {extended_by[0]}, and cannot extend another one: combine some of them"
         )
     try:
-        if extended_by and is_stream(path):
+        if not is_stream(path):
+            text = path.read_text(encoding="utf-8-sig")
+        elif extended_by:
             raise ConfigError(
                 f"{extended_by[-1]}: extends: {path} is not a regular file; name a config file"
             )
-        if path == STANDARD_INPUT and not extended_by:
-            path = Path("standard input")
-            text = _read_once(sys.stdin)
         else:
-            text = path.read_text(encoding="utf-8-sig")
+            text = _read_once(path, sys.stdin)
+            path = Path("standard input") if path == STANDARD_INPUT else path
     except (OSError, UnicodeDecodeError) as error:
         source = f" (named by `extends` in {extended_by[-1]})" if extended_by else ""
         reason = error.strerror if isinstance(error, OSError) else _not_utf8(error)
@@ -168,9 +168,10 @@ def _read(path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives)
 
 
 @lru_cache(maxsize=1)
-def _read_once(stream: TextIO) -> str:
+def _read_once(path: Path, standard_input: TextIO) -> str:
     """Return the content of a stream, also if a command reads its config again."""
-    return stream.read().removeprefix("\ufeff")
+    text = standard_input.read() if path == STANDARD_INPUT else path.read_text(encoding="utf-8")
+    return text.removeprefix("\ufeff")
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
