@@ -2,6 +2,8 @@
 
 import sys
 
+from fusetk.errors import EXIT_INTERRUPTED
+
 
 def run() -> None:
     """Run the command; Ctrl-C ends it without a traceback, also during the imports."""
@@ -10,7 +12,7 @@ def run() -> None:
 
         main()
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

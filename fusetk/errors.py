@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 EX_IOERR = 74  # a batch system should not requeue the job, because it would fail again
 EX_TEMPFAIL = 75  # a batch system may requeue the job
+EXIT_INTERRUPTED = 130  # as a shell reports the end by SIGINT
 
 
 def join_names(names: Sequence[str], conjunction: str = "and") -> str:

@@ -321,12 +321,12 @@ def add_session(run: Path, session: Session) -> None:
 
 
 def check_run_folder(run: Path, config: str) -> None:
-    """Raise ConfigError if a training would overwrite files of the user in the folder.
+    """Raise ConfigError if the folder has files and is not a run folder.
 
-    ``config`` is the text that the training would write as its config. A folder with this text is
-    the folder of a training that was killed while it started.
+    ``config`` is the text of the config that the training would write. If the folder has a config
+    with this text, a training was killed there while it started.
     """
-    if not run.is_dir() or (run / SESSIONS).exists() or (run / CHECKPOINTS).is_dir():
+    if not run.is_dir() or (run / SESSIONS).exists() or checkpoint_folders(run):
         return
     with suppress(OSError, ValueError):
         if (run / CONFIG).read_text(encoding="utf-8") == config:
@@ -334,12 +334,18 @@ def check_run_folder(run: Path, config: str) -> None:
     foreign = sorted(path.name for path in run.iterdir() if not _may_precede_run(path))
     if foreign:
         raise ConfigError(
-            f"{run} is not a run folder and holds {foreign[0]}: choose an empty or a new --run"
+            f"{run} has files that no training wrote, such as {foreign[0]}: choose an empty or a "
+            "new --run, or move the files"
         )
 
 
 def _may_precede_run(path: Path) -> bool:
-    """Whether a file may be in a run folder before training: a log or a hidden file."""
+    """Whether a run folder may have the file before training.
+
+    It may be hidden, a log, or an empty folder for checkpoints.
+    """
+    if path.name == CHECKPOINTS and path.is_dir():
+        return not any(path.iterdir())
     return path.name.startswith(".") or path.name == LOG or path.suffix in (".out", ".err", ".log")
 
 

@@ -38,7 +38,7 @@ done
 run=${positional[0]} source=${positional[1]} reference=${positional[2]}
 need_fusetk
 case $source/,$reference/ in
-    "$out"/* | *,"$out"/*) die "SOURCE and REFERENCE must not be in --out $out, which is written" ;;
+    "$out"/* | *,"$out"/*) die "SOURCE and REFERENCE must not be in $out, where this command overwrites files: give another --out" ;;
 esac
 if [ ! -e "$out/inputs" ] && [ -n "$(ls -A "$out" 2> /dev/null)" ]; then
     die "$out is not a folder of this command and has files: give another --out"

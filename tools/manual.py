@@ -12,10 +12,10 @@ from pathlib import Path
 
 import click
 
-from fusetk.cli.main import COMMANDS, EXIT_INTERRUPTED
+from fusetk.cli.main import COMMANDS
 from fusetk.cli.main import main as fusetk_command
 from fusetk.cli.sections import Sections
-from fusetk.errors import DiskFull, FusetkError, Interrupted, OutputDiskFull
+from fusetk.errors import EXIT_INTERRUPTED, DiskFull, FusetkError, Interrupted, OutputDiskFull
 from tools.config_page import config_page
 from tools.troff import bold, escape, italic, page, prose
 

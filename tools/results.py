@@ -143,7 +143,9 @@ def overview(folders: Sequence[Path]) -> str:
 
 
 class _Comparison(NamedTuple):
-    """Comparison of a system with its baseline, and the values that its recipe does not have."""
+    """Comparison of a system with its baseline, and the values of the system that are not those of
+    its recipe.
+    """
 
     scores: SeedComparison
     overrides: Mapping[str, Any]

@@ -80,7 +80,8 @@ def command(
     into = run / CHECKPOINTS / name
     if (into.exists() or into.is_symlink()) and "averaged" not in read_state_if_valid(into):
         raise DataError(
-            f"{into} was not made by fusetk average: choose another --name, or remove it"
+            f"{into} exists and has no record of fusetk average: choose another --name, or remove "
+            "it"
         )
     average(folders, into)
     inform(f"{into}: mean of {', '.join(folder.name for folder in folders)}")

@@ -12,9 +12,8 @@ import click
 from fusetk import __version__
 from fusetk.cli import streams
 from fusetk.cli.common_options import print_traceback, with_common_options
-from fusetk.errors import FusetkError
+from fusetk.errors import EXIT_INTERRUPTED, FusetkError
 
-EXIT_INTERRUPTED = 130  # as a shell reports the end by SIGINT
 COLLECT_AFTER = 10_000  # new objects between two runs of the garbage collector
 
 COMMANDS = {

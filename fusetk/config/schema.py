@@ -39,7 +39,7 @@ class Config(BaseModel):
 
         The word none becomes null where a key may be null and does not accept the word. null
         becomes the word none where a key accepts this word. A truth value for a number becomes a
-        word, which pydantic rejects, also in a list or mapping; pydantic reads true as 1.
+        word, also in a list or a mapping. pydantic rejects the word; it would read true as 1.
         """
         if not isinstance(values, dict):
             return values
@@ -98,7 +98,7 @@ def _truths_as_words(value: Any) -> Any:
     match value:
         case bool():
             return str(value).lower()
-        case list():
+        case list() | tuple():
             return [_truths_as_words(item) for item in value]
         case dict():
             return {key: _truths_as_words(item) for key, item in value.items()}

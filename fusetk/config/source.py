@@ -124,7 +124,7 @@ def expand_path(path: str) -> str:
             f"{user} in {path!r} has no home folder; write ./~ for a name that begins with ~"
         )
     home, slash, rest = path.partition("/") if path.startswith("~") else ("", "", path)
-    return os.path.expanduser(home) + slash + VARIABLE.sub(value_of, rest)
+    return os.path.expanduser(home).rstrip(slash) + slash + VARIABLE.sub(value_of, rest)
 
 
 # Files -------------------------------------------------------------------------------------------

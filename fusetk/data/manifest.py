@@ -234,9 +234,10 @@ def equal_texts(texts: Mapping[str, list[Pair]], inputs: Mapping[str, Record]) -
             if sums[0] == sums[1]:
                 yield f"{pair.source} and {pair.target} have the same content; check data.{name}"
             elif name != "train" and sums in training:
+                text = training[sums]
                 yield (
-                    f"{pair.source} and {pair.target} have the content of the training text "
-                    f"{training[sums].source}; check data.{name}"
+                    f"{pair.source} and {pair.target} equal the training text {text.source} and "
+                    f"{text.target}; check data.{name}"
                 )
 
 

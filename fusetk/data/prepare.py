@@ -46,9 +46,9 @@ def prepare(
     """Make the stages of `config.folder` that are out of date; with `force` all stages.
 
     Calls `validate` before the first of them: it can reject the other sections of the config. Calls
-    `report` with one line for each change, each stage that is made, and each warning about a
-    language or a text that the steps do not support. The folder is complete if and only if it has a
-    manifest. Raises ConfigError or DataError for a config or input that cannot be used.
+    `report` with one line for each change, each stage that is made, and each warning: a language or
+    a text that the steps do not support, or equal texts. The folder is complete if and only if it
+    has a manifest. Raises ConfigError or DataError for a config or input that cannot be used.
     """
     folder = Path(config.folder)
     if config.source == config.target:
@@ -135,7 +135,7 @@ def _check_inputs_are_outside(config: DataConfig, pairs: Sequence[Pair]) -> None
     for path in [*(path for pair in pairs for path in pair), *map(Path, filter(None, files))]:
         if folder in path.resolve().parents:
             raise ConfigError(
-                f"{path} is in data.folder {config.folder}, whose files prep replaces: choose "
+                f"{path} is in data.folder {config.folder}, where prep may replace it: choose "
                 "another data.folder, or move the file"
             )
 

@@ -194,7 +194,7 @@ def _empty_caches(keys_values: Sequence[Tensor]) -> tuple[Cache, ...]:
     return tuple(Cache(tensor[:, :0], 0) for tensor in keys_values)
 
 
-def final_norm(config: "BlockConfig", width: int) -> nn.Module:
+def final_norm(config: BlockConfig, width: int) -> nn.Module:
     """Return the norm of the result of a stack; the identity if the model is not pre-norm.
 
     The layers of a pre-norm model do not normalise their output.

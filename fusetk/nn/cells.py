@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 InputCell = Literal["gru", "lau", "l-gru"]
 """The cells that read an input. A T-GRU reads the state only."""
-GATE_EPSILON = 1e-6  # epsilon of the layer normalisation of a gate
+GATE_EPSILON = 1e-6  # of the layer normalisation of a gate; EPS in recurrence.cpp is equal
 
 
 class Cell(nn.Module):

@@ -85,7 +85,7 @@ class MixedRows(NamedTuple):
 
 
 class AttentionLayout(NamedTuple):
-    """Which keys the queries of packed sentences attend to.
+    """The layout of queries, keys and values for the attention of packed sentences.
 
     A query attends to all keys of its own sentence in ``source``, and then to those in ``rows``.
     """

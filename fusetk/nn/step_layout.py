@@ -24,7 +24,7 @@ class StepLayout(NamedTuple):
     def of(
         cls, lengths: Tensor, steps: int, multiple: int = 1, device: torch.device | None = None
     ) -> "StepLayout":
-        """Make the layout of B sentences with ``lengths`` (B,), each from 1 to ``steps`` tokens.
+        """Return the layout of B sentences with ``lengths`` (B,), each from 1 to ``steps`` tokens.
 
         The tensors of the layout are on ``device``, by default that of ``lengths``. If ``lengths``
         are not in the memory of the host, the host waits for their device.

@@ -164,7 +164,7 @@ def write_error(
         advice = "check the disk"
         if number in (errno.EACCES, errno.EPERM, errno.EROFS):
             advice = "allow writing, or choose another --run,"
-        elif number == errno.ENOENT and not (run / CHECKPOINTS).is_dir():
+        elif path.parent == run / CHECKPOINTS and not path.parent.is_dir():
             reason = "the run folder was moved or deleted during the training"
             advice = "move it back"
     complete = checkpoints(run)

@@ -179,7 +179,7 @@ class Updates(Task):
         self.start = self.count = progress.update
         self.start_time = self.clock()
         self.epoch = math.floor(progress.epochs) + 1
-        self.first = progress.update - progress.stage_update  # the bar counts updates after it
+        self.first = progress.update - progress.stage_update  # updates before the first one shown
         self.last: float | None = None  # the last update of the stage, if it is known
         self.total = None
         self.values: dict[str, float] = {}  # loss, tokens per second and learning rate

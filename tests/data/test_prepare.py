@@ -535,7 +535,7 @@ def test_an_input_in_the_prepared_folder_is_refused(folder: Path, kind: str) -> 
         "codes": {"bpe": {"codes": [f"{chosen.folder}/text/bpe.codes"]}},
     }
     changed = DataConfig.model_validate({**chosen.model_dump(), **changes[kind]})
-    with pytest.raises(ConfigError, match=r"is in data\.folder .*, whose files prep replaces"):
+    with pytest.raises(ConfigError, match=r"is in data\.folder .*, where prep may replace it"):
         prepare(changed)
     assert contents(Path(chosen.folder)) == before
 
@@ -548,8 +548,14 @@ def test_equal_texts_are_warned_of(folder: Path) -> None:
     held_out = {"valid": chosen.train, "test": {"copy": [str(folder / "same")]}}
     prepare(chosen.model_copy(update=held_out), report=warnings.append)
     said = [line for line in warnings if line.startswith("warning: ")]
-    assert any("have the content of the training text" in line for line in said)
-    assert any(line.endswith("have the same content; check data.test.copy") for line in said)
+    assert [line.partition("; ")[2] for line in said] == [
+        "check data.valid",
+        "check data.test.copy",
+    ]
+    assert "equal the training text" in said[0] and "have the same content" in said[1]
+    warnings.clear()
+    prepare(chosen, report=warnings.append)
+    assert not any(line.startswith("warning: ") for line in warnings)
 
 
 def test_a_validation_text_of_blank_lines_is_refused(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """The raw text of `fusetk run`: missing text, `--dataset`, and the published counts."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from fusetk.experiment.places import places, prefixes_by_use, recipe_with_folder
 from fusetk.experiment.raw import missing_texts, provide_raw_text
 from fusetk.papers import TextCountsConfig
 from fusetk.recipe import Recipe
+from tests.helpers.manifests import write_manifest
 from tests.helpers.published import write_files
 from tests.helpers.rows import RECIPES, load
 
@@ -139,14 +139,17 @@ def test_a_part_of_a_data_set_can_be_made(tmp_path: Path) -> None:
 
 
 def compared(folder: Path, published: dict[str, Any], **splits: Any) -> list[counts.Count]:
-    (folder / "manifest.json").write_text(json.dumps({"format": 1, "splits": splits}))
+    write_manifest(folder, splits=splits)
     models = {name: TextCountsConfig.model_validate(value) for name, value in published.items()}
     return counts.compare(models, folder)
 
 
+SIDE = {"language": "de", "dtype": "uint16", "sentences": 1, "largest": 1}
+
+
 def split(pairs: int, subwords: int = 0, tokens: tuple[int, int] = (1, 1)) -> dict[str, Any]:
     sides = {
-        side: {"tokens_with_end": number}
+        side: {**SIDE, "tokens_with_end": number}
         for side, number in zip(("source", "target"), tokens, strict=True)
     }
     return {"pairs_out": pairs, "dropped": {"too many subwords": subwords, "empty": 9}, **sides}

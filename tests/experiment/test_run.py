@@ -24,6 +24,7 @@ from fusetk.experiment.scoring import decoded_checkpoints, metrics_of
 from fusetk.experiment.smoke import smoke_settings, write_smoke_text
 from fusetk.files import digest, lock
 from fusetk.runs import CHECKPOINTS, STATE
+from tests.helpers.manifests import write_manifest
 from tests.helpers.rows import GROUNDS, RECIPES, load
 
 CONFIG = """
@@ -280,7 +281,7 @@ def test_other_settings_of_the_text_get_a_folder_of_their_own(config, tmp_path):
     folder.mkdir()
     settings = recipe.data.model_dump(mode="json", exclude={"folder"})
     settings["train"] = ["/elsewhere/train"]
-    (folder / "manifest.json").write_text(json.dumps({"format": 1, "settings": settings}))
+    write_manifest(folder, settings=settings)
     assert where.prepared(recipe.data) == folder, "the folder of the text may differ"
     other = recipes.load(config, ["data.bpe.merges=51"])
     assert where.prepared(other.data) != folder
@@ -295,7 +296,7 @@ def test_experiments_that_start_together_with_other_settings_have_two_prepared_f
     # Another experiment prepares the folder between the choice and the first step.
     other = recipes.load(config, ["data.bpe.merges=51"])
     settings = other.data.model_dump(mode="json", exclude={"folder"})
-    (chosen / "manifest.json").write_text(json.dumps({"format": 1, "settings": settings}))
+    write_manifest(chosen, settings=settings)
     run.options = run.options._replace(until="prep")
     run.run()
     folder = recipes.load(run.places.config).data.folder

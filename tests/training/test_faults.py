@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fusetk import resume, runs
+from fusetk import resume, runs, sections
 from fusetk import train as train_module
 from fusetk.cli.main import main
 from fusetk.decoding.translate import Translator
@@ -369,7 +369,7 @@ def test_an_average_replaces_only_averages(copy: Path) -> None:
     own = copy / "checkpoints" / "mine"
     shutil.copytree(folder_of(copy, 4), own)
     command = ("average", copy, "--last", 2, "--name", "mine")
-    assert "was not made by fusetk average" in refusal(call(*command))
+    assert "has no record of fusetk average" in refusal(call(*command))
     assert (own / TRAINING).exists()
     for _ in range(2):
         assert call("average", copy, "--last", 2, "--name", "new").exit_code == 0
@@ -378,9 +378,7 @@ def test_an_average_replaces_only_averages(copy: Path) -> None:
     (copy / "checkpoints" / "file").write_text("mine")
     for name in ("new", "notes", "file"):
         said = refusal(call("average", copy, "--last", 2, "--name", name))
-        assert said.endswith(
-            f"{name} was not made by fusetk average: choose another --name, or remove it"
-        )
+        assert f"{name} exists and has no record of fusetk average: choose another --name" in said
     assert (copy / "checkpoints" / "file").read_text() == "mine"
 
 
@@ -405,6 +403,28 @@ def test_an_average_is_that_of_one_sound_training(
         state = {k: v for k, v in read_state(newest).items() if k not in ("digest", "sha256")}
         checkpoint.save(newest, weights, {}, state)
     assert message in refusal(call("average", copy, "--last", 2))
+
+
+def test_checkpoints_without_a_record_of_their_text_can_be_averaged(copy: Path) -> None:
+    state = read_state(folder_of(copy, 8))
+    kept = {key: value for key, value in state.items() if key not in ("data", "digest", "sha256")}
+    checkpoint.save(folder_of(copy, 8), load_file(folder_of(copy, 8) / MODEL), {}, kept)
+    assert call("average", copy, "--last", 2).exit_code == 0
+
+
+def test_a_start_that_was_killed_is_repeated_and_other_folders_are_refused(
+    toy: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").write_text(sections.dump(load(toy, [*GIVEN, "training.seed=9"])))
+    assert "such as config.yaml" in refusal(train(toy, run, *GIVEN))
+    (run / "config.yaml").write_text(sections.dump(load(toy, GIVEN)))
+    assert train(toy, run, *GIVEN).exit_code == 0
+    foreign = tmp_path / "foreign"
+    (foreign / "checkpoints").mkdir(parents=True)
+    (foreign / "checkpoints" / "model.pt").write_text("mine")
+    assert "such as checkpoints" in refusal(train(toy, foreign, *GIVEN))
 
 
 def test_a_run_folder_that_was_moved_is_an_error(
@@ -665,7 +685,8 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(
     toy: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    (run / "checkpoints").mkdir(parents=True)
+    run.mkdir()
+    (run / "sessions.jsonl").touch()  # marks a run folder
     for name in ("log.txt", "metrics.jsonl"):
         (run / name).symlink_to("/dev/full")
 

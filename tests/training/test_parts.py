@@ -76,13 +76,15 @@ def test_a_batch_that_cannot_be_split_is_an_error() -> None:
 def test_skipped_updates_are_counted_and_end_a_run(precision: str) -> None:
     log: Any = RecordingLog()
     check = GradientCheck(precision, 2, Path("run"), log)
-    progress = Progress(scale=2.0**-4)  # the smallest fp16 scale: it cannot be lowered
+    # The smallest fp16 scale cannot be lowered.
+    progress = Progress(scale=2.0**-4, update=7)
     batches = [np.arange(3)]
     check.check(progress, math.nan, batches)
     check.check(progress, 1.0, batches)
     assert (progress.skipped, progress.skipped_ever) == (0, 1)
     check.check(progress, math.inf, batches)
-    with pytest.raises(FusetkError, match="2 updates in a row"):
+    progress.update += 1
+    with pytest.raises(FusetkError, match="2 updates in a row after update 7 had no finite"):
         check.check(progress, math.inf, batches)
     assert "prepared training pairs 1, 2, 3" in log.lines[0]
 

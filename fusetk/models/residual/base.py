@@ -134,14 +134,15 @@ class Residual(nn.Module):
     def before(self, stream: Stream) -> tuple[Any, Stream]:
         """Return the input of the sub-layer, and the stream for ``after``.
 
-        The input is what ``attention_class`` or the feed-forward network reads: (..., D), or a
-        tuple of tensors. The old stream must not be used again.
+        The input has the form that ``attention_class`` or the feed-forward network reads: (..., D),
+        or a tuple of tensors. The old stream must not be used again.
         """
         return self.normed_input(stream), stream
 
     def after(self, stream: Stream, y: Tensor) -> Stream:
-        """Return the stream with the output y = f(x) of the sub-layer: (..., D), or what
-        ``attention_class`` returns.
+        """Return the stream with the output of the sub-layer.
+
+        y = f(x) is (..., D), or the result of ``attention_class``.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method after")
 

@@ -86,7 +86,7 @@ struct Row {
         return scale;
     }
 
-    inline float dropout_mask(Int d) const {
+    inline float dropout_factor(Int d) const {
         if (!random_bits) return 1.0f;
         return random_bits[d] >= c.threshold ? c.scale : 0.0f;
     }
@@ -106,7 +106,7 @@ struct Row {
             float candidate = tanh_(sum), linear = 0;
             if (LINEAR) linear = get(x, (GATES + 1) * width + d) + linear_bias[d];
             if (KIND == L_GRU) candidate += third[d] * linear;
-            if (drop) candidate *= dropout_mask(d);
+            if (drop) candidate *= dropout_factor(d);
             float state = h[d] + update[d] * (candidate - h[d]);
             if (KIND == LAU) state += third[d] * (linear - state);
             out[d] = state;
@@ -140,8 +140,8 @@ struct Row {
             float nonlinear = tanh_(reset[d] * recalled + read_gate * read);
             float linear = LINEAR ? get(x, (GATES + 1) * width + d) + linear_bias[d] : 0.0f;
             float candidate = nonlinear + (KIND == L_GRU ? third[d] * linear : 0.0f);
-            float times = drop ? dropout_mask(d) : 1.0f;
-            candidate *= times;
+            float factor = drop ? dropout_factor(d) : 1.0f;
+            candidate *= factor;
             float g = grad[d], by_third = 0, by_linear = 0;
             if (KIND == LAU) {
                 float state = h[d] + update[d] * (candidate - h[d]);
@@ -149,7 +149,7 @@ struct Row {
                 by_linear = g * third[d];
                 g *= 1 - third[d];
             }
-            float by_update = g * (candidate - h[d]), by_candidate = g * update[d] * times;
+            float by_update = g * (candidate - h[d]), by_candidate = g * update[d] * factor;
             grad[d] = g * (1 - update[d]);
             if (KIND == L_GRU) {
                 by_third = by_candidate * linear;

@@ -333,7 +333,7 @@ def _attention_arguments(
 def _segments(
     layout: AttentionLayout, projected: Tensor, keys_values: Tensor | None
 ) -> list[tuple[int, int, Rows]]:
-    """Return the address, the columns and the layout of each tensor of keys and values."""
+    """Return the address, the columns and the ``Rows`` of each tensor of keys and values."""
     segments = []
     if keys_values is not None and layout.source is not None:
         segments.append((keys_values.data_ptr(), keys_values.shape[-1], layout.source))
