@@ -407,8 +407,8 @@ def test_an_average_is_that_of_one_sound_training(
 
 def test_checkpoints_without_a_record_of_their_text_can_be_averaged(copy: Path) -> None:
     state = read_state(folder_of(copy, 8))
-    kept = {key: value for key, value in state.items() if key not in ("data", "digest", "sha256")}
-    checkpoint.save(folder_of(copy, 8), load_file(folder_of(copy, 8) / MODEL), {}, kept)
+    content = {key: value for key, value in state.items() if key not in ("data", "digest", "sha256")}
+    checkpoint.save(folder_of(copy, 8), load_file(folder_of(copy, 8) / MODEL), {}, content)
     assert call("average", copy, "--last", 2).exit_code == 0
 
 
