@@ -171,7 +171,9 @@ class CoordinatedLayer(TransformerLayer):
         x, stream = self.attention_residual.before(stream)
         if context.is_top:
             return None, x if self.own else self.attention.keys_values(x)
-        y, keys_values = self.attention.source(x, context.mask, self._trace_name("self", "encoder"))
+        y, keys_values = self.attention.with_keys_values(
+            x, context.mask, self._trace_name("self", "encoder")
+        )
         output = self.feed_forward(self.attention_residual.after(stream, y))
         return output, x if self.own else keys_values
 
@@ -316,7 +318,7 @@ class Coordinated(Seq2Seq):
         history, output, keys_values = self._run_source(
             self.source(src), src_mask[:, None, None, :]
         )
-        return Memory(history, output, src_mask, layer_keys_values=keys_values)
+        return Memory(history, output, src_mask, layer_sources=keys_values)
 
     def _run_source(
         self, embedding: Tensor, mask: Tensor | Rows
@@ -329,7 +331,7 @@ class Coordinated(Seq2Seq):
         return history, output, tuple(state for state in states if state is not None)
 
     def start(self, memory: Memory) -> State:
-        keys_values = self._keys_values(memory.layer_keys_values)
+        keys_values = self._keys_values(memory.layer_sources)
         caches = self._first_caches(keys_values)
         per_sentence = (() if self.mixed else tuple(keys_values), memory.mask, caches)
         return State(per_sentence, no_slots(memory.mask), 0)

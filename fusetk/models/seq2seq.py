@@ -40,10 +40,10 @@ class Memory(NamedTuple):
     """True at real source tokens (B, S)."""
     embedding: Tensor | None = None
     """The source embeddings (B, S, E), for decoders that attend to them too (``conv``)."""
-    layer_keys_values: tuple[Tensor, ...] = ()
-    """For each decoder layer, the source keys and values that it attends to, or the tensor from
-    which it computes them, each (B, S, D_i). Only ``coordinated`` sets them: its encoder layers
-    compute them."""
+    layer_sources: tuple[Tensor, ...] = ()
+    """For each decoder layer, the tensor from which its source keys and values come, (B, S, D_i).
+    It holds them, or the layer computes them from it. Only ``coordinated`` sets these tensors: its
+    encoder layers compute them."""
 
 
 class State(NamedTuple):

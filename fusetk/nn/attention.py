@@ -157,9 +157,11 @@ class SelfAttention(nn.Module):
 
         For packed sentences, x is (1, N, D) and ``mask`` is their layout.
         """
-        return self.source(x, mask, self.name)[0]
+        return self.with_keys_values(x, mask, self.name)[0]
 
-    def source(self, x: Tensor, mask: Tensor | Rows | None, name: str) -> tuple[Tensor, Tensor]:
+    def with_keys_values(
+        self, x: Tensor, mask: Tensor | Rows | None, name: str
+    ) -> tuple[Tensor, Tensor]:
         """Return the result of ``forward`` and the keys and values (B, T, 2D) or (1, N, 2D).
 
         The attention weights are recorded under ``name``.

@@ -32,7 +32,7 @@ class Cell(nn.Module):
     def __init__(
         self,
         kind: str,
-        read: int,
+        input_width: int,
         width: int,
         directions: int = 1,
         norm: bool = True,
@@ -57,7 +57,9 @@ class Cell(nn.Module):
         else:
             self.register_buffer("linear_bias", torch.zeros(directions, width), persistent=False)
         inputs += self.linear_bias is not None
-        self.input = nn.Parameter(torch.empty(directions, read, inputs * width)) if inputs else None
+        self.input = (
+            nn.Parameter(torch.empty(directions, input_width, inputs * width)) if inputs else None
+        )
         self.gain = nn.Parameter(torch.ones(directions, self.gates, width)) if norm else None
         self.shift = nn.Parameter(torch.zeros(directions, self.gates, width)) if norm else None
 
@@ -121,7 +123,7 @@ class Transition(nn.Module):
         self,
         kind: InputCell,
         depth: int,
-        read: int,
+        input_width: int,
         width: int,
         directions: int = 1,
         norm: bool = True,
@@ -130,7 +132,7 @@ class Transition(nn.Module):
         super().__init__()
         self.width = width
         above = [Cell("t-gru", 0, width, directions, norm) for _ in range(depth)]
-        lowest = Cell(kind, read, width, directions, norm, linear_bias)
+        lowest = Cell(kind, input_width, width, directions, norm, linear_bias)
         self.cells = nn.ModuleList([lowest, *above])
 
     @property

@@ -62,7 +62,9 @@ class GroupedSelfAttention(SelfAttention):
         if self.groups != heads:
             self.project = nn.Linear(width, width + 2 * self.keys_width, bias)
 
-    def source(self, x: Any, mask: Tensor | Rows | None, name: str) -> tuple[Tensor, Tensor]:
+    def with_keys_values(
+        self, x: Any, mask: Tensor | Rows | None, name: str
+    ) -> tuple[Tensor, Tensor]:
         q, k, v = self._projections(x, mask.positions if isinstance(mask, Rows) else 0)
         if isinstance(mask, Rows):
             projected = self._beside(q, k, v)

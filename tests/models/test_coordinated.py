@@ -205,10 +205,10 @@ def test_a_target_token_reads_no_later_one_and_decoding_leaves_the_memory_unchan
     assert (after[3:] != before[3:]).any(1).all()
     ids = torch.tensor([SRC])
     memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
-    copies = [tensor.clone() for tensor in memory.layer_keys_values]
+    copies = [tensor.clone() for tensor in memory.layer_sources]
     model.decode(torch.tensor([TGT]), model.start(memory))
     assert all(
-        torch.equal(kept, copy) for kept, copy in zip(memory.layer_keys_values, copies, strict=True)
+        torch.equal(kept, copy) for kept, copy in zip(memory.layer_sources, copies, strict=True)
     )
 
 

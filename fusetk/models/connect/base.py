@@ -152,11 +152,11 @@ class Connection(nn.Module):
         """Announce that ``end`` will be called; return the width of its result."""
         return self.register_input()
 
-    def append(self, outputs: Any, output: Any, read: Any = None) -> Any:
+    def append(self, outputs: Any, output: Any, layer_input: Any = None) -> Any:
         """Return the outputs so far (None at the start) with one more output (..., D).
 
-        ``read`` is the input that ``forward`` made for the layer; None for the embedding and for
-        the first output of a block. The old outputs must not be used again.
+        ``layer_input`` is the input that ``forward`` made for the layer; None for the embedding and
+        for the first output of a block. The old outputs must not be used again.
         """
         raise NotImplementedError
 
@@ -185,11 +185,11 @@ class SourcesConnection(Connection):
         self.map.append(projection(width, self.width))
 
     @property
-    def sources(self) -> int:
+    def num_outputs(self) -> int:
         """Number of outputs registered so far."""
         return len(self.map)
 
-    def append(self, outputs: Any, output: Tensor, read: Any = None) -> Any:
+    def append(self, outputs: Any, output: Tensor, layer_input: Any = None) -> Any:
         """Return the tuple of the outputs so far with one more output, in the common width."""
         outputs = outputs or ()
         return (*outputs, self.project(len(outputs), output))

@@ -94,25 +94,28 @@ class CrossConnection(SourcesConnection):
         self.mix = nn.ModuleList()
 
     def register_input(self) -> int:
-        name = f"{self.name}.layer{self.sources}"
+        name = f"{self.name}.layer{self.num_outputs}"
         return self._add([f"{name}.{what}" for what in ("query", "key", "value")])
 
     def register_end(self) -> int:
-        return self._add([f"{self.name}.layer{self.sources}"])
+        return self._add([f"{self.name}.layer{self.num_outputs}"])
 
     def _add(self, names: list[str]) -> int:
-        sources = self.sources if self.last is None else min(self.sources, self.last + 2)
-        merged = 1 + self.sources - sources
+        sources = self.num_outputs if self.last is None else min(self.num_outputs, self.last + 2)
+        merged = 1 + self.num_outputs - sources
         self.mix.append(ResidualMix(self.width, sources, names, self.std, merged))
         return self.width
 
     def append(
-        self, outputs: ResidualSources | None, output: Tensor, read: LayerInputs | None = None
+        self,
+        outputs: ResidualSources | None,
+        output: Tensor,
+        layer_input: LayerInputs | None = None,
     ) -> ResidualSources:
-        if outputs is None or read is None:
+        if outputs is None or layer_input is None:
             return ResidualSources((self.map[0](output),), 0)
         sources, layers = outputs
-        new = (*sources, self.map[layers + 1](output) - read.residual)
+        new = (*sources, self.map[layers + 1](output) - layer_input.residual)
         if self.last is not None and len(new) > self.last + 2:
             new = (new[0], new[1] + new[2], *new[3:])
         return ResidualSources(new, layers + 1)

@@ -81,7 +81,7 @@ class DenseConnection(Connection):
         return self.features
 
     def append(
-        self, outputs: FeatureBuffer | None, output: Tensor, read: Any = None
+        self, outputs: FeatureBuffer | None, output: Tensor, layer_input: Any = None
     ) -> FeatureBuffer:
         if outputs is None:
             outputs = FeatureBuffer.empty(output, self.max_features, product_dtype(output))

@@ -53,7 +53,7 @@ class DepthWeightedConnection(SourcesConnection):
         self.weights = nn.ParameterDict()
 
     def register_input(self) -> int:
-        i = self.sources - 1
+        i = self.num_outputs - 1
         if i and i % self.period == 0:
             weight = torch.zeros(i // self.dilation + 1)
             weight[-1] = 1.0

@@ -17,7 +17,7 @@ class LastConnection(Connection):
     def register_input(self) -> int:
         return self.width
 
-    def append(self, outputs: Any, output: Any, read: Any = None) -> Any:
+    def append(self, outputs: Any, output: Any, layer_input: Any = None) -> Any:
         return output
 
     def forward(self, outputs: Any) -> Any:

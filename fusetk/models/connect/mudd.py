@@ -80,12 +80,12 @@ class MuddConnection(SourcesConnection):
         return self.width
 
     def _add(self, streams: int) -> None:
-        name = f"{self.name}.layer{self.sources}"
+        name = f"{self.name}.layer{self.num_outputs}"
         names = [name] if streams == 1 else [f"{name}.{what}" for what in LayerInputs._fields]
-        self.aggregate.append(DepthAggregate(self.width, self.sources, streams, names))
+        self.aggregate.append(DepthAggregate(self.width, self.num_outputs, streams, names))
 
     def append(
-        self, outputs: FeatureBuffer | None, output: Tensor, read: Any = None
+        self, outputs: FeatureBuffer | None, output: Tensor, layer_input: Any = None
     ) -> FeatureBuffer:
         if outputs is None:
             outputs = FeatureBuffer.empty(output, len(self.aggregate) * self.width)
