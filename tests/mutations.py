@@ -629,7 +629,7 @@ MUTATIONS = [
     Mutation(
         "the sources of deep cross-attention are outputs, not differences",
         "models/connect/cross.py",
-        "self.map[layers + 1](output) - read.residual",
+        "self.map[layers + 1](output) - layer_input.residual",
         "self.map[layers + 1](output)",
         ("models/test_connect.py",),
     ),

@@ -102,7 +102,7 @@ def test_one_group_for_each_head_is_the_usual_attention() -> None:
 def test_separate_inputs_make_queries_keys_and_values() -> None:
     module = attention()
     q, k, v = (inputs(seed) for seed in (4, 5, 6))
-    y, keys_values = module.source(AttentionInputs(q, k, v), None, "self")
+    y, keys_values = module.with_keys_values(AttentionInputs(q, k, v), None, "self")
     parts = [module.project(x).chunk(3, -1) for x in (q, k, v)]
     torch.testing.assert_close(keys_values, torch.cat((parts[1][1], parts[2][2]), -1))
     scores = [
