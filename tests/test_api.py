@@ -180,7 +180,7 @@ def test_the_page_about_python_runs(
 ) -> None:
     page = (Path(__file__).parent.parent / "docs/python.md").read_text(encoding="utf-8")
     first, *others = blocks(page, "python")
-    assert "fusetk.load" in first and 5 <= len(first.splitlines()) <= 12 and others
+    assert "fusetk.load" in first and 5 <= len(first.splitlines()) <= 16 and others
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "runs" / "my", fuse="attention")
     exec(compile("\n".join([first, *others]), "python.md", "exec"), {})

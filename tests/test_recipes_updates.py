@@ -80,15 +80,14 @@ def test_a_row_trains_an_update_of_each_stage(name: str, corpus: Corpus) -> None
     entries = 1 + int(max(corpus.source.ids.max(), corpus.target.ids.max()))
     model = system.build(SYSTEMS[name], entries, entries).train()
     stages = Stages(config, model, 8, corpus)
-    splitter = BatchSplitter(corpus, False, print)
-    gradients = GradientComputer(config, model, corpus, ALONE, splitter)
+    gradients = GradientComputer(config, model, ALONE, BatchSplitter(False, print))
     progress = Progress()
     for number, stage in enumerate(config.stages):
         progress.stage = number
         indices = stages.updates(progress, corpus)[0]
         assert len(indices) == stage.batch.accumulate
         tokens = update_size(indices, corpus.source.lengths, corpus.target.lengths).target_tokens
-        losses = gradients.compute(indices, tokens, number, 1.0)
+        losses = gradients.compute(corpus, indices, tokens, number, 1.0)
         assert all(p.grad is not None for p in model.parameters())
         before = [p.detach().clone() for p in model.parameters()]
         rate = stages.schedule(progress).rate(1)

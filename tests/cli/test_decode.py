@@ -60,6 +60,7 @@ def make_run(folder: Path, words=WORDS, seed: int = 1, fuse: str = "last", **dec
         for parameter in model.parameters():
             parameter.mul_(2.0)
     where = folder / "checkpoints" / runs.checkpoint_name(1)
+    where.parent.mkdir(exist_ok=True)
     checkpoint.save(where, checkpoint.model_tensors(model), {}, {})
     checkpoint.link(folder, "best", where)
     return folder

@@ -20,6 +20,7 @@ MODEL = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.tensor(1.5)}
 
 def write(run: Path, update: int) -> Path:
     folder = run / "checkpoints" / runs.checkpoint_name(update)
+    folder.parent.mkdir(exist_ok=True)
     checkpoint.save(
         folder, MODEL, {"a.weight:m": torch.ones(2, 3)}, {"progress": {"update": update}}
     )

@@ -94,5 +94,5 @@ def test_missing_tensorboard_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match="pip install tensorboard"):
+    with pytest.raises(ConfigError, match=r"pip install 'fusetk\[tensorboard\]'"):
         Log(tmp_path, tensorboard=True)
