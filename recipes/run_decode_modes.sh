@@ -22,7 +22,7 @@ END
 }
 
 positional=() other='' out=$ROOT/work/decode_modes metric=sacrebleu
-common=(--stop exact --device auto)
+common=(--device auto)
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
@@ -38,7 +38,10 @@ done
 run=${positional[0]} source=${positional[1]} reference=${positional[2]}
 need_fusetk
 case $source/,$reference/ in
-    "$out"/* | *,"$out"/*) die "SOURCE and REFERENCE must not be in $out, where this command overwrites files: give another --out" ;;
+    "$out"/* | *,"$out"/*)
+        die "SOURCE and REFERENCE must not be in $out, where this command overwrites files:" \
+            "give another --out"
+        ;;
 esac
 if [ ! -e "$out/inputs" ] && [ -n "$(ls -A "$out" 2> /dev/null)" ]; then
     die "$out is not a folder of this command and has files: give another --out"
@@ -63,12 +66,14 @@ printf '%-44s %7s  %s\n' mode BLEU speed > "$out/table.txt"
 
 # mode NAME ARGUMENT ...: translate unless the translation exists, score, add a line to the table.
 mode() {
-    local name=$1 file scored
+    local name=$1 file scored stop=(--stop exact)
     shift
+    case " $* " in *" --sample "*) stop=() ;; esac # has no effect on samples
     file=$out/$(tr -cs 'a-z0-9.\n' _ <<< "$name")
     if [ ! -e "$file.txt" ]; then
         say "$name"
-        fusetk decode -m "$run" -i "$source" -o "$file.part" "${common[@]}" "$@" 2> "$file.log" ||
+        fusetk decode -m "$run" -i "$source" -o "$file.part" "${common[@]}" "${stop[@]}" "$@" \
+            2> "$file.log" ||
             die "$(tail -n 1 "$file.log")"
         mv "$file.part" "$file.txt"
     fi
@@ -117,7 +122,7 @@ if [ -n "$other" ]; then
 fi
 rm -f "$out/parts"
 for part in 1 2 3; do
-    fusetk decode -m "$run" -i "$source" -b 5 --shard "$part/3" "${common[@]}" --quiet \
+    fusetk decode -m "$run" -i "$source" -b 5 --stop exact --shard "$part/3" "${common[@]}" --quiet \
         >> "$out/parts"
 done
 cmp "$out/parts" "$out/beam_5.txt" || die "the three parts together differ from $out/beam_5.txt"
