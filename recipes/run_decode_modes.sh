@@ -39,8 +39,8 @@ run=${positional[0]} source=${positional[1]} reference=${positional[2]}
 need_fusetk
 case $source/,$reference/ in
     "$out"/* | *,"$out"/*)
-        die "SOURCE and REFERENCE must not be in $out, where this command overwrites files:" \
-            "give another --out"
+        problem="SOURCE and REFERENCE must not be in $out, where this command overwrites files"
+        die "$problem: give another --out"
         ;;
 esac
 if [ ! -e "$out/inputs" ] && [ -n "$(ls -A "$out" 2> /dev/null)" ]; then

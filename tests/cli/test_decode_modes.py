@@ -51,7 +51,10 @@ def test_no_file_of_the_user_is_overwritten(tmp_path):
     run.mkdir()
     (own / "prefix").write_text("dog\n")
     (tmp_path / "text").write_text("hund\n")
-    cases = ((own / "prefix", "where this command overwrites files"), ("text", "and has files"))
+    cases = (
+        (own / "prefix", "where this command overwrites files: give another"),
+        ("text", "and has files"),
+    )
     for reference, reason in cases:
         process = call(run, tmp_path / "text", tmp_path / reference, "--out", own)
         assert process.returncode == 2 and reason in process.stderr
