@@ -26,7 +26,7 @@ Record = dict[str, Any]  # size, mtime_ns, sha256; lines of inputs; sample of la
 
 
 class FileRecord(BaseModel):
-    """The keys that the record of each file in a manifest has."""
+    """Required keys of the record of a file in a manifest."""
 
     size: int
     mtime_ns: int
@@ -34,7 +34,7 @@ class FileRecord(BaseModel):
 
 
 class StageRecord(BaseModel):
-    """The keys that the record of each stage in a manifest has."""
+    """Required keys of the record of a stage in a manifest."""
 
     key: str
     settings: dict[str, Any]
@@ -45,7 +45,7 @@ class StageRecord(BaseModel):
 
 
 class SideRecord(BaseModel):
-    """The keys that the record of each side of a split in a manifest has."""
+    """Required keys of the record of a side of a split in a manifest."""
 
     language: str
     dtype: str
@@ -55,14 +55,14 @@ class SideRecord(BaseModel):
 
 
 class SplitRecord(BaseModel):
-    """The keys that the record of each split in a manifest has."""
+    """Required keys of the record of a split in a manifest."""
 
     source: SideRecord
     target: SideRecord
 
 
 class CompleteManifest(BaseModel):
-    """The keys that each complete manifest of this version has."""
+    """Required keys of a manifest."""
 
     settings: dict[str, Any]
     vocabulary: dict[str, Any]
