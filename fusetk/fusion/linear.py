@@ -97,9 +97,9 @@ class LinearFusion(LayerFusion):
         super().__init__(config, widths, width, name)
         self.combine: ScalarMix | MatrixMix
         if config.weights == "matrix":
-            self.combine = MatrixMix(self.depth, width)
+            self.combine = MatrixMix(self.num_layers, width)
         else:
-            self.combine = ScalarMix(self.depth, config.normalize, f"{name}.weights")
+            self.combine = ScalarMix(self.num_layers, config.normalize, f"{name}.weights")
         self.refine: ResidualFFN | nn.Identity = nn.Identity()
         if config.aggregation == "ewp-ffn":
             self.refine = ResidualFFN(width, config.hidden, config.dropout)
