@@ -8,8 +8,9 @@ systems follow, it is a table of their validation losses after some epochs. ``tr
 makes a table of their training losses in these epochs. A name alone selects the trainings with the
 recipe's values; ``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values. If ``loss-counts``
 follows, it is a table of the number of systems whose validation loss is lower than that of their
-baseline. If ``overview`` and names of other folders follow, it is a table of the difference of each
-system to its baseline in each of these folders.
+baseline. If ``all-scores`` follows, it is a table of the differences of all scores of the systems
+that have enough seeds. If ``overview`` and names of other folders follow, it is a table of the
+difference of each system to its baseline in each of these folders.
 """
 
 import argparse
@@ -25,8 +26,9 @@ import numpy as np
 
 from fusetk.cli.tables import NONE, markdown_table
 from fusetk.errors import DataError, FusetkError
+from fusetk.evaluation.metrics import METRICS
 from fusetk.reporting.formats import signed
-from fusetk.reporting.gain import SeedComparison
+from fusetk.reporting.gain import SEEDS, SeedComparison
 from fusetk.reporting.measured_costs import read_costs
 from fusetk.reporting.result_columns import config_text
 from fusetk.reporting.result_layout import text_tables
@@ -36,7 +38,8 @@ from fusetk.reporting.saved_run import SavedRun
 
 BEGIN = re.compile(
     r"<!-- results: begin (\S+?)"
-    r"( main| costs| loss-counts| overview(?: \S+?)*| (?:training-)?losses(?: [\w@.,=]+)+)?, "
+    r"( main| costs| all-scores| loss-counts| overview(?: \S+?)*|"
+    r" (?:training-)?losses(?: [\w@.,=]+)+)?, "
     r"made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
@@ -68,6 +71,8 @@ def updated(text: str, folder: Path) -> str:
             content = overview([results, *(folder / name for name in names)])
         elif kind == "costs":
             content = cost_table(results)
+        elif kind == "all-scores":
+            content = all_scores(results)
         elif kind == "loss-counts":
             content = loss_counts(results)
         elif kind == "losses":
@@ -183,6 +188,38 @@ def _comparisons(table: ResultTable) -> dict[str, _Comparison]:
             if scores and scores.differences:
                 comparisons[row.name] = _Comparison(scores, own.overrides)
     return comparisons
+
+
+def all_scores(results: Path) -> str:
+    """Return the difference of each system to its baseline by each score, and the sum of both
+    standard deviations.
+
+    A difference that is better by more than this sum is bold. Systems with fewer seeds than
+    ``gain.SEEDS`` are left out. Raises DataError if no system is left.
+    """
+    [table] = read_tables(results, {})
+    lines = []
+    for row in table.rows:
+        base = table.base_of(row)
+        if base is None or base is row or len(row.twins(base)) < SEEDS:
+            continue
+        cells = []
+        for column in table.columns:
+            own, other = row.mean(column), base.mean(column)
+            if own is None or other is None:
+                cells.append(NONE)
+                continue
+            spread = (own.deviation or 0.0) + (other.deviation or 0.0)
+            difference = own.value - other.value
+            metric = METRICS.get(column.metric)
+            gain = -difference if metric and metric.lower_is_better else difference
+            text = signed(difference)
+            cells.append(f"{f'**{text}**' if gain > spread else text}, {spread:.2f}")
+        lines.append([row.name, base.name, *cells])
+    if not lines:
+        raise DataError(f"{results} has no system with {SEEDS} seeds")
+    scores = [f"Δ {column.metric} {column.checkpoint}, ± of both" for column in table.columns]
+    return markdown_table("", ["", "compared with", *scores], lines, ()).partition("\n\n")[2]
 
 
 def cost_table(results: Path) -> str:

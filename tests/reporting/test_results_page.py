@@ -7,7 +7,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from fusetk.reporting.result_files import (
 from fusetk.reporting.result_tables import read_tables
 from fusetk.reporting.results_page import sort_value
 from tests.helpers.results import BAD, REFERENCES, SET, SOURCES
+from tools import results as results_tool
 from tools.results import END, _main_columns, updated
 
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -231,14 +232,14 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
     sentences = {
         "README.md": [
             "three of four systems of layer fusion have a *gain*",
-            "no system of layer fusion has a gain so far.",
-            "DTMT's cell, the L-GRU, has a gain",
+            "two systems of layer fusion have three seeds, and neither has a gain.",
+            "DTMT's cell, the L-GRU, has one",
         ],
         "results/README.md": [
             "**Three systems of layer fusion have a gain** over their baseline",
-            "MUDDFormer (`connect`), RTAL (`fuse`) and transparent attention (`attend`). So far, "
-            "no system of layer fusion has a gain on Multi30k. Another system has a gain there: "
-            "ShallowRNMT with the L-GRU",
+            "MUDDFormer, RTAL and transparent attention. On Multi30k, two systems of layer fusion "
+            "have three seeds, transparent attention and DenseNMT-4L-1, and neither has a gain. "
+            "Another system has a gain there: ShallowRNMT with the L-GRU",
         ],
     }
     for file, expected in sentences.items():
@@ -246,6 +247,9 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
         assert all(sentence in text for sentence in expected), "the test names other sentences"
     assert gains["iwslt14"] == ["RTAL EWP, both", "transparent attention", "MUDDFormer"]
     assert gains["multi30k"] == ["ShallowRNMT + L-GRU"]
+    [table] = read_tables(root / "results" / "multi30k", {})
+    without = [row.name for row in table.rows if table.gain(row) == "no"]
+    assert without == ["transparent attention", "DenseNMT-4L-1", "DTMT#1"]
 
 
 def test_the_short_table_has_no_column_of_configs() -> None:
@@ -294,6 +298,28 @@ def test_an_overview_has_the_differences_in_all_folders(results: Path) -> None:
     assert rows[0][4].split()[0] == f"{comparison.difference:+.2f}"
     assert rows[0][4].endswith(" *") == (comparison.p_values[1] < 0.05)
     assert rows[1][2:4] == ["-", "-"]
+
+
+def test_a_table_of_all_scores_is_inserted(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"{MARKERS.format(results.name + ' all-scores')}{END}\n"
+    with pytest.raises(DataError, match="no system with 3 seeds"):
+        updated(text, results.parent)
+    monkeypatch.setattr(results_tool, "SEEDS", 2)
+    [table] = read_tables(results, {})
+    lines = updated(text, results.parent).splitlines()
+    heads, _, *rows = [line.strip("| ").split(" | ") for line in lines[1:-1]]
+    assert [row[:2] for row in rows] == [["fused", "plain"], ["other", "fused"]]
+    bold = 0
+    for row, (own, base) in zip(rows, zip(table.rows[1:], table.rows, strict=False), strict=True):
+        for column, head, cell in zip(table.columns, heads[1:], row[2:], strict=True):
+            assert head == f"Δ {column.metric} {column.checkpoint}, ± of both"
+            values, others = ([run.score(column) for run in each.runs] for each in (own, base))
+            difference, spread = fmean(values) - fmean(others), stdev(values) + stdev(others)
+            bold += difference > spread
+            change = f"{difference:+.2f}"
+            change = f"**{change}**" if difference > spread else change
+            assert cell == f"{change}, {spread:.2f}"
+    assert 0 < bold < sum(len(row) - 2 for row in rows)
 
 
 def test_a_table_of_costs_is_inserted(results: Path) -> None:
