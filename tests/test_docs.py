@@ -17,8 +17,9 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from fusetk import recipe
+from fusetk.cli.foreign import option_advice
 from fusetk.cli.main import main as fusetk_command
-from fusetk.config import Config, fusetk_key
+from fusetk.config import FOREIGN_KEYS, Config, fusetk_key
 from fusetk.fusion import build_fusion
 from fusetk.models import build_model
 from tools import config_page, diagrams, figures
@@ -292,6 +293,41 @@ def test_every_key_exists(page: Path) -> None:
 def test_a_wrong_key_is_noticed() -> None:
     assert keys_exist("training.stages[].schedule.peak") and keys_exist("model.decoder.fuse.hops")
     assert not keys_exist("training.stages.0.schedule.peek") and not keys_exist("training.clip")
+
+
+@pytest.mark.parametrize("setting", sorted(set(FOREIGN_KEYS.values())))
+def test_every_key_that_is_advised_exists(setting: str) -> None:
+    assert keys_exist(setting.partition("=")[0])
+
+
+def context_of(command: str) -> click.Context:
+    found = fusetk_command.get_command(click.Context(fusetk_command), command)
+    assert found is not None
+    return click.Context(found, info_name=command)
+
+
+@pytest.mark.parametrize("page", MIGRATION, ids=name)
+def test_the_commands_have_advice_about_each_option_of_a_migration_page(page: Path) -> None:
+    """The first column of a table has options of another toolkit, the second those of fusetk."""
+    commands: list[str] = []
+    checked = 0
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("| "):
+            commands = [] if not line else commands
+            continue
+        foreign, own = (cell.strip("| ") for cell in line.split(" | "))
+        commands = commands or (["decode"] if own == "fusetk decode" else ["train", "prep"])
+        for option in re.findall(r"(?<![\w-])-{1,2}[a-zA-Z][\w-]*", foreign):
+            contexts = [context_of(command) for command in commands]
+            known = {
+                own_name
+                for each in contexts
+                for parameter in each.command.params
+                for own_name in parameter.opts
+            }
+            assert option in known or any(option_advice(option, each) for each in contexts), option
+            checked += 1
+    assert checked > 40
 
 
 @pytest.mark.parametrize("page", MIGRATION, ids=name)

@@ -10,9 +10,18 @@ from fusetk.config import fusetk_key, option_as_key, value_advice
 # Names of options in other toolkits, and the options of fusetk that do the same. The advice names
 # the first of these options that the command has.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "alpha": ("-n",),
+    "ban_unk_token": ("--forbid-unknown",),
     "batch_size": ("--batch-tokens",),
     "beam": ("--beam",),
+    "beam_search_stop": ("--stop",),
     "beam_size": ("--beam",),
+    "beta": ("--coverage-penalty",),
+    "block_ngram_repeat": ("--no-repeat-ngram",),
+    "buffer_size": ("--chunk",),
+    "chunk_size": ("--chunk",),
+    "coverage_penalty": ("--coverage-penalty",),
+    "cpu": ("--device",),
     "cpu_threads": ("--threads", "--jobs"),
     "cuda": ("--device",),
     "device_id": ("--device",),
@@ -20,11 +29,18 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "devices": ("--device",),
     "diverse_beam_groups": ("--groups",),
     "diverse_beam_strength": ("--diversity",),
+    "dtype": ("--precision",),
+    "ensemble_mode": ("--ensemble",),
+    "force_decode": ("--prefix",),
     "fp16": ("--precision bf16",),
+    "gemm_type": ("--precision int8",),
     "gpu": ("--device",),
     "gpu_ranks": ("--device",),
     "gpus": ("--device",),
+    "greedy": ("--beam 1",),
     "input": ("--input",),
+    "int8shiftAlphaAll": ("--precision int8",),
+    "json_input": ("--constraints",),
     "lang": ("--language",),
     "length_penalty": ("-n",),
     "length_penalty_alpha": ("-n",),
@@ -33,20 +49,31 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "max_len_a": ("--max-length-factor",),
     "max_len_b": ("--max-length-extra",),
     "max_length": ("--max-length-extra",),
+    "max_length_ratio": ("--max-length-factor",),
     "max_output_length": ("--max-length-extra",),
     "max_tokens": ("--batch-tokens",),
+    "min_len": ("--min-length",),
+    "min_length": ("--min-length",),
     "mini_batch": ("--batch-tokens",),
     "model": ("--run", "--model"),
     "model_dir": ("--run", "--model"),
     "models": ("--model",),
+    "n_best": ("--n-best",),
     "n_best_list": ("--n-best",),
     "nbest": ("--n-best",),
-    "no_progress_bar": ("--quiet",),
     "nbest_size": ("--n-best",),
+    "no_progress_bar": ("--quiet",),
     "no_repeat_ngram_size": ("--no-repeat-ngram",),
+    "num_shards": ("--shard",),
     "num_workers": ("--jobs", "--threads"),
+    "output": ("--output", "--run"),
+    "output_sampling": ("--sample",),
     "output_type": ("--json",),
     "path": ("--model",),
+    "phrase_table": ("--replace-unknown",),
+    "precision": ("--precision",),
+    "prefix_size": ("--prefix",),
+    "prevent_unk": ("--forbid-unknown",),
     "print_alignment": ("--alignment",),
     "quiet_translation": ("--quiet",),
     "random_sampling_temp": ("--temperature",),
@@ -54,18 +81,25 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "random_sampling_topp": ("--top-p",),
     "ref": ("--reference",),
     "replace_unk": ("--replace-unknown",),
+    "report_align": ("--alignment",),
     "sampling": ("--sample",),
     "sampling_topk": ("--top-k",),
     "sampling_topp": ("--top-p",),
     "save_dir": ("--run",),
     "save_model": ("--run",),
+    "shard_id": ("--shard",),
     "src": ("--input",),
+    "tgt_file_prefix": ("--prefix",),
+    "unnormalized": ("-n 0",),
+    "use_cpu": ("--device cpu",),
     "workers": ("--jobs", "--threads"),
 }
 
+MAX_LENGTH = "the step filter in data.steps drops long pairs: {{step: filter, max_length: N}}"
+PREFIXES = "data.train lists prefixes; data.source and data.target are the suffixes of the files"
 TORCHRUN = "torchrun --nproc-per-node N starts N processes"
-# Options that these commands of fusetk do not need, and the reason.
-NEEDLESS: Mapping[str, tuple[tuple[str, ...], str]] = {
+# Options that have no equal option or key of these commands, and what to do.
+OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "c": (
         ("train", "prep", "describe", "run", "estimate"),
         "give the config without an option: fusetk {command} CONFIG",
@@ -100,6 +134,35 @@ NEEDLESS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "post_process": (("decode",), "subwords are always joined"),
     "verbose": (("train", "decode", "rescore", "prep"), "progress is printed by default"),
     "v": (("train", "decode", "rescore", "prep"), "progress is printed by default"),
+    "allow_unk": (("decode",), "it is the default; --forbid-unknown is the opposite"),
+    "attn_debug": (("decode",), "fusetk plot-attention draws the weights of attention"),
+    "data_weighting": (("train",), "fusetk has no weights of sentences or words"),
+    "dist": (("train",), TORCHRUN),
+    "dropout_src": (("train",), "fusetk has no dropout of source words"),
+    "dropout_steps": (("train",), "give training.stages several stages, each with a dropout"),
+    "dropout_trg": (("train",), "fusetk has no dropout of target words"),
+    "guided_alignment": (("train",), "fusetk has no guided alignment"),
+    "layers": (("train",), "use --set model.encoder.layers=N and --set model.decoder.layers=N"),
+    "learning_rate_reduce_num_not_improved": (
+        ("train",),
+        "schedule: plateau lowers the rate after each worse validation",
+    ),
+    "lm_path": (("decode",), "fusetk has no language models"),
+    "max_length": (("train", "prep"), MAX_LENGTH),
+    "max_length_crop": (("train", "prep"), MAX_LENGTH),
+    "normalize": (("train",), "it is a key of the config: use --set decoding.normalize=VALUE"),
+    "ratio": (("decode",), "fusetk has no such penalty; see --max-length-factor"),
+    "restrict_lexicon": (("decode",), "fusetk has no lexical shortlists"),
+    "score_reference": (("decode",), "use fusetk rescore"),
+    "shortlist": (("decode",), "fusetk has no lexical shortlists"),
+    "source": (("train", "prep"), PREFIXES),
+    "source_factors": (("train", "prep"), "fusetk has no source factors"),
+    "stepwise_penalty": (("decode",), "fusetk applies penalties to complete hypotheses"),
+    "target": (("train", "prep"), PREFIXES),
+    "tgt": (("decode",), "use --prefix for beginnings, and fusetk rescore for scores"),
+    "tied_embeddings_src": (("train",), "model.tie has target and all"),
+    "type": (("train",), "it is a key of the config: use --set model.kind=VALUE"),
+    "unkpen": (("decode",), "fusetk has --forbid-unknown, and no cost of the unknown word"),
     "vocab": (
         ("train", "decode", "rescore"),
         "fusetk prep makes the vocabularies, and a run folder keeps them",
@@ -136,9 +199,9 @@ def option_advice(name: str, context: click.Context) -> str | None:
     for option in OPTIONS.get(option_as_key(name), ()):
         if option.partition(" ")[0] in known:
             return f"use {option}"
-    commands, reason = NEEDLESS.get(option_as_key(name), ((), ""))
+    commands, advice = OTHER_ADVICE.get(option_as_key(name), ((), ""))
     if command.name in commands:
-        return reason.format(command=command.name)
+        return advice.format(command=command.name)
     if key is None:
         return None
     setting = f"--set {key}" if "=" in key else f"--set {key}=VALUE"

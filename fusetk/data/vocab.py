@@ -13,7 +13,8 @@ from fusetk.special_tokens import BOS, EOS, PAD, SPECIAL, UNK
 
 __all__ = ["BOS", "EOS", "PAD", "SPECIAL", "UNK", "Vocabulary"]
 
-NEMATUS_SPECIAL = ("eos", "UNK", "<EOS>", "<UNK>", "<GO>")  # tokens with id 0 or 1 in its files
+# The special tokens of Nematus' files, with the ids 0, 1 and, in newer files, 2.
+NEMATUS_SPECIAL = ("eos", "UNK", "<EOS>", "<UNK>", "<GO>")
 
 
 class Vocabulary:
@@ -156,7 +157,7 @@ def _read_ids(path: Path) -> list[str]:
     return [
         token
         for token in sorted(ids, key=lambda token: ids[token])
-        if token not in SPECIAL and not (ids[token] < 2 and token in NEMATUS_SPECIAL)
+        if token not in SPECIAL and not (ids[token] < 3 and token in NEMATUS_SPECIAL)
     ]
 
 

@@ -37,6 +37,10 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ("marian.yml", '</s>: 0\n<unk>: 1\nhallo: 2\n"12": 3\nno: 4\n'),
         ("nematus.json", '{"eos": 0, "UNK": 1, "no": 4, "hallo": 2, "12": 3}'),
         (
+            "new-nematus.json",
+            '{"<EOS>": 0, "<GO>": 1, "<UNK>": 2, "hallo": 3, "12": 4, "no": 5}',
+        ),
+        (
             "sockeye.json",
             '{"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, "hallo": 4, "12": 5, "no": 6}',
         ),
