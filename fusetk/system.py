@@ -90,19 +90,22 @@ def load(
     device: str = DEVICE,
     precision: str = "fp32",
     raw: bool = False,
+    kernels: bool = True,
     **settings: Any,
 ) -> System:
     """Load the model of a run folder or a checkpoint folder, or several of them as an ensemble.
 
     ``device`` is auto, cpu, cuda or cuda:N; the default is that of the commands. ``precision`` is
     fp32, bf16, or int8 (Transformers on CPU). With ``raw`` the raw weights are loaded instead of
-    their moving average (EMA). ``settings`` are keys of the section ``decoding``. Raises
-    FusetkError if a model cannot be loaded.
+    their moving average (EMA). With ``kernels=False`` a float32 model keeps its parameters, which
+    can be read and changed; otherwise the linear maps of its layers may have packed copies for the
+    kernels on CPU. ``settings`` are keys of the section ``decoding``. Raises FusetkError if a model
+    cannot be loaded.
     """
     paths = [path] if isinstance(path, Path | str) else list(path)
     # A new model draws initial weights. This must not change the caller's random numbers.
     with torch.random.fork_rng(devices=[]):  # models are built on the CPU
-        ensemble = load_ensemble(paths, device, precision, raw)
+        ensemble = load_ensemble(paths, device, precision, raw, kernels=kernels)
     return System(ensemble.models, ensemble.pipeline, changed(ensemble.recipe.decoding, settings))
 
 
@@ -203,9 +206,11 @@ def load_ensemble(
     precision: str = "fp32",
     raw: bool = False,
     report: Callable[[str], None] = lambda message: None,
+    kernels: bool = True,
 ) -> Ensemble:
     """Load models with weights of ``precision``, one of ``PRECISIONS``.
 
+    With ``kernels=False`` the maps of float32 models are not replaced by maps in kernels.
     ``report`` gets a line for each model. Raises ConfigError if the precision is unknown, if int8
     does not support the device or a model, if ``raw`` has no effect, or if the vocabularies of the
     models differ, and the errors of ``load_model``.
@@ -230,7 +235,9 @@ def load_ensemble(
                     f"differ ({len(first_tokens)} and {len(other_tokens)} tokens); train both on "
                     "the same prepared data"
                 )
-    models = [CONVERSIONS[precision](system.model) for system in loaded]
+    models = [system.model for system in loaded]
+    if kernels or precision != "fp32":
+        models = [CONVERSIONS[precision](model) for model in models]
     return Ensemble(models, first, loaded[0].recipe)
 
 

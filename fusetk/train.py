@@ -55,6 +55,7 @@ from fusetk.training.signals import Stop
 from fusetk.training.start import start_from
 from fusetk.training.step import out_of_memory
 from fusetk.training.validation import Validator
+from fusetk.training.verify import verify
 
 
 class Execution(NamedTuple):
@@ -186,17 +187,25 @@ def _build_model(
     """Build the model of a recipe on the device. The recipe may compile or shard it.
 
     Return the model, and lines about the parameters that it takes from another run. It takes none
-    if ``resuming``. Raises the errors of ``start_from``, and FusetkError if the memory does not
-    suffice.
+    if ``resuming``. Raises the errors of ``start_from``, ConfigError if a class outside fusetk
+    breaks a rule, and FusetkError if the memory does not suffice.
     """
     lines: list[str] = []
     try:
         model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
+        shards = recipe.training.shard and execution.world.size > 1
+        if kinds := sorted(outside_kinds(recipe.model.model_dump())):
+            verify(
+                model if shards else model.to(execution.device),
+                len(pipeline.source_vocab),
+                len(pipeline.target_vocab),
+                kinds,
+            )
         if recipe.training.start_from is not None and not resuming:
             lines = start_from(model, Path(recipe.training.start_from), pipeline).lines()
         if recipe.training.compile:
             compile_layers(model)
-        if recipe.training.shard and execution.world.size > 1:
+        if shards:
             shard(model, execution.world)
         else:
             model.to(execution.device)

@@ -48,6 +48,20 @@ def test_it_translates_as_the_command_does(trained: Path) -> None:
         to_int8(load_model(trained).model.to("meta"))
 
 
+def test_without_kernels_a_change_of_the_weights_has_an_effect(trained: Path) -> None:
+    original = load_model(trained).model
+    system = fusetk.load(trained, kernels=False)
+    [model] = system.models
+    assert dict(model.named_parameters()).keys() == dict(original.named_parameters()).keys()
+    before = system.score(LINES, LINES)
+    assert before == pytest.approx(fusetk.load(trained).score(LINES, LINES), abs=1e-3)
+    with torch.no_grad():
+        for parameter in model.output.parameters():
+            parameter.zero_()
+    after = system.score(LINES[:1], LINES[:1])
+    assert after != pytest.approx(before[:1], abs=1e-3)
+
+
 def test_it_scores_what_it_finds_as_the_search_did(tmp_path: Path) -> None:
     wordy = make_run(
         tmp_path, words=["ein", "hund", "katze"]

@@ -15,6 +15,7 @@ from fusetk.config.schema import (
     component,
     field_docs,
     outside_kinds,
+    place_outside_libraries,
     resolve,
 )
 from fusetk.config.source import Alternatives, Document, Origin, Place, dump, expand_path, load
@@ -38,6 +39,7 @@ __all__ = [
     "option_as_key",
     "outside_kinds",
     "parse",
+    "place_outside_libraries",
     "resolve",
     "value_advice",
 ]

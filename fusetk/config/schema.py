@@ -187,16 +187,22 @@ def _import_problem(error: BaseException, kind: str) -> str:
         return f"it is a path; name the module, {name}, and set PYTHONPATH to its folder"
     if isinstance(error, ModuleNotFoundError) and error.name == package:
         return f"{text}; set PYTHONPATH to the folder of {package}"
-    paths = sysconfig.get_paths()
-    libraries = (paths["stdlib"], paths["purelib"], paths["platlib"])
-    outside = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and not frame.filename.startswith(("<frozen", *libraries))
-    ]
-    if outside and not isinstance(error, SyntaxError):  # whose text has the place
-        text += f" ({outside[-1].filename}, line {outside[-1].lineno})"
+    if not isinstance(error, SyntaxError):  # whose text has the place
+        text += place_outside_libraries(error)
     return text
+
+
+def place_outside_libraries(error: BaseException) -> str:
+    """Return `` (FILE, line N)``, where an error occurred outside fusetk and libraries.
+
+    It is empty if there is no such place.
+    """
+    paths = sysconfig.get_paths()
+    package = str(Path(__file__).parents[1])
+    known = ("<frozen", package, paths["stdlib"], paths["purelib"], paths["platlib"])
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(known)]
+    return f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
 
 
 def outside_kinds(values: Any) -> set[str]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
+from fusetk.nn.outputs import check_output
 from fusetk.nn.projection import projection
 
 # Layers (..., D), and a function that combines them.
@@ -170,17 +171,10 @@ class LayerFusion(Fusion):
     def fuse_and_add(self, layers: list[Tensor]) -> Tensor:
         """Fuse L layers as ``fuse`` does. With ``add_top``, add the highest of them.
 
-        Raises ValueError if the result is not a tensor of the shape of the layers.
+        Raises ConfigError if the result is not a tensor of the shape of the layers.
         """
-        fused: Any = self.fuse(layers)
-        if not isinstance(fused, Tensor) or fused.shape != layers[-1].shape:
-            result = f"the type {type(fused).__name__}"
-            if isinstance(fused, Tensor):
-                result = f"the shape {tuple(fused.shape)}"
-            raise ValueError(
-                f"{type(self).__name__}.fuse ({self.name}) returned {result}; it must return a "
-                f"tensor of the shape of the layers, {tuple(layers[-1].shape)}"
-            )
+        fused = self.fuse(layers)
+        check_output(fused, layers[-1].shape[:-1], self.out_width, self)
         return fused + layers[-1] if self.add_top else fused
 
     def fuse(self, layers: list[Tensor]) -> Tensor:

@@ -4,7 +4,8 @@ To add a backbone, write its file and add it to ``MODELS``. A class outside fuse
 config as ``package.module:Name``.
 """
 
-from fusetk.config import resolve
+from fusetk.config import outside_kinds, place_outside_libraries, resolve
+from fusetk.errors import ConfigError, FusetkError
 from fusetk.models.conv import Conv
 from fusetk.models.coordinated import Coordinated
 from fusetk.models.recurrent import Recurrent
@@ -24,7 +25,23 @@ __all__ = ["MODELS", "Memory", "Seq2Seq", "State", "build_model"]
 def build_model(config: ModelConfig, source_size: int, target_size: int) -> Seq2Seq:
     """Build the model that ``config.kind`` names, with initial weights.
 
-    Vocabulary sizes include the special tokens. Raises ConfigError if they do not suit the config.
+    Vocabulary sizes include the special tokens. Raises ConfigError if they do not suit the config,
+    or if a class outside fusetk fails.
     """
-    model: Seq2Seq = resolve(config.kind, MODELS, Seq2Seq)(config, source_size, target_size)
+    model: Seq2Seq
+    try:
+        model = resolve(config.kind, MODELS, Seq2Seq)(config, source_size, target_size)
+    except FusetkError:
+        raise
+    except Exception as error:
+        kinds = sorted(outside_kinds(config.model_dump()))
+        if not kinds:
+            raise
+        advice = ""
+        if isinstance(error, AttributeError | StopIteration):
+            advice = ". Does its __init__ call super().__init__ with all arguments?"
+        raise ConfigError(
+            f"a model with {' or '.join(kinds)} cannot be built: {type(error).__name__}: "
+            f"{error}{place_outside_libraries(error)}{advice}"
+        ) from error
     return model

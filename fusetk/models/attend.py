@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.config import ComponentConfig, component, resolve
+from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Memory
 from fusetk.nn.combine import weighted_sum
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.outputs import check_output, class_name
 from fusetk.nn.projection import projection
 
 
@@ -23,6 +25,8 @@ class AttendedSources(nn.Module):
     """
 
     Config: type[ComponentConfig] = ComponentConfig
+    config: Any
+    """The options, an object of the class ``Config``."""
     reads_output = False
     """Whether the decoder attends to the output of the encoder's stack."""
     layer_by_layer = False
@@ -35,17 +39,41 @@ class AttendedSources(nn.Module):
         decoder layers.
         """
         super().__init__()
+        self.config = config
         self.history_widths = tuple(history_widths)
         self.output_width = output_width
+
+    def initialise(self) -> None:
+        """Change the initial weights, if the class needs others than those of the model's `init`.
+
+        Models call it once, after `init`.
+        """
 
     @property
     def widths(self) -> Sequence[int]:
         """Width of each source."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no property widths")
 
     def sources(self, memory: Memory) -> Sequence[Tensor]:
-        """Return the sources, each (B, S, its width)."""
-        raise NotImplementedError
+        """Return the sources, each (B, S, its width).
+
+        They have the positions of the layers in ``memory``. Training on a CPU packs the sentences
+        of a batch: then B is 1, and S is the number of their tokens.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method sources")
+
+    def checked_sources(self, memory: Memory) -> Sequence[Tensor]:
+        """Return ``sources``. Raises ConfigError if their number or shapes are wrong."""
+        sources = self.sources(memory)
+        if not isinstance(sources, list | tuple) or len(sources) != len(self.widths):
+            number = f"{len(sources)} " if isinstance(sources, list | tuple) else "no list of "
+            raise ConfigError(
+                f"{class_name(self)} (decoder.attend) returned {number}sources; `widths` announces "
+                f"{len(self.widths)}"
+            )
+        for source, width in zip(sources, self.widths, strict=True):
+            check_output(source, memory.output.shape[:-1], width, self)
+        return sources
 
     def sources_of(self, layer: int) -> slice:
         """Return the slice of sources that decoder layer ``layer`` (0 is the lowest) attends to.

@@ -350,7 +350,7 @@ class Conv(Seq2Seq):
 
     def start(self, memory: Memory) -> State:
         assert memory.embedding is not None
-        sources = self.attend.sources(memory)
+        sources = self.attend.checked_sources(memory)
         keys = torch.stack(
             [project(source) for project, source in zip(self.memory, sources, strict=True)], 1
         )

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fusetk.fusion.base import Fusion
 from fusetk.fusion.linear import MatrixMix
+from fusetk.models.attend import AttendedSources
 from fusetk.models.connect import Connection
 from fusetk.models.stack import Layer
 from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention
@@ -98,9 +99,9 @@ def mlrf(model: nn.Module) -> None:
 
 
 def initialise_parts(model: nn.Module) -> None:
-    """Let the fusions, connections and residual connections change the initial weights."""
+    """Let the parts of a model that its config chooses change the initial weights."""
     for module in model.modules():
-        if isinstance(module, Fusion | Connection):
+        if isinstance(module, Fusion | Connection | AttendedSources):
             module.initialise()
         elif isinstance(module, Layer):
             for residual, sublayer in module.sublayers():

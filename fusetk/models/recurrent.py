@@ -271,7 +271,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         return Memory(tuple(history), self.encoder_fuse(history), src_mask)
 
     def start(self, memory: Memory) -> State:
-        sources = self.attend.sources(memory)
+        sources = self.attend.checked_sources(memory)
         keys = torch.cat(
             [project(source) for project, source in zip(self.keys, sources, strict=True)], 1
         )

@@ -80,7 +80,7 @@ class Seq2Seq(nn.Module):
     Subclasses set ``output`` and implement ``encode``, ``start``, ``decode`` and ``layers``.
     """
 
-    Config: type[ModelConfig]
+    Config: type[ModelConfig] = ModelConfig
     packs = False
     """Whether the model implements ``decode_packed``. It is False by default for a subclass that
     overrides ``encode``, ``start`` or ``decode`` and not ``decode_packed``, so that training

@@ -15,10 +15,12 @@ from fusetk.models.connect import (
     CONNECTIONS,
     ConnectConfig,
     Connection,
+    LayerInputs,
     PlannedModule,
     build_connection,
 )
 from fusetk.models.residual import Residual, Stream, StreamEnds
+from fusetk.nn.outputs import check_output
 
 T = TypeVar("T")
 
@@ -135,6 +137,9 @@ class Stack(nn.Module):
         self.ends = ends or StreamEnds(None, f"{name}.residual", widths[0])
         self.fuses_next_input = uses_output and fusion_class(config.fuse).reads_next_input
         self.history_widths = [widths[0]]
+        self.has_plain_stream = type(self.ends) is StreamEnds  # it is the state of the stack
+        self.input_widths: list[int] = []  # of the modules of ``layers``
+        self.output_widths: list[int] = []
 
         self.connect.register_output(widths[0], starts_block=True)
         summaries = 0
@@ -142,7 +147,9 @@ class Stack(nn.Module):
             summaries += planned.is_summary
             label = f"summary{summaries}" if planned.is_summary else f"layer{planned.layer + 1}"
             build = summary if planned.is_summary else layer
-            module = build(planned, f"{name}.{label}", self.connect.register_input())
+            self.input_widths.append(self.connect.register_input())
+            module = build(planned, f"{name}.{label}", self.input_widths[i])
+            self.output_widths.append(module.width)
             self.layers.append(module)
             if planned.starts_block:
                 self.history_widths = []
@@ -184,14 +191,18 @@ class Stack(nn.Module):
     ) -> StackOutput:
         """Run all layers; ``contexts`` has one context for each module of ``layers``.
 
-        With ``keep_states=False`` the states are None, so that they take no memory.
+        With ``keep_states=False`` the states are None, so that they take no memory. Raises
+        ConfigError if a connection, a layer or a fusion returns a tensor of another shape.
         """
+        positions = embedding.shape[:-1]
         stream = self.ends.open(embedding)
         history = [stream]
         outputs = self.connect.append(None, stream)
         states = []
         for i, (layer, context) in enumerate(zip(self.layers, contexts, strict=True)):
             layer_input = self.connect(outputs)
+            if self.has_plain_stream:
+                self._check_input(layer_input, positions, self.input_widths[i])
             if self.recomputes:
                 output, state = checkpoint(layer, layer_input, context, use_reentrant=False)
             else:
@@ -199,6 +210,8 @@ class Stack(nn.Module):
             states.append(state if keep_states else None)
             if output is None:
                 break
+            if self.has_plain_stream:
+                check_output(output, positions, self.output_widths[i], layer)
             if self.plan[i].starts_block:
                 history = []
                 outputs = layer_input = None  # frees memory: the layers above cannot read them
@@ -209,7 +222,17 @@ class Stack(nn.Module):
         if output is None:
             return StackOutput(tensors, tensors[-1], tuple(states))
         to_fuse = [self.readout(self.connect.end(outputs))] if self.fuses_next_input else tensors
-        return StackOutput(tensors, self.fuse(to_fuse), tuple(states))
+        fused = self.fuse(to_fuse)
+        check_output(fused, positions, self.out_width, self.fuse)
+        return StackOutput(tensors, fused, tuple(states))
+
+    def _check_input(self, layer_input: Any, positions: Sequence[int], width: int) -> None:
+        """Raise ConfigError if the connection made an input of another shape for a layer."""
+        if isinstance(layer_input, LayerInputs):
+            for part in layer_input:
+                check_output(part, positions, width, self.connect)
+        else:
+            check_output(layer_input, positions, width, self.connect)
 
 
 def check_attention(encoder: StackConfig, decoder: DecoderConfig) -> None:

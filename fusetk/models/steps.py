@@ -18,7 +18,7 @@ from fusetk import trace
 from fusetk.models.residual.base import Residual
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.nn.attention import CrossAttention, SelfAttention
-from fusetk.nn.exact import has_hooks
+from fusetk.nn.exact import is_patched
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import InferenceLinear, KernelLinear
@@ -335,7 +335,7 @@ def _is_plain(layer: LayerModules, *residuals: Residual) -> bool:
             type(residual) is PlainResidual and type(residual.norm) is nn.LayerNorm
             for residual in residuals
         )
-        and not any(map(has_hooks, layer.modules()))
+        and not any(map(is_patched, layer.modules()))
     )
 
 

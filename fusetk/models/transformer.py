@@ -566,10 +566,8 @@ class Transformer(Seq2Seq):
 
         ``project`` computes those of one layer from its sources.
         """
-        sources = [
-            norm(source)
-            for norm, source in zip(self.source_norms, self.attend.sources(memory), strict=True)
-        ]
+        sources = self.attend.checked_sources(memory)
+        sources = [norm(x) for norm, x in zip(self.source_norms, sources, strict=True)]
         return tuple(
             project(layer.cross, sources[self.attend.sources_of(i)])
             for i, layer in enumerate(self._decoder_layers())

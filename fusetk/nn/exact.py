@@ -8,16 +8,18 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def is_exactly(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
-    """Return whether a module has this class, no subclass of it, and no hooks.
+    """Return whether a module has this class, no subclass of it, and is not patched.
 
     Only then other code, such as a fused kernel, may compute the module.
     """
-    return type(module) is kind and not has_hooks(module)
+    return type(module) is kind and not is_patched(module)
 
 
-def has_hooks(module: nn.Module) -> bool:
+def is_patched(module: nn.Module) -> bool:
+    """Return whether a module has hooks, or a method ``forward`` of its own."""
     return bool(
-        module._forward_hooks
+        "forward" in vars(module)
+        or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks

@@ -81,6 +81,12 @@ class GradientCheck:
             remedies = ["lower the learning rate", "lengthen the warm-up", "clip gradients"]
             if self.fp16:
                 remedies.append("train in bf16 or fp32")
+            if progress.skipped == progress.update + 1 == progress.skipped_ever:
+                raise FusetkError(
+                    f"the first {progress.skipped} updates had no finite gradient: the new model "
+                    "computes NaN or infinity. Check the initial weights, and divisions and roots "
+                    f"in classes of your own; or {join_names(remedies, 'or')}"
+                )
             raise FusetkError(
                 f"{progress.skipped} updates in a row after update "
                 f"{progress.update + 1 - progress.skipped} had no finite gradient: training has "

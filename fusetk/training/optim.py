@@ -234,14 +234,24 @@ def builder(kind: str) -> Builder:
 def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Optimizer":
     """Build the optimiser that ``config.kind`` names, for parameters or parameter groups.
 
-    Raises ConfigError if a function outside fusetk does not return a ``torch.optim.Optimizer``.
+    Raises ConfigError if a function outside fusetk does not return a ``torch.optim.Optimizer`` of
+    all parameters.
     """
     import torch
 
-    optimizer = builder(config.kind)(config, parameters)
+    given = list(parameters)
+    optimizer = builder(config.kind)(config, iter(given))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"{config.kind} returned {type(optimizer).__name__}, which is not an optimiser: return "
             "a torch.optim.Optimizer"
+        )
+    groups = [group["params"] if isinstance(group, dict) else [group] for group in given]
+    expected = {id(parameter) for group in groups for parameter in group}
+    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if missing := len(expected - updated):
+        raise ConfigError(
+            f"{config.kind} returned an optimiser of {len(expected & updated)} parameters, and "
+            f"{missing} others would not be trained: give it all parameters"
         )
     return optimizer

@@ -184,11 +184,11 @@ class Schedule:
 
     def __init__(self, config: Any, width: int):
         """``width`` is the width of the model; some schedules depend on it."""
-        raise NotImplementedError
+        self.config = config
 
     def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
         """Return the rate of an update. The first update of a stage is 1."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method rate")
 
     def after_validation(
         self, state: ScheduleState, value: float, lower_is_better: bool, epoch: int

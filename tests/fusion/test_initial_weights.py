@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fusetk.errors import ConfigError
 from fusetk.fusion.base import LayerFusion
 from fusetk.models import MODELS
 from fusetk.models.connect.linear import LinearConnection
@@ -86,5 +87,5 @@ def test_a_fusion_that_returns_another_shape_is_named() -> None:
             return layers[-1][..., 1:]
 
     fusion = Shortened(LayerFusion.Config(kind="x"), [4, 4], 4, "decoder.fuse")
-    with pytest.raises(ValueError, match=r"Shortened.fuse \(decoder.fuse\) returned .*\(2, 3\)"):
+    with pytest.raises(ConfigError, match=r"Shortened \(decoder.fuse\) returned .*\(2, 3\)"):
         fusion([torch.zeros(2, 4)] * 2)

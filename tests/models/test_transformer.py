@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -126,10 +126,12 @@ class ScaledEncoderLayer(TransformerEncoderLayer):
         ("decoder.layers.0.ffn.hidden", ScaledLinear),
         ("decoder.layers.0.ffn", None),
         ("encoder.layers.0.attention.project", None),
+        ("decoder.layers.0.ffn", "patch"),
+        ("encoder.layers.0.attention.out", "patch"),
     ],
 )
 def test_inference_computes_changed_modules_and_hooks(
-    place: str, kind: type[nn.Module] | None
+    place: str, kind: type[nn.Module] | Literal["patch"] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
     model = Transformer(config(dropout=0), 9, 9).eval()
@@ -139,6 +141,9 @@ def test_inference_computes_changed_modules_and_hooks(
     unchanged = model(source, mask, target).detach()
     if kind is None:
         module.register_forward_hook(lambda module, args, result: 5 * result)
+    elif kind == "patch":
+        forward = module.forward
+        monkeypatch.setattr(module, "forward", lambda x: 5 * forward(x))
     else:
         module.__class__ = kind
     expected = model(source, mask, target).detach()  # with gradients: the ordinary code

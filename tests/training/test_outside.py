@@ -24,6 +24,7 @@ from fusetk.runs import EMA, MODEL, code_checksums
 from fusetk.system import build as build_model
 from fusetk.system import load_model
 from fusetk.train import train
+from fusetk.training import optim
 from fusetk.training.average import average
 from fusetk.training.checkpoint import load_optimizer, optimizer_tensors
 from fusetk.training.optim import build, configured_by
@@ -381,5 +382,15 @@ def test_a_fusion_must_return_a_tensor_of_the_shape_of_the_layers() -> None:
                 return result
 
         fusion = Wrong(LayerFusionConfig(kind="wrong"), [4, 4], 4, "decoder.fuse")
-        with pytest.raises(ValueError, match=rf"Wrong\.fuse \(decoder\.fuse\) returned {message}"):
+        with pytest.raises(ConfigError, match=rf"Wrong \(decoder\.fuse\) returned {message}"):
             fusion([torch.ones(2, 4)] * 2)
+
+
+def of_the_first(config: ComponentConfig, parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([next(parameters)], lr=0.0)
+
+
+def test_an_optimiser_has_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(optim.OPTIMIZERS, "first", of_the_first)
+    with pytest.raises(ConfigError, match="of 1 parameters, and 1 others would not be trained"):
+        build(ComponentConfig(kind="first"), nn.Linear(2, 2).parameters())

@@ -124,10 +124,13 @@ class Connection(nn.Module):
     Config: type[ConnectConfig] = ConnectConfig
     residual = True
     """Whether layers add their input to their output. Only the layers of ``conv`` read it."""
+    config: Any
+    """The options, an object of the class ``Config``."""
 
     def __init__(self, config: ConnectConfig, name: str):
         """``name`` is the prefix of the tensors that are recorded with ``fusetk.trace``."""
         super().__init__()
+        self.config = config
         self.name = name
 
     def initialise(self) -> None:
@@ -142,11 +145,11 @@ class Connection(nn.Module):
 
         ``starts_block``: the layers that are registered after it cannot read earlier outputs.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method register_output")
 
     def register_input(self) -> int:
         """Announce a layer that reads the outputs registered so far; return its input width."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method register_input")
 
     def register_end(self) -> int:
         """Announce that ``end`` will be called; return the width of its result."""
@@ -158,11 +161,11 @@ class Connection(nn.Module):
         ``layer_input`` is the input that ``forward`` made for the layer; None for the embedding and
         for the first output of a block. The old outputs must not be used again.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method append")
 
     def forward(self, outputs: Any) -> Any:
         """Return the input of the next layer: (..., D), or ``LayerInputs``."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method forward")
 
     def end(self, outputs: Any) -> Any:
         """Return the input (..., D) that one more layer would receive."""

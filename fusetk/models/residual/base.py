@@ -105,6 +105,8 @@ class Residual(nn.Module):
     """The residual connection of one sub-layer f, with its normalisation and dropout."""
 
     Config: type[ResidualConfig] = ResidualConfig
+    config: Any
+    """The options, an object of the class ``Config``."""
     Ends: type[StreamEnds] = StreamEnds
     spans_layers = False
     """Whether the stream is not one tensor, so that it must flow from layer to layer."""
@@ -114,6 +116,7 @@ class Residual(nn.Module):
 
     def __init__(self, config: ResidualConfig, sublayer: SubLayer):
         super().__init__()
+        self.config = config
         self.name = sublayer.name
         self.norm: nn.Module = nn.Identity()
         if sublayer.norm != "none":

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fusetk.errors import ConfigError
 from fusetk.nn.dropout_mask import DropoutMask
 from fusetk.nn.fused.build import library
 from fusetk.nn.fused.structs import (
@@ -264,8 +265,21 @@ def attend(
     dropout_mask: DropoutMask | None,
 ) -> Tensor:
     """Return the contexts (1, N, D) of packed queries; see ``nn.packed_attention``."""
+    _check_rows(projected, layout.rows)
+    if keys_values is not None and layout.source is not None:
+        _check_rows(keys_values, layout.source)
     result: Tensor = _Attend.apply(projected, keys_values, layout, dropout_mask)
     return result
+
+
+def _check_rows(x: Tensor, layout: Rows) -> None:
+    """Raise ConfigError unless x has the rows of its layout, which the kernels read."""
+    if x.shape[:2] != (1, len(layout.places)):
+        raise ConfigError(
+            f"attention in training received the shape {tuple(x.shape)} instead of (1, "
+            f"{len(layout.places)}, {x.shape[-1]}): a part of the model returned another number of "
+            "positions than it received"
+        )
 
 
 class _Attend(torch.autograd.Function):

@@ -1,0 +1,35 @@
+"""Checks of what a part of a model returns, so that an error names the part."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from fusetk.errors import ConfigError
+
+
+def check_output(output: Any, positions: Sequence[int], width: int, part: nn.Module) -> None:
+    """Raise ConfigError unless the part returned a tensor of the shape (*positions, width).
+
+    The kernels read this number of rows. An attribute ``name`` of the part, such as
+    ``encoder.connect``, is its place in the model.
+    """
+    shape = (*positions, width)
+    if isinstance(output, Tensor) and output.shape == shape:
+        return
+    returned = f"the type {type(output).__name__}"
+    if isinstance(output, Tensor):
+        returned = f"the shape {tuple(output.shape)}"
+    name = getattr(part, "name", "")
+    place = f" ({name})" if isinstance(name, str) and name else ""
+    raise ConfigError(
+        f"{class_name(part)}{place} returned {returned}; it must return a tensor of the shape "
+        f"{shape}"
+    )
+
+
+def class_name(part: nn.Module) -> str:
+    """Return the name of the class of a part, with its module if this is outside fusetk."""
+    cls = type(part)
+    is_own = cls.__module__.partition(".")[0] == "fusetk"
+    return cls.__qualname__ if is_own else f"{cls.__module__}:{cls.__qualname__}"

@@ -1,0 +1,314 @@
+"""The verification of models with classes outside fusetk."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor, nn
+
+from fusetk.cli.main import main
+from fusetk.errors import ConfigError
+from fusetk.fusion.base import Fusion, FusionConfig
+from fusetk.models.attend import AttendedSources
+from fusetk.models.connect.base import SourcesConnection
+from fusetk.models.residual.plain import PlainResidual
+from fusetk.models.seq2seq import Memory, Seq2Seq
+from fusetk.models.transformer import Transformer, TransformerDecoderLayer, TransformerEncoderLayer
+from fusetk.nn.dropout import Dropout
+from fusetk.nn.packed_attention import packed_attention
+from fusetk.nn.rows import AttentionLayout, Rows
+from fusetk.training.verify import verify
+from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_keeps_the_rules(name: str) -> None:
+    model = SYSTEMS[name]().train()
+    before = torch.get_rng_state()
+    verify(model, SOURCE_SIZE, TARGET_SIZE, ["a:B"])
+    assert model.training and torch.equal(before, torch.get_rng_state())
+
+
+class Plain(Fusion):
+    """The highest layer."""
+
+    def __init__(self, config: FusionConfig, widths: Sequence[int], width: int, name: str):
+        super().__init__(config, widths, width, name)
+        self.passes = 0
+
+    def forward(self, history: Sequence[Tensor]) -> Any:
+        return history[-1]
+
+
+class MeanOfPositions(Plain):
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return history[-1] + history[-1].mean(1, keepdim=True)
+
+
+class SumOfPasses(Plain):
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        self.passes += 1
+        return history[-1] * self.passes
+
+
+class EarlierPositions(Plain):
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        """(1, N, D) or (B, T, D): the sum of all positions up to each one."""
+        return history[-1].cumsum(-2)
+
+
+class EarlierSentences(Plain):
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        """In packed sentences (1, N, D), positions read those of other sentences."""
+        x = history[-1]
+        return x + x.mean(1, keepdim=True) if len(x) == 1 and x.shape[1] > 8 else x
+
+
+class ListOfModules(Plain):
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.maps = [nn.Linear(16, 16)]
+
+
+class WeightAsAttribute(Plain):
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.scale = torch.ones(16, requires_grad=True)
+
+
+class SharedModule(Plain):
+    """A module that is also registered elsewhere, and values without weights."""
+
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.map = nn.Linear(16, 16)
+        self.order = [self.map, self.map.weight]
+        self.constants = {"a": torch.ones(3), "b": 1}
+
+
+class Shorter(Plain):
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return history[-1][:, 1:]
+
+
+class Pair(Plain):
+    def forward(self, history: Sequence[Tensor]) -> Any:
+        return history[-1], None
+
+
+class Failing(Plain):
+    def forward(self, history: Sequence[Tensor]) -> Any:
+        return history["top"]  # type: ignore[call-overload]
+
+
+class NotFinite(Plain):
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return history[-1] / 0 * 0
+
+
+class AverageConnection(SourcesConnection):
+    """The mean of the outputs, (B, 1, D) instead of (B, T, D)."""
+
+    def register_input(self) -> int:
+        return self.width
+
+    def forward(self, outputs: Any) -> Tensor:
+        return torch.stack(outputs).mean(0).mean(1, keepdim=True)
+
+
+class Narrow(PlainResidual):
+    def after(self, stream: Tensor, y: Tensor) -> Tensor:
+        return super().after(stream, y)[..., 1:]
+
+
+class NoList(AttendedSources):
+    @property
+    def widths(self) -> Sequence[int]:
+        return [self.output_width]
+
+    def sources(self, memory: Memory) -> Any:
+        return memory.output
+
+
+class HalfOfPositions(NoList):
+    def sources(self, memory: Memory) -> list[Tensor]:
+        return [memory.output[:, ::2]]
+
+
+class Unpadded(TransformerEncoderLayer):
+    """A convolution over positions, which reads the padding and other packed sentences."""
+
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.mix = nn.Conv1d(self.width, self.width, 3, padding=1)
+
+    def forward(self, x: Tensor, context: Any) -> tuple[Tensor, None]:
+        return super().forward(self.mix(x.mT).mT, context)
+
+
+class LaterPositions(TransformerDecoderLayer):
+    def forward(self, x: Tensor, context: Any) -> Any:
+        return super().forward(x.roll(-1, 1), context)
+
+
+class OwnLayers(Transformer):
+    layer: Callable[..., Any]
+
+    def encoder_layer(self, config, residuals, planned, name, input_width):
+        if issubclass(self.layer, TransformerEncoderLayer):
+            return self.layer(config, name, input_width, planned.width, residuals)
+        return super().encoder_layer(config, residuals, planned, name, input_width)
+
+    def decoder_layer(self, config, residuals, planned, name, input_width):
+        if issubclass(self.layer, TransformerDecoderLayer):
+            widths = self.attend.widths
+            return self.layer(config, name, input_width, planned.width, widths, residuals)
+        return super().decoder_layer(config, residuals, planned, name, input_width)
+
+
+class UnpaddedLayers(OwnLayers):
+    packs = True
+    layer = Unpadded
+
+
+class LaterLayers(OwnLayers):
+    packs = False
+    layer = LaterPositions
+
+
+def refusal(site: str, kind: type | str) -> str:
+    """Return the error about a small Transformer with the class ``kind`` at ``site``."""
+    name = kind if isinstance(kind, str) else f"{__name__}:{kind.__name__}"
+    config: dict[str, Any] = {"width": 16, "heads": 2, "ffn": 16, "dropout": 0.1}
+    sides: dict[str, Any] = {"encoder": {"layers": 2}, "decoder": {"layers": 2}}
+    if site == "kind":
+        config["kind"] = name
+    else:
+        side, _, key = site.partition(".")
+        sides[side][key] = {"kind": name}
+    with pytest.raises(ConfigError) as caught:
+        verify(built({**config, **sides}), 20, 20, [name])
+    assert name in str(caught.value) or site in str(caught.value)
+    return str(caught.value)
+
+
+def built(options: dict[str, Any]) -> Seq2Seq:
+    config_class = Transformer.Config
+    name = options.pop("kind", "transformer")
+    cls = Transformer if name == "transformer" else globals()[name.partition(":")[2]]
+    torch.manual_seed(1)
+    model: Seq2Seq = cls(config_class.model_validate(options), 20, 20)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("site", "kind", "error"),
+    [
+        ("encoder.fuse", MeanOfPositions, "alone and in a batch"),
+        ("decoder.fuse", MeanOfPositions, "token by token"),
+        ("decoder.fuse", SumOfPasses, "token by token"),
+        ("decoder.fuse", EarlierPositions, "token by token"),
+        ("decoder.fuse", EarlierSentences, "packed sentences"),
+        ("decoder.fuse", Shorter, r"Shorter \(decoder.fuse\) returned the shape \(3, 6, 16\)"),
+        ("decoder.fuse", ListOfModules, r"ListOfModules.maps holds a Linear directly"),
+        ("encoder.fuse", WeightAsAttribute, r"WeightAsAttribute.scale holds a Tensor directly"),
+        ("encoder.fuse", Pair, r"Pair \(encoder.fuse\) returned the type tuple"),
+        ("decoder.fuse", Failing, r"cannot compute: TypeError: .*test_verify.py, line \d+\)"),
+        ("decoder.fuse", NotFinite, "not finite before any update"),
+        ("encoder.connect", AverageConnection, r"\(encoder.connect\) returned the shape \(3, 1"),
+        ("decoder.connect", AverageConnection, r"\(decoder.connect\) returned the shape \(3, 1"),
+        ("encoder.residual", Narrow, "cannot compute: RuntimeError"),
+        ("decoder.attend", NoList, r"NoList \(decoder.attend\) returned no list of sources"),
+        ("decoder.attend", HalfOfPositions, r"HalfOfPositions.* returned the shape \(3, 4, 16\)"),
+        ("kind", UnpaddedLayers, "alone and in a batch"),
+        ("kind", LaterLayers, "token by token"),
+    ],
+)
+def test_a_class_that_breaks_a_rule_is_refused(site: str, kind: type, error: str) -> None:
+    assert re.search(error, refusal(site, kind))
+
+
+def test_modules_and_constants_may_be_in_lists() -> None:
+    config = {"layers": 2, "fuse": {"kind": f"{__name__}:SharedModule"}}
+    verify(built({"width": 16, "heads": 2, "decoder": config}), 20, 20, ["a:B"])
+
+
+BROKEN = """
+from fusetk.fusion.base import Fusion
+
+
+class Later(Fusion):
+    def forward(self, history):
+        return history[-1].roll(-1, 1)
+
+
+class NoInit(Fusion):
+    def __init__(self, config, widths, width, name):
+        pass
+
+
+class NaNInTraining(Fusion):
+    def forward(self, history):
+        return history[-1] / (0 if self.training else 1)
+
+
+class Fails(Fusion):
+    def __init__(self, config, widths, width, name):
+        super().__init__(config, widths, width, name)
+        self.missing = widths[100]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("Later", "broken_rule:Later breaks a rule"),
+        ("NaNInTraining", "the first 5 updates had no finite gradient: the new model computes NaN"),
+        ("NoInit", "broken_rule:NoInit cannot be built: AttributeError.* call super"),
+        ("Fails", r"cannot be built: IndexError: .*broken_rule.py, line \d+\)"),
+    ],
+)
+def test_training_refuses_a_class_that_is_wrong(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: str
+) -> None:
+    (tmp_path / "broken_rule.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    setting = f"model.decoder.fuse=broken_rule:{name}"
+    run = tmp_path / "run"
+    result = CliRunner().invoke(main, ["train", str(toy), "--set", setting, "-r", str(run)])
+    assert result.exit_code != 0 and re.search(error, result.stderr)
+
+
+class DrawnSources(NoList):
+    """The output of the encoder through a map of ones."""
+
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.map = nn.Linear(self.output_width, self.output_width)
+
+    def initialise(self) -> None:
+        nn.init.ones_(self.map.weight)
+
+    def sources(self, memory: Memory) -> list[Tensor]:
+        return [self.map(memory.output)]
+
+
+def test_an_attention_to_the_encoder_may_set_its_weights() -> None:
+    kind = f"{__name__}:DrawnSources"
+    model = built({"width": 16, "heads": 2, "decoder": {"layers": 2, "attend": {"kind": kind}}})
+    verify(model, 20, 20, [kind])
+    assert isinstance(model, Transformer) and isinstance(model.attend, DrawnSources)
+    assert (model.attend.map.weight == 1).all() and model.attend.config.kind == kind
+
+
+def test_a_wrong_number_of_rows_does_not_reach_the_kernel_of_attention() -> None:
+    rows = Rows.of(torch.arange(6), (2, 3))
+    layout = AttentionLayout(8, 2, rows, own=True, causal=False)
+    projected = torch.randn(1, 6, 24)
+    assert packed_attention(layout, projected, None, Dropout(0.0)).shape == (1, 6, 8)
+    with pytest.raises(ConfigError, match=r"received the shape \(1, 3, 24\) instead of \(1, 6, 24"):
+        packed_attention(layout, projected[:, ::2], None, Dropout(0.0))
