@@ -22,6 +22,8 @@ from fusetk.cli.main import main as fusetk_command
 from fusetk.config import FOREIGN_KEYS, Config, fusetk_key
 from fusetk.fusion import build_fusion
 from fusetk.models import build_model
+from fusetk.training.schedule import build as build_schedule
+from fusetk.training.verify import verify
 from tools import config_page, diagrams, figures
 
 ROOT = Path(__file__).parent.parent
@@ -395,6 +397,25 @@ def test_the_fusion_on_the_page_extending(
     layers = torch.randn(3, 5, 4)
     expected = (layers * (weights / 0.5).softmax(0)[:, None]).sum(0)
     torch.testing.assert_close(fusion(list(layers)), expected)
+
+
+def test_the_parts_on_the_page_extending(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = [text for _, text in blocks(ROOT / "docs/extending.md")]
+    [code] = [text for text in pieces if text.startswith("# my_parts.py")]
+    (tmp_path / "my_parts.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = ["model.decoder.attend=my_parts:MeanOfTwo"]
+    for side in ("encoder", "decoder"):
+        settings.append(f"model.{side}.connect=my_parts:MeanConnection")
+        settings.append(f"model.{side}.residual=my_parts:GatedResidual")
+    loaded = recipe.load(
+        toy, [*settings, "training.stages.0.schedule={kind: 'my_parts:Inverse', peak: 0.1}"]
+    )
+    verify(build_model(loaded.model, 20, 20), 20, 20, ["my_parts"])
+    schedule = build_schedule(loaded.training.stages[0].schedule, 16)
+    assert [schedule.rate(t) for t in (1, 4)] == [0.1, 0.025]
 
 
 # The site -----------------------------------------------------------------------------------------
