@@ -34,6 +34,7 @@ INSTRUCTIONS = (
 )
 SIZE = 1024  # rows and columns of the matrices of a large product
 UNUSABLE = "cannot be written"  # state of a cache folder
+BUSY = 0.8  # load from which other programs disturb
 SECONDS = 0.3  # duration of the measurement of a product
 
 
@@ -47,6 +48,7 @@ def examine(
     ``measure_again``, the stored choices for this number of threads are deleted first; raises
     OSError if that is impossible.
     """
+    load = _load()  # before the measurements
     if threads:
         torch.set_num_threads(threads)
     if measure_again:
@@ -60,6 +62,7 @@ def examine(
         "instructions": [name for name in INSTRUCTIONS if name in instructions().split()],
         "threads": torch.get_num_threads(),
         "processors": processors,
+        "load": load,
         "memory_gb": _memory(),
         "gpus": _gpus(),
         "kernels": {name: _kernel(name) for name in KERNELS},
@@ -75,6 +78,13 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _load() -> float | None:
+    """Return the mean number of processes that computed or waited for it in the last minute."""
+    with suppress(OSError, AttributeError):  # not on this system
+        return round(os.getloadavg()[0], 1)
+    return None
 
 
 def _memory() -> dict[str, float | None]:
@@ -169,6 +179,14 @@ def _advice(description: dict[str, Any]) -> list[str]:
         advice.append(
             f"PyTorch uses {threads} of {processors} processors: set --threads {processors}, or "
             "OMP_NUM_THREADS"
+        )
+    load = description["load"]
+    if threads > 1 and load is not None and load >= BUSY:
+        advice.append(
+            f"other programs computed in the last minute (load {load}): beside them, training and "
+            f"decoding with {threads} threads are several times slower, because the threads wait "
+            "for each other. End these programs, give less --threads, or set the environment "
+            "variable GOMP_SPINCOUNT=1000"
         )
     rates = description["gflops"]
     if rates["bf16"] is None or rates["bf16"] < 1.2 * rates["float32"]:

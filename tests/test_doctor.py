@@ -113,3 +113,16 @@ def test_advice_about_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusetk.cli.doctor.processors", lambda: 64)
     description = examined("--threads", "1")
     assert any("uses 1 of 64 processors" in sentence for sentence in description["advice"])
+
+
+@pytest.mark.parametrize(
+    ("load", "threads", "is_slow"), [(1.2, 2, True), (1.2, 1, False), (0.3, 2, False)]
+)
+def test_advice_about_other_programs(
+    monkeypatch: pytest.MonkeyPatch, load: float, threads: int, is_slow: bool
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("fusetk.cli.doctor.processors", lambda: 2)
+    description = examined("--threads", str(threads))
+    assert description["load"] == load
+    assert any("other programs computed" in text for text in description["advice"]) == is_slow

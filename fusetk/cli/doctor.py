@@ -41,6 +41,7 @@ def _lines(description: dict[str, Any]) -> list[str]:
         f"processor: {description['processor']}",
         f"instructions: {' '.join(description['instructions']) or 'unknown'}",
         f"threads: {description['threads']} of {description['processors']} processors",
+        f"load: {_or_unknown(description['load'])}",
         f"memory: {_or_unknown(memory['total'])} GB, {_or_unknown(memory['available'])} available",
         "GPUs: " + ("; ".join(description["gpus"]) or "none"),
         "",
