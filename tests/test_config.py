@@ -14,6 +14,7 @@ from fusetk.cli.main import main
 from fusetk.config import ComponentConfig, Config, component, field_docs, source
 from fusetk.data.config import ALTERNATIVES, BPEConfig, DataConfig, load_document
 from fusetk.errors import ConfigError, ImportFailed
+from fusetk.models.connect import ConnectConfig
 from fusetk.recipe import load
 
 
@@ -322,6 +323,14 @@ def test_an_error_about_several_keys_names_their_places(toy: Path, tmp_path: Pat
         load(toy, ["model.decoder.attend=dense-sum", "model.encoder.fuse=average"])
     with pytest.raises(ConfigError, match=r"joint: true  \[--set model.tie=all\]$"):
         load(toy, ["model.tie=all"])
+
+
+@pytest.mark.filterwarnings("ignore:Field name")  # a warning of pydantic
+@pytest.mark.parametrize("name", ["check", "width", "summary", "separate_inputs", "copy"])
+def test_an_option_cannot_replace_a_method(name: str) -> None:
+    with pytest.raises(TypeError, match=f"the option '{name}' of Own has the name of a method"):
+        type("Own", (ConnectConfig,), {"__annotations__": {name: int}, "__module__": __name__})
+    type("Own", (ConnectConfig,), {"__annotations__": {"own": int}, "__module__": __name__})
 
 
 def test_a_kind_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ ALLOWED = {
         "evaluation",
         "decoding",
         "models",
+        "fusion",
         "data",
         "nn",
         "processes",

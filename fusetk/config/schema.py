@@ -32,6 +32,19 @@ class Config(BaseModel):
     # the classes.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Raise TypeError if an option has the name of a method, which it would replace."""
+        super().__pydantic_init_subclass__(**options)
+        for name in cls.model_fields:
+            for base in cls.__mro__[1:]:
+                if name not in vars(base) or name in getattr(base, "model_fields", {}):
+                    continue
+                raise TypeError(
+                    f"the option {name!r} of {cls.__name__} has the name of a method of "
+                    f"{base.__name__}: rename the option"
+                )
+
     @model_validator(mode="before")
     @classmethod
     def _correct_scalars(cls, values: Any) -> Any:

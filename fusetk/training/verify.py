@@ -6,6 +6,7 @@ translations are wrong.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from fusetk.config import place_outside_libraries
 from fusetk.data.batch import pad
 from fusetk.errors import ConfigError, FusetkError
+from fusetk.fusion.base import LayerFusion
+from fusetk.models.residual import Residual, StreamEnds
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.nested import select
 from fusetk.nn.outputs import class_name
@@ -32,11 +35,8 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
     the error. The model and the random numbers stay as they are.
     """
     names = " or ".join(kinds)
-    if unregistered := next(_unregistered(model), None):
-        raise ConfigError(
-            f"{unregistered}, so it is not part of the model: it is neither trained nor saved. Use "
-            "nn.ModuleList, nn.ModuleDict, nn.Parameter or nn.ParameterList"
-        )
+    for problem in _wrong_classes(model):
+        raise ConfigError(problem)
     training = model.training
     model.eval()
     try:
@@ -66,12 +66,32 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
         model.train(training)
 
 
-def _unregistered(model: Seq2Seq) -> Iterator[str]:
-    """Yield the values of classes outside fusetk that hold weights which torch does not see."""
+def _wrong_classes(model: Seq2Seq) -> Iterator[str]:
+    """Yield a sentence for each mistake in a class outside fusetk that needs no computation."""
     registered = {id(part) for part in (*model.modules(), *model.parameters())}
     for module in model.modules():
         if type(module).__module__.partition(".")[0] in ("fusetk", "torch"):
             continue
+        cls: Any = type(module)
+        if (
+            isinstance(module, LayerFusion)
+            and cls.fuse is LayerFusion.fuse
+            and cls.forward is not LayerFusion.forward
+        ):
+            yield (
+                f"{class_name(module)} replaces forward of LayerFusion, so the options norm, "
+                "norm_layers and add_top would have no effect: implement fuse instead, or make it "
+                "a subclass of Fusion"
+            )
+        if (
+            isinstance(module, Residual)
+            and cls.Ends.open is not StreamEnds.open
+            and not cls.spans_layers
+        ):
+            yield (
+                f"the stream of {class_name(module)} is not one tensor, because its Ends has a "
+                "method open: set spans_layers = True"
+            )
         for name, value in vars(module).items():
             if name.startswith("_"):  # those of nn.Module
                 continue
@@ -80,7 +100,11 @@ def _unregistered(model: Seq2Seq) -> Iterator[str]:
             for part in parts:
                 is_weight = isinstance(part, Tensor) and part.requires_grad
                 if (is_weight or isinstance(part, nn.Module)) and id(part) not in registered:
-                    yield f"{class_name(module)}.{name} holds a {type(part).__name__} directly"
+                    yield (
+                        f"{class_name(module)}.{name} holds a {type(part).__name__} that is not "
+                        "registered, so it is neither trained nor saved: use nn.ModuleList, "
+                        "nn.ModuleDict, nn.Parameter or nn.ParameterList"
+                    )
 
 
 def _computations(

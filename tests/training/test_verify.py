@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from fusetk.cli.main import main
 from fusetk.errors import ConfigError
-from fusetk.fusion.base import Fusion, FusionConfig
+from fusetk.fusion.base import Fusion, FusionConfig, LayerFusion
 from fusetk.models.attend import AttendedSources
 from fusetk.models.connect.base import SourcesConnection
+from fusetk.models.residual import StreamEnds
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.seq2seq import Memory, Seq2Seq
 from fusetk.models.transformer import Transformer, TransformerDecoderLayer, TransformerEncoderLayer
@@ -78,6 +79,20 @@ class WeightAsAttribute(Plain):
     def __init__(self, *options: Any):
         super().__init__(*options)
         self.scale = torch.ones(16, requires_grad=True)
+
+
+class ForwardOnly(LayerFusion):
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return history[-1]
+
+
+class PairEnds(StreamEnds):
+    def open(self, x: Tensor) -> Any:
+        return x, x
+
+
+class TwoTensors(PlainResidual):
+    Ends = PairEnds
 
 
 class SharedModule(Plain):
@@ -214,8 +229,18 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.fuse", EarlierPositions, "token by token"),
         ("decoder.fuse", EarlierSentences, "packed sentences"),
         ("decoder.fuse", Shorter, r"Shorter \(decoder.fuse\) returned the shape \(3, 6, 16\)"),
-        ("decoder.fuse", ListOfModules, r"ListOfModules.maps holds a Linear directly"),
-        ("encoder.fuse", WeightAsAttribute, r"WeightAsAttribute.scale holds a Tensor directly"),
+        (
+            "decoder.fuse",
+            ListOfModules,
+            "ListOfModules.maps holds a Linear that is not reg",
+        ),
+        (
+            "encoder.fuse",
+            WeightAsAttribute,
+            "AsAttribute.scale holds a Tensor that is not reg",
+        ),
+        ("encoder.fuse", ForwardOnly, "replaces forward of LayerFusion"),
+        ("decoder.residual", TwoTensors, "set spans_layers = True"),
         ("encoder.fuse", Pair, r"Pair \(encoder.fuse\) returned the type tuple"),
         ("decoder.fuse", Failing, r"cannot compute: TypeError: .*test_verify.py, line \d+\)"),
         ("decoder.fuse", NotFinite, "not finite before any update"),
