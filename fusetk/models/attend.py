@@ -27,6 +27,8 @@ class AttendedSources(nn.Module):
     Config: type[ComponentConfig] = ComponentConfig
     config: Any
     """The options, an object of the class ``Config``."""
+    name = "decoder.attend"
+    """Its place in the model, for errors."""
     reads_output = False
     """Whether the decoder attends to the output of the encoder's stack."""
     layer_by_layer = False
@@ -68,7 +70,7 @@ class AttendedSources(nn.Module):
         if not isinstance(sources, list | tuple) or len(sources) != len(self.widths):
             number = f"{len(sources)} " if isinstance(sources, list | tuple) else "no list of "
             raise ConfigError(
-                f"{class_name(self)} (decoder.attend) returned {number}sources; `widths` announces "
+                f"{class_name(self)} ({self.name}) returned {number}sources; `widths` announces "
                 f"{len(self.widths)}"
             )
         for source, width in zip(sources, self.widths, strict=True):

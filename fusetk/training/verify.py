@@ -35,6 +35,11 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
     the error. The model and the random numbers stay as they are.
     """
     names = " or ".join(kinds)
+    if next(model.parameters(), None) is None:
+        raise ConfigError(
+            f"a model with {names} has no parameters: does its __init__ call super().__init__ with "
+            "all arguments?"
+        )
     for problem in _wrong_classes(model):
         raise ConfigError(problem)
     training = model.training
