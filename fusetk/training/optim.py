@@ -239,14 +239,14 @@ def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Op
     """
     import torch
 
-    given = list(parameters)
-    optimizer = builder(config.kind)(config, iter(given))
+    all_parameters = list(parameters)
+    optimizer = builder(config.kind)(config, iter(all_parameters))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"{config.kind} returned {type(optimizer).__name__}, which is not an optimiser: return "
             "a torch.optim.Optimizer"
         )
-    groups = [group["params"] if isinstance(group, dict) else [group] for group in given]
+    groups = [group["params"] if isinstance(group, dict) else [group] for group in all_parameters]
     expected = {id(parameter) for group in groups for parameter in group}
     updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if missing := len(expected - updated):
