@@ -34,7 +34,7 @@ INSTRUCTIONS = (
 )
 SIZE = 1024  # rows and columns of the matrices of a large product
 UNUSABLE = "cannot be written"  # state of a cache folder
-BUSY = 0.8  # load from which other programs disturb
+BUSY = 0.8  # load from which other programs may disturb
 SECONDS = 0.3  # duration of the measurement of a product
 
 
@@ -81,7 +81,10 @@ def _version(package: str) -> str:
 
 
 def _load() -> float | None:
-    """Return the mean number of processes that computed or waited for it in the last minute."""
+    """Return the mean number of processes in the last minute that ran or waited for a processor.
+
+    None if it is unknown.
+    """
     with suppress(OSError, AttributeError):  # not on this system
         return round(os.getloadavg()[0], 1)
     return None
@@ -181,10 +184,10 @@ def _advice(description: dict[str, Any]) -> list[str]:
             "OMP_NUM_THREADS"
         )
     load = description["load"]
-    if threads > 1 and load is not None and load >= BUSY:
+    if threads > 1 and load is not None and load >= BUSY and threads + load > processors:
         advice.append(
-            f"other programs computed in the last minute (load {load}): beside them, training and "
-            f"decoding with {threads} threads are several times slower, because the threads wait "
+            f"the load of the last minute is {load}: if other programs compute now, training and "
+            f"decoding with {threads} threads may be several times slower, because threads wait "
             "for each other. End these programs, give less --threads, or set the environment "
             "variable GOMP_SPINCOUNT=1000"
         )

@@ -66,3 +66,9 @@ class Interrupted(FusetkError):
     """A signal stopped the command. Everything up to the last update is saved."""
 
     exit_code = EX_TEMPFAIL
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error means that the memory of a device or of the host does not suffice."""
+    messages = ("out of memory", "can't allocate memory", "_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in messages)

@@ -97,9 +97,9 @@ def load(
 
     ``device`` is auto, cpu, cuda or cuda:N; the default is that of the commands. ``precision`` is
     fp32, bf16, or int8 (Transformers on CPU). With ``raw`` the raw weights are loaded instead of
-    their moving average (EMA). With ``kernels=False`` a float32 model keeps its parameters, which
-    can be read and changed; otherwise the linear maps of its layers may have packed copies for the
-    kernels on CPU. ``settings`` are keys of the section ``decoding``. Raises FusetkError if a model
+    their moving average (EMA). With ``kernels=False``, a float32 model keeps its parameters, so
+    that a program can change them. Otherwise, on a CPU, its linear maps may be packed copies for
+    the kernels. ``settings`` are keys of the section ``decoding``. Raises FusetkError if a model
     cannot be loaded.
     """
     paths = [path] if isinstance(path, Path | str) else list(path)
@@ -210,7 +210,7 @@ def load_ensemble(
 ) -> Ensemble:
     """Load models with weights of ``precision``, one of ``PRECISIONS``.
 
-    With ``kernels=False`` the maps of float32 models are not replaced by maps in kernels.
+    With ``kernels=False``, float32 models keep their parameters; see ``load``.
     ``report`` gets a line for each model. Raises ConfigError if the precision is unknown, if int8
     does not support the device or a model, if ``raw`` has no effect, or if the vocabularies of the
     models differ, and the errors of ``load_model``.

@@ -15,7 +15,7 @@ from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import UNITS
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
-from fusetk.errors import ConfigError, FusetkError, Interrupted
+from fusetk.errors import ConfigError, FusetkError, Interrupted, out_of_memory
 from fusetk.files import write_if_changed
 from fusetk.machine import (
     Choices,
@@ -53,7 +53,6 @@ from fusetk.training.progress import Progress
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
 from fusetk.training.start import start_from
-from fusetk.training.step import out_of_memory
 from fusetk.training.validation import Validator
 from fusetk.training.verify import verify
 
@@ -194,6 +193,8 @@ def _build_model(
     try:
         model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
         shards = recipe.training.shard and execution.world.size > 1
+        if recipe.training.start_from is not None and not resuming:
+            lines = start_from(model, Path(recipe.training.start_from), pipeline).lines()
         if kinds := sorted(outside_kinds(recipe.model.model_dump())):
             verify(
                 model if shards else model.to(execution.device),
@@ -201,8 +202,6 @@ def _build_model(
                 len(pipeline.target_vocab),
                 kinds,
             )
-        if recipe.training.start_from is not None and not resuming:
-            lines = start_from(model, Path(recipe.training.start_from), pipeline).lines()
         if recipe.training.compile:
             compile_layers(model)
         if shards:

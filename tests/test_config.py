@@ -327,8 +327,8 @@ def test_an_error_about_several_keys_names_their_places(toy: Path, tmp_path: Pat
 
 @pytest.mark.filterwarnings("ignore:Field name")  # a warning of pydantic
 @pytest.mark.parametrize("name", ["check", "width", "summary", "separate_inputs", "copy"])
-def test_an_option_cannot_replace_a_method(name: str) -> None:
-    with pytest.raises(TypeError, match=f"the option '{name}' of Own has the name of a method"):
+def test_an_option_cannot_replace_an_attribute(name: str) -> None:
+    with pytest.raises(TypeError, match=f"the option '{name}' of Own has the name of an attribute"):
         type("Own", (ConnectConfig,), {"__annotations__": {name: int}, "__module__": __name__})
     type("Own", (ConnectConfig,), {"__annotations__": {"own": int}, "__module__": __name__})
 

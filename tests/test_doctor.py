@@ -116,13 +116,14 @@ def test_advice_about_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "threads", "is_slow"), [(1.2, 2, True), (1.2, 1, False), (0.3, 2, False)]
+    ("load", "threads", "processors", "is_slow"),
+    [(1.2, 2, 2, True), (1.2, 1, 2, False), (0.3, 2, 2, False), (1.2, 2, 8, False)],
 )
 def test_advice_about_other_programs(
-    monkeypatch: pytest.MonkeyPatch, load: float, threads: int, is_slow: bool
+    monkeypatch: pytest.MonkeyPatch, load: float, threads: int, processors: int, is_slow: bool
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr("fusetk.cli.doctor.processors", lambda: 2)
+    monkeypatch.setattr("fusetk.cli.doctor.processors", lambda: processors)
     description = examined("--threads", str(threads))
     assert description["load"] == load
-    assert any("other programs computed" in text for text in description["advice"]) == is_slow
+    assert any("other programs compute now" in text for text in description["advice"]) == is_slow

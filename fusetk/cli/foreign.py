@@ -21,7 +21,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "buffer_size": ("--chunk",),
     "chunk_size": ("--chunk",),
     "coverage_penalty": ("--coverage-penalty",),
-    "cpu": ("--device",),
+    "cpu": ("--device cpu",),
     "cpu_threads": ("--threads", "--jobs"),
     "cuda": ("--device",),
     "device_id": ("--device",),
@@ -40,7 +40,6 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "greedy": ("--beam 1",),
     "input": ("--input",),
     "int8shiftAlphaAll": ("--precision int8",),
-    "json_input": ("--constraints",),
     "lang": ("--language",),
     "length_penalty": ("-n",),
     "length_penalty_alpha": ("-n",),
@@ -95,10 +94,12 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "workers": ("--jobs", "--threads"),
 }
 
+CHECKPOINT = "use --set model.encoder.checkpoint=true and --set model.decoder.checkpoint=true"
+LAYERS = "use --set model.encoder.layers=N and --set model.decoder.layers=N"
 MAX_LENGTH = "the step filter in data.steps drops long pairs: {{step: filter, max_length: N}}"
 PREFIXES = "data.train lists prefixes; data.source and data.target are the suffixes of the files"
 TORCHRUN = "torchrun --nproc-per-node N starts N processes"
-# Options that have no equal option or key of these commands, and what to do.
+# Options without an equivalent in these commands, and the advice for each.
 OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "c": (
         ("train", "prep", "describe", "run", "estimate"),
@@ -135,14 +136,25 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "verbose": (("train", "decode", "rescore", "prep"), "progress is printed by default"),
     "v": (("train", "decode", "rescore", "prep"), "progress is printed by default"),
     "allow_unk": (("decode",), "it is the default; --forbid-unknown is the opposite"),
-    "attn_debug": (("decode",), "fusetk plot-attention draws the weights of attention"),
+    "attn_debug": (("decode",), "fusetk plot-attention draws attention weights"),
     "data_weighting": (("train",), "fusetk has no weights of sentences or words"),
     "dist": (("train",), TORCHRUN),
     "dropout_src": (("train",), "fusetk has no dropout of source words"),
     "dropout_steps": (("train",), "give training.stages several stages, each with a dropout"),
     "dropout_trg": (("train",), "fusetk has no dropout of target words"),
     "guided_alignment": (("train",), "fusetk has no guided alignment"),
-    "layers": (("train",), "use --set model.encoder.layers=N and --set model.decoder.layers=N"),
+    "after": (("train",), "training.stages.0.end has the keys epochs and updates"),
+    "checkpoint_activations": (("train",), CHECKPOINT),
+    "gradient_checkpointing": (("train",), CHECKPOINT),
+    "json_input": (("decode",), "the input is plain text; --constraints FILE has its constraints"),
+    "layers": (("train",), LAYERS),
+    "num_layers": (("train",), LAYERS),
+    "optimizer_params": (("train",), "training.stages.0.optimizer has these numbers as keys"),
+    "output": (("prep",), "it is a key of the config: use --set data.folder=VALUE"),
+    "share_embeddings": (
+        ("train",),
+        "model.tie=all, with data.vocabulary.joint=true, shares them with the output projection",
+    ),
     "learning_rate_reduce_num_not_improved": (
         ("train",),
         "schedule: plateau lowers the rate after each worse validation",
@@ -151,7 +163,7 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "max_length": (("train", "prep"), MAX_LENGTH),
     "max_length_crop": (("train", "prep"), MAX_LENGTH),
     "normalize": (("train",), "it is a key of the config: use --set decoding.normalize=VALUE"),
-    "ratio": (("decode",), "fusetk has no such penalty; see --max-length-factor"),
+    "ratio": (("decode",), "fusetk has no such stop condition; see --stop"),
     "restrict_lexicon": (("decode",), "fusetk has no lexical shortlists"),
     "score_reference": (("decode",), "use fusetk rescore"),
     "shortlist": (("decode",), "fusetk has no lexical shortlists"),
@@ -159,10 +171,16 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "source_factors": (("train", "prep"), "fusetk has no source factors"),
     "stepwise_penalty": (("decode",), "fusetk applies penalties to complete hypotheses"),
     "target": (("train", "prep"), PREFIXES),
-    "tgt": (("decode",), "use --prefix for beginnings, and fusetk rescore for scores"),
-    "tied_embeddings_src": (("train",), "model.tie has target and all"),
+    "tgt": (
+        ("decode",),
+        "use --prefix FILE for given beginnings, or fusetk rescore for scores",
+    ),
+    "tied_embeddings_src": (("train",), "model.tie is none, target or all"),
     "type": (("train",), "it is a key of the config: use --set model.kind=VALUE"),
-    "unkpen": (("decode",), "fusetk has --forbid-unknown, and no cost of the unknown word"),
+    "unkpen": (
+        ("decode",),
+        "there is no penalty for unknown words; --forbid-unknown excludes them",
+    ),
     "vocab": (
         ("train", "decode", "rescore"),
         "fusetk prep makes the vocabularies, and a run folder keeps them",

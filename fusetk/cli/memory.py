@@ -12,7 +12,7 @@ def memory_advice(advice: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        from fusetk.training.step import out_of_memory
+        from fusetk.errors import out_of_memory
 
         if not (isinstance(error, MemoryError) or out_of_memory(error)):
             raise

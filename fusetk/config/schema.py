@@ -34,14 +34,14 @@ class Config(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        """Raise TypeError if an option has the name of a method, which it would replace."""
+        """Raise TypeError if an option would replace a method or another attribute."""
         super().__pydantic_init_subclass__(**options)
         for name in cls.model_fields:
             for base in cls.__mro__[1:]:
                 if name not in vars(base) or name in getattr(base, "model_fields", {}):
                     continue
                 raise TypeError(
-                    f"the option {name!r} of {cls.__name__} has the name of a method of "
+                    f"the option {name!r} of {cls.__name__} has the name of an attribute of "
                     f"{base.__name__}: rename the option"
                 )
 
@@ -206,13 +206,14 @@ def _import_problem(error: BaseException, kind: str) -> str:
 
 
 def place_outside_libraries(error: BaseException) -> str:
-    """Return `` (FILE, line N)``, where an error occurred outside fusetk and libraries.
+    """Return `` (FILE, line N)`` for the innermost frame outside fusetk and installed libraries.
 
-    It is empty if there is no such place.
+    The text is empty if there is none.
     """
     paths = sysconfig.get_paths()
-    package = str(Path(__file__).parents[1])
-    known = ("<frozen", package, paths["stdlib"], paths["purelib"], paths["platlib"])
+    libraries = (paths["stdlib"], paths["purelib"], paths["platlib"])
+    folders = (str(Path(__file__).parents[1]), *libraries)
+    known = ("<frozen", *(f"{folder}/" for folder in folders))
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(known)]
     return f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""

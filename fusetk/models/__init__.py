@@ -5,7 +5,7 @@ config as ``package.module:Name``.
 """
 
 from fusetk.config import outside_kinds, place_outside_libraries, resolve
-from fusetk.errors import ConfigError, FusetkError
+from fusetk.errors import ConfigError, FusetkError, out_of_memory
 from fusetk.models.conv import Conv
 from fusetk.models.coordinated import Coordinated
 from fusetk.models.recurrent import Recurrent
@@ -35,13 +35,14 @@ def build_model(config: ModelConfig, source_size: int, target_size: int) -> Seq2
         raise
     except Exception as error:
         kinds = sorted(outside_kinds(config.model_dump()))
-        if not kinds:
+        if not kinds or out_of_memory(error):
             raise
+        place = place_outside_libraries(error)
         advice = ""
-        if isinstance(error, AttributeError | StopIteration):
+        if (isinstance(error, AttributeError) and not place) or "Module.__init__" in str(error):
             advice = ". Does its __init__ call super().__init__ with all arguments?"
         raise ConfigError(
             f"a model with {' or '.join(kinds)} cannot be built: {type(error).__name__}: "
-            f"{error}{place_outside_libraries(error)}{advice}"
+            f"{' '.join(str(error).split())}{place}{advice}"
         ) from error
     return model

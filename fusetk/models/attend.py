@@ -67,11 +67,13 @@ class AttendedSources(nn.Module):
     def checked_sources(self, memory: Memory) -> Sequence[Tensor]:
         """Return ``sources``. Raises ConfigError if their number or shapes are wrong."""
         sources = self.sources(memory)
-        if not isinstance(sources, list | tuple) or len(sources) != len(self.widths):
-            number = f"{len(sources)} " if isinstance(sources, list | tuple) else "no list of "
+        method = f"{class_name(self)}.sources ({self.name})"
+        if not isinstance(sources, list | tuple):
+            raise ConfigError(f"{method} returned a {type(sources).__name__} instead of a list")
+        if len(sources) != len(self.widths):
             raise ConfigError(
-                f"{class_name(self)} ({self.name}) returned {number}sources; `widths` announces "
-                f"{len(self.widths)}"
+                f"{method} returned {len(sources)} tensors, but the property widths has "
+                f"{len(self.widths)} numbers"
             )
         for source, width in zip(sources, self.widths, strict=True):
             check_output(source, memory.output.shape[:-1], width, self)

@@ -99,7 +99,7 @@ def mlrf(model: nn.Module) -> None:
 
 
 def initialise_parts(model: nn.Module) -> None:
-    """Let the parts of a model that its config chooses change the initial weights."""
+    """Call ``initialise`` of the fusions, connections, attentions and residual connections."""
     for module in model.modules():
         if isinstance(module, Fusion | Connection | AttendedSources):
             module.initialise()

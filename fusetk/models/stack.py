@@ -137,8 +137,8 @@ class Stack(nn.Module):
         self.ends = ends or StreamEnds(None, f"{name}.residual", widths[0])
         self.fuses_next_input = uses_output and fusion_class(config.fuse).reads_next_input
         self.history_widths = [widths[0]]
-        self.has_plain_stream = type(self.ends) is StreamEnds  # it is the state of the stack
-        self.input_widths: list[int] = []  # of the modules of ``layers``
+        self.has_plain_stream = type(self.ends) is StreamEnds  # whether the stream is one tensor
+        self.input_widths: list[int] = []  # input width of each module of ``layers``
         self.output_widths: list[int] = []
 
         self.connect.register_output(widths[0], starts_block=True)
@@ -192,7 +192,7 @@ class Stack(nn.Module):
         """Run all layers; ``contexts`` has one context for each module of ``layers``.
 
         With ``keep_states=False`` the states are None, so that they take no memory. Raises
-        ConfigError if a connection, a layer or a fusion returns a tensor of another shape.
+        ConfigError if a connection, a layer or a fusion returns a tensor of a wrong shape.
         """
         positions = embedding.shape[:-1]
         stream = self.ends.open(embedding)
@@ -227,7 +227,7 @@ class Stack(nn.Module):
         return StackOutput(tensors, fused, tuple(states))
 
     def _check_input(self, layer_input: Any, positions: Sequence[int], width: int) -> None:
-        """Raise ConfigError if the connection made an input of another shape for a layer."""
+        """Raise ConfigError if the connection made an input of a wrong shape for a layer."""
         if isinstance(layer_input, LayerInputs):
             for part in layer_input:
                 check_output(part, positions, width, self.connect)

@@ -16,7 +16,7 @@ def is_exactly(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
 
 
 def is_patched(module: nn.Module) -> bool:
-    """Return whether a module has hooks, or a method ``forward`` of its own."""
+    """Return whether a module has hooks, or an attribute that replaces ``forward`` of its class."""
     return bool(
         "forward" in vars(module)
         or module._forward_hooks

@@ -1,4 +1,4 @@
-"""Checks of what a part of a model returns, so that an error names the part."""
+"""Check of the output of a part of a model; its error names the part."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -14,6 +14,7 @@ from fusetk.training.progress import Progress
 
 SMALLEST_SCALE = 2.0**-4
 LARGEST_SCALE = 2.0**24
+HALVINGS = 20  # from the first scale, 2^16, to the smallest one
 GROWTH_INTERVAL = 2000  # updates with a finite gradient after which the scale doubles
 
 
@@ -38,6 +39,7 @@ class GradientCheck:
         self.max_skipped = max_skipped
         self.run = run
         self.log = log
+        self.had_finite_gradient = False
 
     def scale(self, progress: Progress) -> float:
         """Return the factor by which the losses of the next update are multiplied."""
@@ -50,6 +52,7 @@ class GradientCheck:
         lowered. Raises FusetkError after ``max_skipped`` consecutive failures.
         """
         finite = math.isfinite(grad_norm)
+        self.had_finite_gradient |= finite
         if self.fp16:
             previous = progress.scale
             progress.scale, progress.scale_updates = next_scale(
@@ -81,11 +84,12 @@ class GradientCheck:
             remedies = ["lower the learning rate", "lengthen the warm-up", "clip gradients"]
             if self.fp16:
                 remedies.append("train in bf16 or fp32")
-            if progress.skipped == progress.update + 1 == progress.skipped_ever:
+            updates = progress.update + 1 - progress.skipped  # before these
+            if not self.had_finite_gradient and updates <= (HALVINGS if self.fp16 else 0):
                 raise FusetkError(
-                    f"the first {progress.skipped} updates had no finite gradient: the new model "
-                    "computes NaN or infinity. Check the initial weights, and divisions and roots "
-                    f"in classes of your own; or {join_names(remedies, 'or')}"
+                    "no update had a finite gradient: the new model computes NaN or infinity. "
+                    "Check its initial weights, and divisions and square roots in your own classes"
+                    + ("; or train in bf16 or fp32" if self.fp16 else "")
                 )
             raise FusetkError(
                 f"{progress.skipped} updates in a row after update "

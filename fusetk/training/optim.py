@@ -235,23 +235,23 @@ def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Op
     """Build the optimiser that ``config.kind`` names, for parameters or parameter groups.
 
     Raises ConfigError if a function outside fusetk does not return a ``torch.optim.Optimizer`` of
-    all parameters.
+    all trainable parameters.
     """
     import torch
 
     all_parameters = list(parameters)
-    optimizer = builder(config.kind)(config, iter(all_parameters))
+    optimizer = builder(config.kind)(config, all_parameters)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"{config.kind} returned {type(optimizer).__name__}, which is not an optimiser: return "
             "a torch.optim.Optimizer"
         )
     groups = [group["params"] if isinstance(group, dict) else [group] for group in all_parameters]
-    expected = {id(parameter) for group in groups for parameter in group}
-    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if missing := len(expected - updated):
+    trainable = {id(each) for group in groups for each in group if each.requires_grad}
+    updated = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    if missing := len(trainable - updated):
         raise ConfigError(
-            f"{config.kind} returned an optimiser of {len(expected & updated)} parameters, and "
-            f"{missing} others would not be trained: give it all parameters"
+            f"the optimiser of {config.kind} lacks {missing} of the {len(trainable)} trainable "
+            "parameters, so they would not be trained: give it all parameters"
         )
     return optimizer

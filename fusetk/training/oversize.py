@@ -9,14 +9,14 @@ import torch
 from fusetk.data.batch import Batch, collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import Indices
-from fusetk.errors import ConfigError, FusetkError
+from fusetk.errors import ConfigError, FusetkError, out_of_memory
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import World
 from fusetk.training.compiling import compile_failure
 from fusetk.training.config import TrainingConfig
 from fusetk.training.loss import Loss
 from fusetk.training.parallel import local_batches
-from fusetk.training.step import accumulate_gradients, length_multiple, out_of_memory
+from fusetk.training.step import accumulate_gradients, length_multiple
 
 
 class BatchSplitter:

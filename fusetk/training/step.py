@@ -110,9 +110,3 @@ def optimizer_step(
     smoothed = sum((sums.smoothed for sums in losses), zero)
     nll = sum((sums.nll for sums in losses), zero)
     return UpdateStats(smoothed, nll, tokens, norm)
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether an error means that the memory of a device or of the host does not suffice."""
-    messages = ("out of memory", "can't allocate memory", "_ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in messages)

@@ -1,11 +1,12 @@
-"""The rules that training and search expect of a model, verified before a training.
+"""Check before training that a model computes the same logits in training and in search.
 
-The contract tests verify them for the classes of fusetk. ``verify`` is for models with classes
+The contract tests check this for the classes of fusetk. ``verify`` is for models with classes
 outside fusetk: with a class that breaks a rule, training may seem to go well, and only the
 translations are wrong.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fusetk.config import place_outside_libraries
 from fusetk.data.batch import pad
-from fusetk.errors import ConfigError, FusetkError
+from fusetk.errors import ConfigError, FusetkError, out_of_memory
 from fusetk.fusion.base import LayerFusion
 from fusetk.models.residual import Residual, StreamEnds
 from fusetk.models.seq2seq import Seq2Seq
@@ -21,18 +22,20 @@ from fusetk.nn.nested import select
 from fusetk.nn.outputs import class_name
 from fusetk.special_tokens import BOS, EOS, SPECIAL
 
-SOURCE_LENGTHS = (3, 8, 5)  # of the sentences, with EOS
-TARGET_LENGTHS = (6, 4, 7)  # with BOS
+SOURCE_LENGTHS = (3, 8, 5)  # lengths of source sentences, with EOS
+TARGET_LENGTHS = (6, 4, 7)  # lengths of target sentences, with BOS
 # Largest difference between two computations of the same logits, relative to the largest logit.
-# Differences of rounding are below it; a broken rule makes larger ones.
+# Differences of rounding are below it.
 TOLERANCE = 1e-3
+SMALL = 0.1  # Parameters below this value may hide a broken rule. It is also the size of noise.
 
 
 def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[str]) -> None:
     """Raise ConfigError if a model breaks a rule, or if it cannot compute.
 
-    The vocabulary sizes include the special tokens. ``kinds`` are the classes outside fusetk, for
-    the error. The model and the random numbers stay as they are.
+    The rules are tested with the initial weights, and again with noise on small parameters. The
+    vocabulary sizes include the special tokens. ``kinds`` are the classes outside fusetk, for the
+    error. The parameters, the mode and torch's random numbers are restored.
     """
     names = " or ".join(kinds)
     if next(model.parameters(), None) is None:
@@ -42,38 +45,84 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
         )
     for problem in _wrong_classes(model):
         raise ConfigError(problem)
-    training = model.training
-    model.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng():
-            for rule, first, second in _computations(model, source_size, target_size):
-                if not first.isfinite().all():
-                    raise ConfigError(
-                        f"a model with {names} has logits that are not finite before any update: "
-                        "correct the initial weights and the divisions of the class"
-                    )
-                scale = max(1.0, float(first.abs().max()))
-                difference = float((first - second).abs().max())
-                if not difference <= TOLERANCE * scale:
-                    raise ConfigError(
-                        f"a model with {names} breaks a rule: {rule}. The logits differ by up to "
-                        f"{difference:.3g}. Correct the class; the section Rules of "
-                        "docs/extending.md explains this"
-                    )
+        with _evaluation(model):
+            _compare(model, source_size, target_size, names)
+            _add_noise(model)
+            _compare(model, source_size, target_size, names, may_be_infinite=True)
     except FusetkError:
         raise
     except Exception as error:
+        if out_of_memory(error):
+            raise
         raise ConfigError(
             f"a model with {names} cannot compute: {type(error).__name__}: "
             f"{' '.join(str(error).split())}{place_outside_libraries(error)}"
         ) from error
+
+
+@contextmanager
+def _evaluation(model: Seq2Seq) -> Iterator[None]:
+    """Evaluate a model without gradients, in true float32; restore it at the end."""
+    parameters = list(model.parameters())
+    device = parameters[0].device
+    modes = [(module, module.training) for module in model.modules()]
+    weights = [parameter.detach().clone() for parameter in parameters]
+    precision = torch.get_float32_matmul_precision()
+    devices = [device] if device.type == "cuda" else []
+    try:
+        torch.set_float32_matmul_precision("highest")
+        model.eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            yield
     finally:
-        model.train(training)
+        torch.set_float32_matmul_precision(precision)
+        with torch.no_grad():
+            for parameter, weight in zip(parameters, weights, strict=True):
+                parameter.copy_(weight)
+        model.train()  # deletes cached tensors
+        for module, mode in modes:
+            module.training = mode
+
+
+def _add_noise(model: Seq2Seq) -> None:
+    """Add noise to vectors and to small parameters, such as gates that are 0 at first."""
+    model.train().eval()  # deletes cached tensors
+    generator = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        if parameter.dim() < 2 or float(parameter.abs().max()) < SMALL:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise.to(parameter), alpha=SMALL)
+
+
+def _compare(
+    model: Seq2Seq, source_size: int, target_size: int, names: str, may_be_infinite: bool = False
+) -> None:
+    """Raise ConfigError if two computations that should be equal differ."""
+    for rule, first, second in _computations(model, source_size, target_size):
+        if not first.isfinite().all():
+            if may_be_infinite:
+                return
+            raise ConfigError(
+                f"a model with {names} has logits that are not finite before any update: correct "
+                "the initial weights and the divisions of the class"
+            )
+        scale = max(1.0, float(first.abs().max()))
+        difference = float((first - second).abs().max())
+        if not difference <= TOLERANCE * scale:
+            raise ConfigError(
+                f"a model with {names} breaks a rule: {rule}. The logits differ by up to "
+                f"{difference:.3g}. Correct the class; the section Rules of docs/extending.md "
+                "explains the rule"
+            )
 
 
 def _wrong_classes(model: Seq2Seq) -> Iterator[str]:
-    """Yield a sentence for each mistake in a class outside fusetk that needs no computation."""
-    registered = {id(part) for part in (*model.modules(), *model.parameters())}
+    """Yield a message for each mistake in a class outside fusetk that is visible without a
+    computation.
+    """
+    registered = {id(parameter) for parameter in model.parameters()}
+    usual = vars(nn.Module()).keys()
     for module in model.modules():
         if type(module).__module__.partition(".")[0] in ("fusetk", "torch"):
             continue
@@ -94,22 +143,30 @@ def _wrong_classes(model: Seq2Seq) -> Iterator[str]:
             and not cls.spans_layers
         ):
             yield (
-                f"the stream of {class_name(module)} is not one tensor, because its Ends has a "
-                "method open: set spans_layers = True"
+                f"{class_name(module)}.Ends has its own method open, so connections cannot read "
+                "the stream: set spans_layers = True"
             )
         for name, value in vars(module).items():
-            if name.startswith("_"):  # those of nn.Module
-                continue
-            parts = value.values() if isinstance(value, dict) else value
-            parts = list(parts) if isinstance(value, dict | list | tuple) else [value]
-            for part in parts:
-                is_weight = isinstance(part, Tensor) and part.requires_grad
-                if (is_weight or isinstance(part, nn.Module)) and id(part) not in registered:
-                    yield (
-                        f"{class_name(module)}.{name} holds a {type(part).__name__} that is not "
-                        "registered, so it is neither trained nor saved: use nn.ModuleList, "
-                        "nn.ModuleDict, nn.Parameter or nn.ParameterList"
-                    )
+            if name not in usual and any(
+                id(weight) not in registered for weight in _weights(value)
+            ):
+                yield (
+                    f"{class_name(module)}.{name} has weights that are not registered, so they are "
+                    "neither trained nor saved: use nn.ModuleList, nn.ModuleDict, nn.Parameter or "
+                    "nn.ParameterList"
+                )
+
+
+def _weights(value: Any) -> Iterator[Tensor]:
+    """Yield the trainable tensors in a value, its modules, and its lists, tuples and mappings."""
+    if isinstance(value, Tensor):
+        if value.requires_grad and value.is_leaf:
+            yield value
+    elif isinstance(value, nn.Module):
+        yield from (parameter for parameter in value.parameters() if parameter.requires_grad)
+    elif isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _weights(part)
 
 
 def _computations(
@@ -134,17 +191,29 @@ def _computations(
     def real(features: Tensor) -> Tensor:
         return model.output(features.flatten(0, 1)[index]).float()
 
+    def one_by_one(rows: Tensor, state: Any, swap_at: int | None = None) -> list[Tensor]:
+        """Return the features of each step; ``swap_at`` reorders the pairs of hypotheses."""
+        steps = []
+        for step, token in enumerate(rows.split(1, dim=1)):
+            if step == swap_at:
+                swapped = torch.arange(len(rows), device=device).view(-1, 2).flip(1).flatten()
+                state = state._replace(per_hypothesis=select(state.per_hypothesis, swapped))
+            features, state = model.decode(token, state)
+            steps.append(features)
+        return steps
+
     padded = real(model(src, src_mask, tgt_in))
-    state = model.start(model.encode(src, src_mask))
-    steps = []
-    for token in tgt_in.split(1, dim=1):
-        features, state = model.decode(token, state)
-        steps.append(features)
     yield (
-        "a target must have the same result when it is read token by token, as in search, and "
-        "complete, as in training; so a position must not read later ones, and a module must not "
-        "store values of a pass",
-        real(torch.cat(steps, 1)),
+        "two equal passes in evaluation must have the same logits; F.dropout needs the argument "
+        "training=self.training",
+        real(model(src, src_mask, tgt_in)),
+        padded,
+    )
+    yield (
+        "the logits of a target must be the same token by token, as in search, and at once, as in "
+        "training. A position must not read later positions, and a module must not store values "
+        "between calls",
+        real(torch.cat(one_by_one(tgt_in, model.start(model.encode(src, src_mask))), 1)),
         padded,
     )
     alone = [
@@ -152,29 +221,29 @@ def _computations(
         for i, (s, t) in enumerate(zip(sources, targets, strict=True))
     ]
     yield (
-        "a sentence must have the same result alone and in a batch, whose other sentences and "
-        "padding it must not read",
+        "a sentence must have the same logits alone and in a batch: it must not read padding or "
+        "other sentences",
         model.output(torch.cat(alone, 1)[0]).float(),
         padded,
     )
-    packed = model.output(model(src, src_mask, tgt_in, index, lengths)).float()
     yield (
-        "the packed sentences of a training batch on a CPU, (1, N, D), must have the same result "
+        "the packed sentences of a training batch on a CPU, (1, N, D), must have the same logits "
         "as padded ones (`packs = False` in the class of the model turns packing off)",
-        packed,
+        model.output(model(src, src_mask, tgt_in, index, lengths)).float(),
         padded,
     )
+    # Two hypotheses of each sentence, with other words; they change places in the middle.
     state = model.start(model.encode(src, src_mask))
-    twice = torch.arange(len(sources), device=device).repeat_interleave(2)
-    state = state._replace(per_hypothesis=select(state.per_hypothesis, twice))
-    rows = tgt_in[twice]
-    rows[1::2, 1:] = rows[1::2, 1:].flip(0)  # the second hypotheses have other words
-    steps = []
-    for token in rows.split(1, dim=1):
-        features, state = model.decode(token, state)
-        steps.append(features[::2])
+    pairs = torch.arange(len(sources), device=device).repeat_interleave(2)
+    state = state._replace(per_hypothesis=select(state.per_hypothesis, pairs))
+    others = tgt_in.roll(1, 0)
+    middle = tgt_in.shape[1] // 2
+    rows = torch.stack((tgt_in, others), 1)
+    rows[:, :, middle:] = rows[:, :, middle:].flip(1)
+    steps = one_by_one(rows.flatten(0, 1), state, middle)
     yield (
-        "a hypothesis must not read the other hypotheses of its sentence",
-        real(torch.cat(steps, 1)),
+        "a hypothesis must not read the other hypotheses of its sentence, and must keep its state "
+        "when a search reorders them",
+        real(torch.cat([step[int(t >= middle) :: 2] for t, step in enumerate(steps)], 1)),
         padded,
     )

@@ -233,7 +233,7 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
         "README.md": [
             "three of four systems of layer fusion have a *gain*",
             "two systems of layer fusion have three seeds, and neither has a gain.",
-            "DTMT's cell, the L-GRU, has one",
+            "The L-GRU, the cell of DTMT, has a gain of 0.9 BLEU over a GRU",
         ],
         "results/README.md": [
             "**Three systems of layer fusion have a gain** over their baseline",

@@ -11,11 +11,10 @@ from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.data.batch import Batch
-from fusetk.errors import FusetkError
+from fusetk.errors import FusetkError, out_of_memory
 from fusetk.recipe import load
 from fusetk.training import oversize
 from fusetk.training.loss import Loss
-from fusetk.training.step import out_of_memory
 
 GIVEN = ["model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
 

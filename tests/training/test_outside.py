@@ -387,10 +387,22 @@ def test_a_fusion_must_return_a_tensor_of_the_shape_of_the_layers() -> None:
 
 
 def of_the_first(config: ComponentConfig, parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD([next(parameters)], lr=0.0)
+    return torch.optim.SGD([next(iter(parameters))], lr=0.0)
 
 
-def test_an_optimiser_has_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+def of_two_groups(config: ComponentConfig, parameters: Any) -> torch.optim.Optimizer:
+    groups = [
+        [p for p in parameters if p.requires_grad and (p.dim() > 1) == wide] for wide in (0, 1)
+    ]
+    return torch.optim.SGD([{"params": group} for group in groups], lr=0.0)
+
+
+def test_an_optimiser_has_all_trainable_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(optim.OPTIMIZERS, "first", of_the_first)
-    with pytest.raises(ConfigError, match="of 1 parameters, and 1 others would not be trained"):
-        build(ComponentConfig(kind="first"), nn.Linear(2, 2).parameters())
+    monkeypatch.setitem(optim.OPTIMIZERS, "two", of_two_groups)
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="lacks 3 of the 4 trainable parameters"):
+        build(ComponentConfig(kind="first"), module.parameters())
+    module[1].requires_grad_(False)
+    groups = build(ComponentConfig(kind="two"), module.parameters()).param_groups
+    assert [len(group["params"]) for group in groups] == [1, 1]

@@ -1,5 +1,6 @@
 """The verification of models with classes outside fusetk."""
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fusetk.cli.main import main
 from fusetk.errors import ConfigError
@@ -72,7 +74,7 @@ class EarlierSentences(Plain):
 class ListOfModules(Plain):
     def __init__(self, *options: Any):
         super().__init__(*options)
-        self.maps = [nn.Linear(16, 16)]
+        self.maps = {"a": [nn.Linear(16, 16)]}
 
 
 class WeightAsAttribute(Plain):
@@ -95,6 +97,47 @@ class TwoTensors(PlainResidual):
     Ends = PairEnds
 
 
+class PrivateList(Plain):
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self._maps = [nn.Linear(16, 16)]
+
+
+class ZeroGate(Plain):
+    """Initially the highest layer. The gate hides that positions are mixed."""
+
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.gate = nn.Parameter(torch.zeros(16))
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return history[-1] + self.gate * history[-1].mean(1, keepdim=True)
+
+
+class RootOfWeights(Plain):
+    """Noise makes the result NaN, which is no mistake."""
+
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.gate = nn.Parameter(torch.full((16,), 1e-3))
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return history[-1] * self.gate.sqrt()
+
+
+class AlwaysDropout(Plain):
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return F.dropout(history[-1], 0.5)
+
+
+class OtherHypotheses(Plain):
+    """In search with two hypotheses, each reads the other one."""
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        x = history[-1]
+        return x + x.mean(0, keepdim=True) if x.shape[:2] == (6, 1) else x
+
+
 class SharedModule(Plain):
     """A module that is also registered elsewhere, and values without weights."""
 
@@ -102,7 +145,7 @@ class SharedModule(Plain):
         super().__init__(*options)
         self.map = nn.Linear(16, 16)
         self.order = [self.map, self.map.weight]
-        self.constants = {"a": torch.ones(3), "b": 1}
+        self.constants = {"a": torch.ones(3), "b": 1, "c": nn.ReLU()}
 
 
 class Shorter(Plain):
@@ -147,6 +190,11 @@ class NoList(AttendedSources):
 
     def sources(self, memory: Memory) -> Any:
         return memory.output
+
+
+class TooMany(NoList):
+    def sources(self, memory: Memory) -> list[Tensor]:
+        return [memory.output] * 2
 
 
 class HalfOfPositions(NoList):
@@ -230,20 +278,25 @@ def built(options: dict[str, Any]) -> Seq2Seq:
     [
         ("encoder.fuse", MeanOfPositions, "alone and in a batch"),
         ("decoder.fuse", MeanOfPositions, "token by token"),
-        ("decoder.fuse", SumOfPasses, "token by token"),
+        ("decoder.fuse", SumOfPasses, "two equal passes"),
         ("decoder.fuse", EarlierPositions, "token by token"),
         ("decoder.fuse", EarlierSentences, "packed sentences"),
         ("decoder.fuse", Shorter, r"Shorter \(decoder.fuse\) returned the shape \(3, 6, 16\)"),
         (
             "decoder.fuse",
             ListOfModules,
-            "ListOfModules.maps holds a Linear that is not reg",
+            "ListOfModules.maps has weights that are not registered",
         ),
         (
             "encoder.fuse",
             WeightAsAttribute,
-            "AsAttribute.scale holds a Tensor that is not reg",
+            "AsAttribute.scale has weights that are not registered",
         ),
+        ("decoder.fuse", PrivateList, "PrivateList._maps has weights"),
+        ("encoder.fuse", ZeroGate, "alone and in a batch"),
+        ("decoder.fuse", ZeroGate, "token by token"),
+        ("decoder.fuse", AlwaysDropout, "two equal passes"),
+        ("decoder.fuse", OtherHypotheses, "must not read the other hypotheses"),
         ("encoder.fuse", ForwardOnly, "replaces forward of LayerFusion"),
         ("decoder.residual", TwoTensors, "set spans_layers = True"),
         ("encoder.fuse", Pair, r"Pair \(encoder.fuse\) returned the type tuple"),
@@ -252,7 +305,11 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("encoder.connect", AverageConnection, r"\(encoder.connect\) returned the shape \(3, 1"),
         ("decoder.connect", AverageConnection, r"\(decoder.connect\) returned the shape \(3, 1"),
         ("encoder.residual", Narrow, "cannot compute: RuntimeError"),
-        ("decoder.attend", NoList, r"NoList \(decoder.attend\) returned no list of sources"),
+        (
+            "decoder.attend",
+            NoList,
+            r"NoList.sources \(decoder.attend\) returned a Tensor inst",
+        ),
         (
             "decoder.attend",
             HalfOfPositions,
@@ -267,9 +324,16 @@ def test_a_class_that_breaks_a_rule_is_refused(site: str, kind: type, error: str
     assert re.search(error, refusal(site, kind))
 
 
-def test_modules_and_constants_may_be_in_lists() -> None:
-    config = {"layers": 2, "fuse": {"kind": f"{__name__}:SharedModule"}}
-    verify(built({"width": 16, "heads": 2, "decoder": config}), 20, 20, ["a:B"])
+@pytest.mark.parametrize("kind", [SharedModule, RootOfWeights])
+def test_other_classes_are_accepted_and_restored(kind: type) -> None:
+    config = {"layers": 2, "fuse": {"kind": f"{__name__}:{kind.__name__}"}}
+    model = built({"width": 16, "heads": 2, "decoder": config}).train()
+    model.get_submodule("encoder").eval()
+    before = copy.deepcopy(model.state_dict())
+    verify(model, 20, 20, ["a:B"])
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert model.training and model.get_submodule("decoder").training
+    assert not model.get_submodule("encoder").training
 
 
 BROKEN = """
@@ -302,7 +366,7 @@ class Fails(Fusion):
     ("name", "error"),
     [
         ("Later", "broken_rule:Later breaks a rule"),
-        ("NaNInTraining", "the first 5 updates had no finite gradient: the new model computes NaN"),
+        ("NaNInTraining", "no update had a finite gradient: the new model computes NaN"),
         ("NoInit", "broken_rule:NoInit cannot be built: AttributeError.* call super"),
         ("Fails", r"cannot be built: IndexError: .*broken_rule.py, line \d+\)"),
     ],
