@@ -7,11 +7,13 @@ import click
 
 from fusetk.cli.options import config_argument, set_option
 from fusetk.cli.recipes import load_recipe
+from fusetk.config import outside_kinds
 from fusetk.reporting.parameters import count_parameters, matches_printed, vocabulary_sizes
 
 if TYPE_CHECKING:
     from fusetk.papers import PaperConfig
 
+WORDS = 20  # size of the vocabularies of a model that is verified
 EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml"
 
 
@@ -54,7 +56,8 @@ def command(
 
     Vocabulary sizes are those of the prepared data, if they exist, or else of the paper whose
     system the config describes. The number that the paper prints is compared with the number that
-    is counted with the vocabulary sizes of the recipe.
+    is counted with the vocabulary sizes of the recipe. A model with classes outside fusetk is
+    verified, as before a training.
     """
     from fusetk import sections
 
@@ -70,6 +73,11 @@ def command(
     else:
         sizes = vocabulary_sizes(recipe)
     parts = count_parameters(recipe, sizes)
+    if kinds := sorted(outside_kinds(recipe.model.model_dump())):
+        from fusetk.system import build
+        from fusetk.training.verify import verify
+
+        verify(build(recipe, WORDS, WORDS), WORDS, WORDS, kinds)
     total = sum(parts.values())
     paper = recipe.paper
     paper_total = None

@@ -377,6 +377,9 @@ def test_training_refuses_a_class_that_is_wrong(
     (tmp_path / "broken_rule.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(str(tmp_path))
     setting = f"model.decoder.fuse=broken_rule:{name}"
+    if name != "NaNInTraining":
+        described = CliRunner().invoke(main, ["describe", str(toy), "--set", setting])
+        assert described.exit_code == 2 and re.search(error, described.stderr)
     run = tmp_path / "run"
     result = CliRunner().invoke(main, ["train", str(toy), "--set", setting, "-r", str(run)])
     assert result.exit_code != 0 and re.search(error, result.stderr)
