@@ -40,6 +40,7 @@ ALLOWED = {
         "processes",
         "runs",
         "weights",
+        "ways",
     },
     "sections": {"papers", "training", "decoding", "data"},
     "recipe": {"sections", "models"},

@@ -21,6 +21,7 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.nested import select
 from fusetk.nn.outputs import class_name
 from fusetk.special_tokens import BOS, EOS, SPECIAL
+from fusetk.ways import use_precision
 
 SOURCE_LENGTHS = (3, 8, 5)  # lengths of source sentences, with EOS
 TARGET_LENGTHS = (6, 4, 7)  # lengths of target sentences, with BOS
@@ -68,15 +69,14 @@ def _evaluation(model: Seq2Seq) -> Iterator[None]:
     device = parameters[0].device
     modes = [(module, module.training) for module in model.modules()]
     weights = [parameter.detach().clone() for parameter in parameters]
-    precision = torch.get_float32_matmul_precision()
     devices = [device] if device.type == "cuda" else []
+    restore_precision = use_precision("highest")
     try:
-        torch.set_float32_matmul_precision("highest")
         model.eval()
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             yield
     finally:
-        torch.set_float32_matmul_precision(precision)
+        restore_precision()
         with torch.no_grad():
             for parameter, weight in zip(parameters, weights, strict=True):
                 parameter.copy_(weight)
