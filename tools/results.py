@@ -209,17 +209,16 @@ def all_scores(results: Path) -> str:
             if own is None or other is None:
                 cells.append(NONE)
                 continue
-            spread = (own.deviation or 0.0) + (other.deviation or 0.0)
-            difference = own.value - other.value
             metric = METRICS.get(column.metric)
-            gain = -difference if metric and metric.lower_is_better else difference
-            text = signed(difference)
-            cells.append(f"{f'**{text}**' if gain > spread else text}, {spread:.2f}")
+            lower = metric is not None and metric.lower_is_better
+            scores = SeedComparison(own, other, {}, {}, lower)
+            text = signed(scores.difference)
+            cells.append(f"{f'**{text}**' if scores.improves else text}, {scores.spread:.2f}")
         lines.append([row.name, base.name, *cells])
     if not lines:
         raise DataError(f"{results} has no system with {SEEDS} seeds")
-    scores = [f"Δ {column.metric} {column.checkpoint}, ± of both" for column in table.columns]
-    return markdown_table("", ["", "compared with", *scores], lines, ()).partition("\n\n")[2]
+    heads = [f"Δ {column.metric} {column.checkpoint}, ± of both" for column in table.columns]
+    return markdown_table("", ["", "compared with", *heads], lines, ()).partition("\n\n")[2]
 
 
 def cost_table(results: Path) -> str:

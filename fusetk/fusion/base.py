@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
-from fusetk.nn.outputs import check_output
 from fusetk.nn.projection import projection
+from fusetk.nn.shape_check import check_shape
 
 # Layers (..., D), and a function that combines them.
 Combination = tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]
@@ -174,7 +174,7 @@ class LayerFusion(Fusion):
         Raises ConfigError if the result is not a tensor of the shape of the layers.
         """
         fused = self.fuse(layers)
-        check_output(fused, layers[-1].shape[:-1], self.out_width, self)
+        check_shape(fused, layers[-1].shape[:-1], self.out_width, self)
         return fused + layers[-1] if self.add_top else fused
 
     def fuse(self, layers: list[Tensor]) -> Tensor:

@@ -13,8 +13,8 @@ from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Memory
 from fusetk.nn.combine import weighted_sum
 from fusetk.nn.dropout import Dropout
-from fusetk.nn.outputs import check_output, class_name
 from fusetk.nn.projection import projection
+from fusetk.nn.shape_check import check_shape, class_name
 
 
 class AttendedSources(nn.Module):
@@ -76,7 +76,7 @@ class AttendedSources(nn.Module):
                 f"{len(self.widths)} numbers"
             )
         for source, width in zip(sources, self.widths, strict=True):
-            check_output(source, memory.output.shape[:-1], width, self)
+            check_shape(source, memory.output.shape[:-1], width, self)
         return sources
 
     def sources_of(self, layer: int) -> slice:

@@ -112,11 +112,11 @@ class Seq2Seq(nn.Module):
 
         Every row is padded on the right and has at least one real token.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method encode")
 
     def start(self, memory: Memory) -> State:
         """Return the state before the first target token, with K = 1 hypothesis per sentence."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method start")
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         """Read the next T target tokens (B * K, T); return their features (B * K, T, D).
@@ -126,7 +126,7 @@ class Seq2Seq(nn.Module):
         are undefined. B is the number of rows in ``state.per_sentence``; the K hypotheses of a
         sentence are consecutive rows of ``tgt_in``.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method decode")
 
     def forward(
         self,
@@ -157,7 +157,7 @@ class Seq2Seq(nn.Module):
         The ids ``src`` (B, S) and ``tgt_in`` (B, T) are padded; ``source`` and ``target`` are the
         layouts of their real tokens. Only models with ``packs`` implement this method.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method decode_packed")
 
     def layers(self) -> list[nn.Module]:
         """Return the layers, which may be compiled or sharded one by one; by default an empty list.

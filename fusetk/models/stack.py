@@ -20,7 +20,7 @@ from fusetk.models.connect import (
     build_connection,
 )
 from fusetk.models.residual import Residual, Stream, StreamEnds
-from fusetk.nn.outputs import check_output
+from fusetk.nn.shape_check import check_shape
 
 T = TypeVar("T")
 
@@ -211,7 +211,7 @@ class Stack(nn.Module):
             if output is None:
                 break
             if self.has_plain_stream:
-                check_output(output, positions, self.output_widths[i], layer)
+                check_shape(output, positions, self.output_widths[i], layer)
             if self.plan[i].starts_block:
                 history = []
                 outputs = layer_input = None  # frees memory: the layers above cannot read them
@@ -223,16 +223,16 @@ class Stack(nn.Module):
             return StackOutput(tensors, tensors[-1], tuple(states))
         to_fuse = [self.readout(self.connect.end(outputs))] if self.fuses_next_input else tensors
         fused = self.fuse(to_fuse)
-        check_output(fused, positions, self.out_width, self.fuse)
+        check_shape(fused, positions, self.out_width, self.fuse)
         return StackOutput(tensors, fused, tuple(states))
 
     def _check_input(self, layer_input: Any, positions: Sequence[int], width: int) -> None:
         """Raise ConfigError if the connection made an input of a wrong shape for a layer."""
         if isinstance(layer_input, LayerInputs):
             for part in layer_input:
-                check_output(part, positions, width, self.connect)
+                check_shape(part, positions, width, self.connect)
         else:
-            check_output(layer_input, positions, width, self.connect)
+            check_shape(layer_input, positions, width, self.connect)
 
 
 def check_attention(encoder: StackConfig, decoder: DecoderConfig) -> None:

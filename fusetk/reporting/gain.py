@@ -40,15 +40,31 @@ class SeedComparison(NamedTuple):
     @property
     def better(self) -> int:
         """The number of seeds with which the system is significantly better."""
-        return sum(p < LEVEL and self._gain(seed) > 0 for seed, p in self.p_values.items())
+        return sum(
+            p < LEVEL and self._gain(self.differences[seed]) > 0
+            for seed, p in self.p_values.items()
+        )
 
     @property
     def worse(self) -> int:
         """The number of seeds with which the system is significantly worse."""
-        return sum(p < LEVEL and self._gain(seed) < 0 for seed, p in self.p_values.items())
+        return sum(
+            p < LEVEL and self._gain(self.differences[seed]) < 0
+            for seed, p in self.p_values.items()
+        )
 
-    def _gain(self, seed: int) -> float:
-        return -self.differences[seed] if self.lower_is_better else self.differences[seed]
+    @property
+    def improves(self) -> bool:
+        """Whether the mean is better by more than the sum of both standard deviations."""
+        return self._gain(self.difference) > self.spread
+
+    @property
+    def spread(self) -> float:
+        """The sum of both standard deviations."""
+        return (self.system.deviation or 0.0) + (self.baseline.deviation or 0.0)
+
+    def _gain(self, difference: float) -> float:
+        return -difference if self.lower_is_better else difference
 
     @property
     def verdict(self) -> str:
@@ -60,10 +76,8 @@ class SeedComparison(NamedTuple):
         seeds = len(self.differences)
         if seeds < SEEDS:
             return f"open: {seeds} of {SEEDS} seeds"
-        gain = -self.difference if self.lower_is_better else self.difference
-        spread = (self.system.deviation or 0.0) + (self.baseline.deviation or 0.0)
         necessary = math.ceil(SHARE * seeds)
         untested = seeds - len(self.p_values)
-        if gain <= spread or self.better + untested < necessary:
+        if not self.improves or self.better + untested < necessary:
             return "no"
         return "yes" if self.better >= necessary else f"open: {len(self.p_values)} of {seeds} tests"

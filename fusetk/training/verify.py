@@ -19,7 +19,7 @@ from fusetk.fusion.base import LayerFusion
 from fusetk.models.residual import Residual, StreamEnds
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.nested import select
-from fusetk.nn.outputs import class_name
+from fusetk.nn.shape_check import class_name
 from fusetk.special_tokens import BOS, EOS, SPECIAL
 from fusetk.ways import use_precision
 

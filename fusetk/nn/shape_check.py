@@ -1,4 +1,4 @@
-"""Check of the output of a part of a model; its error names the part."""
+"""Check of the shape of the output of a part of a model; its error names the part."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fusetk.errors import ConfigError
 
 
-def check_output(output: Any, positions: Sequence[int], width: int, part: nn.Module) -> None:
+def check_shape(output: Any, positions: Sequence[int], width: int, part: nn.Module) -> None:
     """Raise ConfigError unless the part returned a tensor of the shape (*positions, width).
 
     The kernels read this number of rows. An attribute ``name`` of the part, such as
