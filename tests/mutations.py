@@ -294,8 +294,8 @@ MUTATIONS = [
     Mutation(
         "a gain may be as small as the sum of the deviations",
         "reporting/gain.py",
-        "if gain <= spread or",
-        "if gain < spread or",
+        "self._gain(self.difference) > self.spread",
+        "self._gain(self.difference) >= self.spread",
         ("reporting/test_gain.py",),
         "deviations",
     ),
