@@ -187,9 +187,8 @@ def _advice(description: dict[str, Any]) -> list[str]:
     if threads > 1 and load is not None and load >= BUSY and threads + load > processors:
         advice.append(
             f"the load of the last minute is {load}: if other programs compute now, training and "
-            f"decoding with {threads} threads may be several times slower, because threads wait "
-            "for each other. End these programs, give less --threads, or set the environment "
-            "variable GOMP_SPINCOUNT=1000"
+            f"decoding with {threads} threads are slower, because threads wait for each other. End "
+            "these programs, or give fewer --threads"
         )
     rates = description["gflops"]
     if rates["bf16"] is None or rates["bf16"] < 1.2 * rates["float32"]:

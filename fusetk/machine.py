@@ -22,14 +22,15 @@ from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
 from fusetk.nn.fused.build import cache_folders
 from fusetk.processor import processor
+from fusetk.spinning import adapt_spinning
 from fusetk.ways import CHOICES, PRODUCTS, Undo, Way, product_error, use_precision
 
 
 def device_of(name: str) -> torch.device:
     """Return the device ``cpu``, ``cuda``, ``cuda:1``, ...; ``auto`` is CUDA if it is available.
 
-    For ``cpu``, also configure the memory allocator and apply ``choices``. Raises ConfigError if
-    the device does not exist or is not supported.
+    For ``cpu``, also configure the memory allocator, adapt spinning to other programs and apply
+    ``choices``. Raises ConfigError if the device does not exist or is not supported.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -45,6 +46,7 @@ def device_of(name: str) -> torch.device:
         )
     if device.type == "cpu":
         configure_allocator()
+        adapt_spinning(torch.get_num_threads())
         _use(choices(), "highest")
     return device
 

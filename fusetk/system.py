@@ -211,12 +211,14 @@ def load_ensemble(
     """Load models with weights of ``precision``, one of ``PRECISIONS``.
 
     With ``kernels=False``, float32 models keep their parameters; see ``load``.
-    ``report`` gets a line for each model. Raises ConfigError if the precision is unknown, if int8
-    does not support the device or a model, if ``raw`` has no effect, or if the vocabularies of the
-    models differ, and the errors of ``load_model``.
+    ``report`` gets a line for each model. Raises ConfigError if ``paths`` is empty, if the
+    precision is unknown, if int8 does not support the device or a model, if ``raw`` has no effect,
+    or if the vocabularies of the models differ, and the errors of ``load_model``.
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"unknown precision {precision!r}: choose {', '.join(PRECISIONS)}")
+    if not paths:
+        raise ConfigError("there is no model to load: give a run folder or a checkpoint")
     loaded = [load_model(path, device, raw, report) for path in paths]
     if raw and not any(system.has_average for system in loaded):
         names = join_names([str(path) for path in paths])
@@ -296,16 +298,17 @@ def _requests(lines: Sequence[str | Request]) -> list[Request]:
         if not isinstance(request, Request):
             raise DataError(f"line {number} of lines is {_kind(line)}: give a string or a Request")
         constraints: Any = request.constraints
-        if isinstance(constraints, str | bytes):
+        if isinstance(constraints, str | bytes) or not isinstance(constraints, Iterable):
             raise DataError(
                 f"the constraints of line {number} are {_kind(constraints)}: give a tuple of "
                 "phrases"
             )
+        constraints = tuple(constraints)
         if not all(isinstance(text, str) for text in (request.text, request.prefix, *constraints)):
             raise DataError(
                 f"the Request of line {number} has a text, prefix or phrase that is not a string"
             )
-        requests.append(request)
+        requests.append(request._replace(constraints=constraints))
     return requests
 
 

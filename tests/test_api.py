@@ -92,6 +92,7 @@ def test_it_scores_what_it_finds_as_the_search_did(tmp_path: Path) -> None:
         (["Hund", None], "line 2 of lines is None"),
         ([b"Hund"], "line 1 of lines is of type bytes"),
         ([Request("Hund", constraints="Hund")], "constraints of line 1 are of type str"),
+        ([Request("Hund", constraints=None)], "constraints of line 1 are None"),
         (
             [Request("Hund", prefix=None)],
             "Request of line 1 has a text, prefix or phrase that is not a string",
@@ -108,6 +109,22 @@ def test_what_is_not_a_list_of_lines_is_refused(trained: Path, lines: Any, said:
             system.score(lines, ["a"])
         with pytest.raises(DataError, match=said.replace("lines", "targets", 1)):
             system.score(["a"], lines)
+
+
+def test_constraints_may_be_any_iterable(trained: Path) -> None:
+    system = fusetk.load(trained)
+    requests = [
+        Request("katze", constraints=make(["hund hund"]))
+        for make in (tuple, list, iter)  # type: ignore[list-item]
+    ]
+    translations = [system.translate([request]) for request in requests]
+    assert translations[0] == translations[1] == translations[2]
+    assert "hund hund" in translations[0][0]
+
+
+def test_a_missing_model_is_named() -> None:
+    with pytest.raises(ConfigError, match="there is no model to load"):
+        fusetk.load([])
 
 
 def test_any_iterable_of_lines_is_a_list_of_lines(trained: Path) -> None:

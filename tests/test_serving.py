@@ -215,6 +215,18 @@ def test_answers_equal_the_translations_of_the_system(port: int, run: Path) -> N
     assert ask(port, b"", "GET", "/health") == (200, {"status": "ok", "waiting": 0})
 
 
+def test_a_sample_does_not_depend_on_other_requests(run: Path) -> None:
+    pytest.importorskip("starlette")
+    from fusetk.serving.app import Limits, make_app
+
+    loaded = system.load(run, "cpu", sample=True, beam=1)
+    with running(make_app(loaded, Limits())) as port, ThreadPoolExecutor(8) as pool:
+        alone = ask(port, {"text": LINES[0]})
+        together = list(pool.map(lambda _: ask(port, {"text": LINES[0]}), range(8)))
+    assert together == [alone] * 8
+    assert alone[1]["text"] == loaded.translate(LINES[:1])[0]
+
+
 WRONG = [
     (b"", 400, "not valid JSON"),
     (b"\xff\xfe", 400, "not valid JSON"),

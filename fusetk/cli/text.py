@@ -50,6 +50,8 @@ def learn_bpe(
     """Learn byte pair encoding from tokenised text."""
     from fusetk.data.bpe import count_words, learn
 
+    if inputs.count(Path("-")) > 1:
+        raise DataError("-i - is given twice, but standard input can be read only once")
     files = inputs or (None,)
     counts = count_words(chain.from_iterable(map(lines_of, files)))
     if not counts:

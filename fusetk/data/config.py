@@ -64,7 +64,8 @@ class BPEConfig(Config):
     """Smallest number of occurrences of a pair of symbols that is merged."""
     threshold: int = Field(default=0, ge=0)
     """Smallest number of occurrences of a subword in the training text of its side. Rarer subwords
-    are split again (the vocabulary threshold of subword-nmt); 0 splits none."""
+    are split again (the vocabulary threshold of subword-nmt); 0 splits none. As in subword-nmt, a
+    threshold above the counts of all subwords of a side splits none there."""
     max_subwords: int | None = Field(default=None, ge=1)
     """Drop training pairs with more subwords than this on either side. With `dropout`, a pair is
     dropped if one of its segmentations has more."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from math import log
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 from fusetk.errors import DataError, OutputDiskFull
 from fusetk.files import is_stream, similar_names
@@ -80,7 +80,7 @@ def decode_lines(file: Iterable[bytes], name: str, bom: bool = True) -> Iterator
 def _count_intact_lines(path: str) -> int:
     """Return the number of complete lines before the damage in a .gz file.
 
-    The reader of ``open_bytes`` drops up to a buffer of lines that precede the damage.
+    The reader of ``open_bytes`` drops the lines of the compressed block that has the damage.
     """
     lines = 0
     decompressor = zlib.decompressobj(wbits=GZIP)
@@ -128,12 +128,34 @@ def open_bytes(path: Path | str) -> BinaryIO:
         if path.is_dir():
             raise DataError(f"{path} is a folder; give a text file")
         if path.suffix == ".gz":
-            return io.BufferedReader(gzip.open(path, "rb"), 1 << 20)
+            return io.BufferedReader(_Decompressed(path), 1 << 20)
         return open(path, "rb", 1 << 20)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist{_near(path)}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
+
+
+class _Decompressed(io.RawIOBase):
+    """The content of a .gz file, in pieces.
+
+    Reading from GzipFile into a large buffer loses the lines between its start and a damage.
+    """
+
+    def __init__(self, path: Path):
+        self._file = gzip.open(path, "rb")  # noqa: SIM115 - closed by `close`
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._file.read1(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _near(path: Path) -> str:

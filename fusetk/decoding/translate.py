@@ -79,6 +79,7 @@ class Translator:
 
     The models must be in evaluation mode; the translator uses them on their device and in their
     precision. No call changes the result of another one, so several threads may use one translator.
+    Raises ConfigError if a model does not have the attention heads of ``extras``.
     """
 
     def __init__(
@@ -92,6 +93,8 @@ class Translator:
         self.pipeline = pipeline
         self.config = config
         self.extras = extras or Extras()
+        if self.extras.heads and self.models:  # raises ConfigError if a model has no such head
+            score_targets(self.models, [([EOS], [])], attention=self.extras.heads)
         # Called with the number of sentences after each batch.
         self.on_batch: Callable[[int], None] = lambda sentences: None
         self.warns_of_unknown = True  # whether a warning of unknown source tokens may still come

@@ -176,6 +176,6 @@ def _token_list(document: dict[str, Any], key: str, limits: ExploreLimits) -> tu
         raise BadRequest(413, f"{key} has {len(tokens)} tokens; at most {limits.tokens}")
     for token in tokens:
         check_line(token, f"a token of {key}", limits.characters)
-        if not token or token.isspace():
+        if not token.strip(" "):
             raise BadRequest(400, f"{key} has an empty token")
     return tuple(tokens)

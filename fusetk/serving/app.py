@@ -30,6 +30,16 @@ class RequestOptions(NamedTuple):
     alignment: bool = False
 
 
+class Sentence(NamedTuple):
+    """A sentence, and its number in its request, from 1.
+
+    The number selects the random numbers of samples, so they do not depend on other requests.
+    """
+
+    number: int
+    text: str
+
+
 class Limits(NamedTuple):
     """Bounds that protect the service."""
 
@@ -58,7 +68,7 @@ def make_app(system: System, limits: Limits) -> Starlette:
     translators: dict[RequestOptions, Translator] = {}
 
     def translate(
-        lines: Sequence[str], options: RequestOptions
+        sentences: Sequence[Sentence], options: RequestOptions
     ) -> list[list[Translation] | BadRequest]:
         if options not in translators:
             beam = max(options.n_best, system.config.beam)
@@ -67,20 +77,21 @@ def make_app(system: System, limits: Limits) -> Starlette:
             config = changed(system.config, settings)
             extras = Extras(attention=AttentionHeads() if options.alignment else None)
             translators[options] = Translator(system.models, system.pipeline, config, extras)
-        return _translate(translators[options], lines)
+        return _translate(translators[options], sentences)
 
     batcher = Batcher(translate, limits.batch, limits.queue)
 
     async def answer(request: Request) -> JSONResponse:
         document = await read_object(request, KEYS, limits.body)
         lines, options, single = parse(document, limits)
-        results = await result_of(request, batcher.submit(lines, options))
-        sentences = []
-        for number, (line, result) in enumerate(zip(lines, results, strict=True), 1):
+        sentences = [Sentence(number, line) for number, line in enumerate(lines, 1)]
+        results = await result_of(request, batcher.submit(sentences, options))
+        answers = []
+        for sentence, result in zip(sentences, results, strict=True):
             if isinstance(result, BadRequest):
-                raise BadRequest(result.status, f"sentence {number} {result}")
-            sentences.append(_sentence(system, line, result, options))
-        return JSONResponse(sentences[0] if single else {"sentences": sentences})
+                raise BadRequest(result.status, f"sentence {sentence.number} {result}")
+            answers.append(_answer(system, sentence.text, result, options))
+        return JSONResponse(answers[0] if single else {"sentences": answers})
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok", "waiting": batcher.waiting})
@@ -90,17 +101,19 @@ def make_app(system: System, limits: Limits) -> Starlette:
 
 
 def _translate(
-    translator: Translator, lines: Sequence[str]
+    translator: Translator, sentences: Sequence[Sentence]
 ) -> list[list[Translation] | BadRequest]:
-    """Return the translations of each line, or an error for a line that would be truncated."""
+    """Return the translations of each sentence, or an error if it would be truncated."""
     most = translator.max_source_length
     results: list[list[Translation] | BadRequest] = []
-    for line in lines:
-        length = len(translator.tokens("source", line))
+    for sentence in sentences:
+        length = len(translator.tokens("source", sentence.text))
         too_long = BadRequest(413, f"has {length} tokens; the model reads at most {most}")
         results.append([] if length <= most else too_long)
     fitting = [i for i, result in enumerate(results) if not isinstance(result, BadRequest)]
-    translations = translator.n_best([lines[i] for i in fitting])
+    translations = translator.n_best(
+        [sentences[i].text for i in fitting], first=[sentences[i].number for i in fitting]
+    )
     for i, n_best in zip(fitting, translations, strict=True):
         results[i] = n_best
     return results
@@ -126,7 +139,7 @@ def parse(document: dict[str, Any], limits: Limits) -> tuple[list[str], RequestO
     return lines, RequestOptions(n_best, alignment), isinstance(text, str)
 
 
-def _sentence(
+def _answer(
     system: System, line: str, translations: Sequence[Translation], options: RequestOptions
 ) -> dict[str, Any]:
     """Return the answer for a sentence. A blank sentence has no translations."""

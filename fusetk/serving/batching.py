@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from fusetk.decoding.threads import cancelled_by
 
+Item = TypeVar("Item")  # a sentence, and what its computation needs
 Options = TypeVar("Options")  # the options of a request
 Result = TypeVar("Result")  # the result of a sentence
 
@@ -23,15 +24,15 @@ class Closed(Exception):
 
 
 @dataclass
-class Job(Generic[Options, Result]):
+class Job(Generic[Item, Options, Result]):
     """The sentences of one request."""
 
-    lines: Sequence[str]
+    items: Sequence[Item]
     options: Options
     result: "Future[list[Result]]" = field(default_factory=Future)
 
 
-class Batcher(Generic[Options, Result]):
+class Batcher(Generic[Item, Options, Result]):
     """A queue of requests and a thread that computes their results.
 
     The thread takes the oldest request, waits up to ``window`` seconds for others, and computes
@@ -42,7 +43,7 @@ class Batcher(Generic[Options, Result]):
 
     def __init__(
         self,
-        compute: Callable[[Sequence[str], Options], list[Result]],
+        compute: Callable[[Sequence[Item], Options], list[Result]],
         batch: int,
         queue: int,
         window: float = 0.005,
@@ -52,23 +53,23 @@ class Batcher(Generic[Options, Result]):
         self.batch = batch
         self.queue = queue
         self.window = window
-        self._jobs: deque[Job[Options, Result]] = deque()
+        self._jobs: deque[Job[Item, Options, Result]] = deque()
         self._cancelled = threading.Event()  # cancels the current batch
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
-    def submit(self, lines: Sequence[str], options: Options) -> "Future[list[Result]]":
+    def submit(self, items: Sequence[Item], options: Options) -> "Future[list[Result]]":
         """Return a future of the results. Cancel it if they are not needed any more.
 
         Raises QueueFull if the queue has no room, and Closed after ``close``.
         """
-        job: Job[Options, Result] = Job(lines, options)
+        job: Job[Item, Options, Result] = Job(items, options)
         with self._changed:
             if self._closed:
                 raise Closed
-            if self.waiting + len(lines) > self.queue:
+            if self.waiting + len(items) > self.queue:
                 raise QueueFull
             self._jobs.append(job)
             self._changed.notify()
@@ -88,13 +89,13 @@ class Batcher(Generic[Options, Result]):
     @property
     def waiting(self) -> int:
         """The number of sentences in the queue, without those of cancelled requests."""
-        return sum(len(job.lines) for job in list(self._jobs) if not job.result.cancelled())
+        return sum(len(job.items) for job in list(self._jobs) if not job.result.cancelled())
 
     def _run(self) -> None:
         while jobs := self._next_batch():
             self._compute(jobs)
 
-    def _next_batch(self) -> list[Job[Options, Result]]:
+    def _next_batch(self) -> list[Job[Item, Options, Result]]:
         """Wait for requests and take those of one batch; an empty list after ``close``."""
         with self._changed:
             while True:
@@ -110,24 +111,24 @@ class Batcher(Generic[Options, Result]):
                     self._cancelled = threading.Event()
                     return jobs
 
-    def _take(self) -> list[Job[Options, Result]]:
+    def _take(self) -> list[Job[Item, Options, Result]]:
         """Remove the oldest request and those that fit into its batch, without cancelled ones."""
-        taken: list[Job[Options, Result]] = []
+        taken: list[Job[Item, Options, Result]] = []
         size = 0
         for job in list(self._jobs):
             fits = not taken or (
-                job.options == taken[0].options and size + len(job.lines) <= self.batch
+                job.options == taken[0].options and size + len(job.items) <= self.batch
             )
             if not fits:
                 continue
             self._jobs.remove(job)
             if not job.result.cancelled():
                 taken.append(job)
-                size += len(job.lines)
+                size += len(job.items)
         return taken
 
-    def _compute(self, jobs: Sequence[Job[Options, Result]]) -> None:
-        lines = [line for job in jobs for line in job.lines]
+    def _compute(self, jobs: Sequence[Job[Item, Options, Result]]) -> None:
+        items = [item for job in jobs for item in job.items]
         cancelled = self._cancelled
 
         def cancel_batch(future: "Future[list[Result]]") -> None:
@@ -140,14 +141,14 @@ class Batcher(Generic[Options, Result]):
         failure: Exception | None = None
         try:
             with cancelled_by(cancelled):
-                results = self.compute(lines, jobs[0].options)
+                results = self.compute(items, jobs[0].options)
         except CancelledError:
             failure = Closed()
         except Exception as error:  # a failure of one batch must not end the thread
             failure = error
         start = 0
         for job in jobs:
-            end = start + len(job.lines)
+            end = start + len(job.items)
             # A request can be cancelled until here.
             if job.result.set_running_or_notify_cancel():
                 if failure is None:

@@ -104,7 +104,7 @@ def check_line(line: str, name: str, characters: int) -> None:
 
 def make_service(
     endpoints: Sequence[tuple[str, str, Endpoint]],
-    batcher: Batcher[Any, Any],
+    batcher: Batcher[Any, Any, Any],
     middleware: Sequence[Middleware] = (),
 ) -> Starlette:
     """Return an ASGI application with these endpoints: method, path, function.

@@ -132,6 +132,12 @@ def test_invalid_options(trained, options, reason):
     assert reason in said("-m", trained, *options)
 
 
+def test_wrong_heads_are_refused_before_the_output_is_emptied(trained, tmp_path):
+    (tmp_path / "out").write_text("earlier\n")
+    assert "no layer 9" in said("-m", trained, "--alignment", "9", "-o", tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "earlier\n"
+
+
 def test_a_full_disk(trained, tmp_path):
     (tmp_path / "in").write_text("hund\n")
     to_full_disk = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"

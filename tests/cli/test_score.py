@@ -383,6 +383,15 @@ def test_a_test_with_few_differing_lines_is_a_warning(long: None) -> None:
     )
 
 
+def test_a_p_value_of_one_is_not_too_small() -> None:
+    Path("ref").write_text("a b c d\n")
+    Path("hyp").write_text("x\n")
+    Path("other").write_text("y\n")
+    options = ["--significance", "bootstrap", "--samples", "10", "--metric", "multi-bleu"]
+    result = run("hyp", "ref", "--system", "other=other", *options)
+    assert "too small" not in result.stderr and "differ in" not in result.stderr
+
+
 def test_warnings_of_systems_name_them(files: Path) -> None:
     Path("bpe").write_text("the c@@ at sat on the m@@ at .\na d@@ og ran home .\n")
     assert run("hyp", "ref", "--system", "bpe=bpe").stderr.startswith(

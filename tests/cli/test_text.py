@@ -73,6 +73,11 @@ def test_bpe_learned_applied_removed(tmp_path: Path) -> None:
     assert out(*options, "--threshold", 3, text="hund\n") == "h@@ u@@ n@@ d\n"
 
 
+def test_standard_input_cannot_be_read_twice() -> None:
+    result = call("learn-bpe", "-i", "-", "-i", "-", text="a a\n")
+    assert result.exit_code == 2 and "-i - is given twice" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("option", "needed"), [("--threshold", "--vocabulary"), ("--seed", "--dropout")]
 )

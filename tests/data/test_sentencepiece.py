@@ -47,6 +47,12 @@ def test_pieces_and_bytes_become_raw_text() -> None:
     assert join_pieces("▁It ▁is <0xE4> <0xBD> <0xA0> , ▁ü ber") == "It is你, über"
     assert join_pieces("<0xE4> a") == "\ufffda" and join_pieces("") == ""
     assert join_pieces("▁a <0x0A> b <0x0D> ▁c") == "a b  c"  # one line remains one line
+    assert join_pieces("▁< 0x4 1 > <0x41>") == "<0x41>A"  # text that looks like a byte
+
+
+def test_pieces_of_a_model_without_bytes_are_text() -> None:
+    undo = SentencePiece(step="sentencepiece", byte_fallback=False).undo_function("en")
+    assert undo("▁a <0x41> ▁b") == "a<0x41> b"
 
 
 @pytest.mark.parametrize(("side", "words"), [("both", 2), ("target", 2), ("source", 5)])

@@ -78,6 +78,7 @@ WRONG: list[tuple[str, object, int, str]] = [
     ("/translate", {"text": TEXT, "prefix": 1}, 400, "prefix must be a string"),
     ("/translate", {"text": TEXT, "prefix": [1]}, 400, "prefix must be a list of strings"),
     ("/translate", {"text": TEXT, "prefix": [""]}, 400, "prefix has an empty token"),
+    ("/translate", {"text": TEXT, "prefix": [" "]}, 400, "prefix has an empty token"),
     ("/translate", {"text": TEXT, "prefix": ["a"] * 401}, 413, "prefix has 401 tokens"),
     ("/translate", {"text": TEXT, "prefix": [LONG]}, 413, "a token of prefix has 101"),
     ("/translate", {"text": TEXT, "target": LONG}, 413, "target has 101 characters"),

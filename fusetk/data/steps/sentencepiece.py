@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from fusetk.errors import ConfigError, DataError
 from fusetk.files import replace_file
 
 SPACE = "\u2581"  # SentencePiece writes it for a space
-BYTES = re.compile(r"(?:<0x[0-9A-F]{2}>)+")
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 LONGEST_LINE = 1 << 20  # bytes; SentencePiece ignores longer lines
 MISSING = "the step sentencepiece needs its library: pip install 'fusetk[sentencepiece]'"
 
@@ -94,7 +95,7 @@ class SentencePiece(LearnedStep):
         return [f"<0x{byte:02X}>" for byte in range(256)] if self.byte_fallback else []
 
     def undo_function(self, language: str) -> LineFunction:
-        return join_pieces
+        return join_pieces if self.byte_fallback else join_pieces_without_bytes
 
 
 class PieceModel:
@@ -120,12 +121,22 @@ def join_pieces(line: str) -> str:
 
     Bytes that are not UTF-8 become the replacement character. Bytes that end a line become spaces.
     """
-    text = BYTES.sub(_decode, line.replace(" ", "").replace(SPACE, " "))
+    runs = groupby(line.split(" "), lambda piece: BYTE.fullmatch(piece) is not None)
+    text = "".join(
+        _decode_bytes(pieces) if are_bytes else "".join(pieces).replace(SPACE, " ")
+        for are_bytes, pieces in runs
+    )
     return text.replace("\n", " ").replace("\r", " ").strip(" ")
 
 
-def _decode(run: re.Match[str]) -> str:
-    return bytes.fromhex(re.sub("<0x|>", "", run[0])).decode("utf-8", errors="replace")
+def join_pieces_without_bytes(line: str) -> str:
+    """Return subwords of a model without ``byte_fallback`` as one line of raw text."""
+    return line.replace(" ", "").replace(SPACE, " ").strip(" ")
+
+
+def _decode_bytes(pieces: Iterable[str]) -> str:
+    numbers = (int(BYTE.sub(r"\1", piece), 16) for piece in pieces)
+    return bytes(numbers).decode("utf-8", errors="replace")
 
 
 def _library() -> Any:

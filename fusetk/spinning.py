@@ -1,0 +1,129 @@
+"""Shorter spinning of OpenMP's threads while other programs use the processors.
+
+After its share of a parallel loop, a thread of libgomp spins for some milliseconds before it
+sleeps, because the next loop usually starts sooner. Beside other programs, spinning threads take
+processors from the threads for which they wait. libgomp spins very briefly while a process has more
+OpenMP threads than processors. It has no function for this, so this module adds sleeping threads
+while other programs are busy. Results do not depend on it.
+"""
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+INTERVAL = 1.0  # seconds between two looks at the processors
+START = 0.4  # number of missing processors from which spinning is short
+END = 0.2  # number of missing processors below which spinning is long again
+USER_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+_LOOP = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def adapt_spinning(threads: int) -> None:
+    """Shorten spinning while other programs need the processors of this process's ``threads``.
+
+    This has no effect with one thread, with another OpenMP library than libgomp, outside Linux, and
+    if the user has set one of ``USER_SETTINGS``.
+    """
+    if threads > 1 and (watch := _watch()):
+        watch.threads = threads
+
+
+@cache
+def _watch() -> "SpinningWatch | None":
+    if any(name in os.environ for name in USER_SETTINGS) or not _gomp_parallel():
+        return None
+    try:
+        watch = SpinningWatch(Sleepers, processor_times)
+    except (AttributeError, OSError, ValueError):  # not Linux, or no /proc/stat
+        return None
+    watch.start()
+    return watch
+
+
+@cache
+def _gomp_parallel() -> Callable[..., None] | None:
+    """Return the function of libgomp that runs a function in a number of threads."""
+    with suppress(AttributeError, OSError, TypeError):
+        function = ctypes.CDLL(None).GOMP_parallel
+        function.argtypes = (_LOOP, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        function.restype = None
+        return function
+    return None
+
+
+class Sleepers(threading.Thread):
+    """A number of additional OpenMP threads. They sleep until ``end`` is called."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(name="additional OpenMP threads", daemon=True)
+        self._number = number
+        self._ended = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        if gomp_parallel := _gomp_parallel():
+            # The loop runs in this thread and in new ones, which end with this thread.
+            gomp_parallel(_LOOP(lambda _: None), None, self._number + 1, 0)
+            self._ended.wait()
+
+    def end(self) -> None:
+        self._ended.set()
+
+
+class ProcessorTimes(NamedTuple):
+    """Seconds since some fixed times."""
+
+    clock: float
+    busy: float  # of all programs, summed over the processors that this process may use
+    own: float  # of this process
+    processors: int
+
+
+def processor_times() -> ProcessorTimes:
+    """Raise OSError or ValueError if /proc/stat does not have the times."""
+    allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+        name, *fields = line.split()
+        if name in allowed:
+            user, nice, system, _idle, _waiting, *others = map(int, fields[:8])
+            ticks += user + nice + system + sum(others)
+    busy = ticks / os.sysconf("SC_CLK_TCK")
+    return ProcessorTimes(time.monotonic(), busy, time.process_time(), len(allowed))
+
+
+class SpinningWatch(threading.Thread):
+    """Adds sleeping threads while other programs need the processors of ``threads`` threads."""
+
+    def __init__(
+        self, make_sleepers: Callable[[int], Any], read_times: Callable[[], ProcessorTimes]
+    ) -> None:
+        super().__init__(name="watch over spinning", daemon=True)
+        self.threads = 1
+        self._make_sleepers, self._read_times = make_sleepers, read_times
+        self._sleepers: Any = None
+        self._last = read_times()
+
+    def run(self) -> None:
+        with suppress(OSError, ValueError, RuntimeError):  # no further thread can start
+            while True:
+                time.sleep(INTERVAL)
+                self.look()
+
+    def look(self) -> None:
+        """Start or end the sleeping threads, as the time since the last look requires."""
+        now, last = self._read_times(), self._last
+        self._last = now
+        others = (now.busy - last.busy - (now.own - last.own)) / (now.clock - last.clock)
+        missing = others + self.threads - now.processors
+        if self._sleepers is None and missing > START:
+            self._sleepers = self._make_sleepers(max(1, now.processors - self.threads + 1))
+        elif self._sleepers is not None and missing < END:
+            self._sleepers.end()
+            self._sleepers = None
