@@ -4,15 +4,17 @@ This module imports nothing of fusetk.
 """
 
 import difflib
+import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 BLOCK = 1 << 20
+TEMPORARY = ".new"  # end of the temporary names of `replace_file`
 
 
 def similar_names(path: Path, number: int = 3) -> list[str]:
@@ -36,7 +38,7 @@ def replace_file(path: Path, content: bytes | str) -> None:
     At any time the old or the new file is complete. Raises OSError, which names the file, if it
     cannot be written; then the old file is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         with open(temporary, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -47,6 +49,16 @@ def replace_file(path: Path, content: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
         error.filename = str(path)
         raise
+
+
+def remove_temporary_files(folder: Path, names: Iterable[str]) -> None:
+    """Remove the files that killed processes left in ``folder`` when they replaced ``names``.
+
+    Call it only if no other process writes these files.
+    """
+    for name in names:
+        for path in folder.glob(f".{glob.escape(name)}.*{TEMPORARY}"):
+            path.unlink(missing_ok=True)
 
 
 def write_if_changed(path: Path, content: bytes) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -28,6 +27,8 @@ QUANTITIES = {"epoch", "lr", "grad_norm", "tokens", "tokens_per_second", "memory
 QUANTITIES |= LOWER_IS_BETTER | HIGHER_IS_BETTER
 LOG = "log.txt"
 SESSIONS = "sessions.jsonl"
+# Marks the run folder of a training that has not recorded its first session yet.
+STARTING = ".starting"
 
 FORMAT = 1
 STATE = "state.json"
@@ -320,17 +321,11 @@ def add_session(run: Path, session: Session) -> None:
     replace_file(run / SESSIONS, "".join(f"{line}\n" for line in lines))
 
 
-def check_run_folder(run: Path, config: str) -> None:
-    """Raise ConfigError if the folder has files and is not a run folder.
-
-    ``config`` is the text of the config that the training would write. If the folder has a config
-    with this text, a training was killed there while it started.
-    """
-    if not run.is_dir() or (run / SESSIONS).exists() or checkpoint_folders(run):
+def check_run_folder(run: Path) -> None:
+    """Raise ConfigError if the folder has files and is not a run folder."""
+    of_training = (run / SESSIONS).exists() or (run / STARTING).exists()
+    if not run.is_dir() or of_training or checkpoint_folders(run):
         return
-    with suppress(OSError, ValueError):
-        if (run / CONFIG).read_text(encoding="utf-8") == config:
-            return
     foreign = sorted(path.name for path in run.iterdir() if not _may_precede_run(path))
     if foreign:
         raise ConfigError(

@@ -16,7 +16,7 @@ from fusetk.data.batch_config import UNITS
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.errors import ConfigError, FusetkError, Interrupted, out_of_memory
-from fusetk.files import write_if_changed
+from fusetk.files import remove_temporary_files, write_if_changed
 from fusetk.machine import (
     Choices,
     choices,
@@ -37,6 +37,9 @@ from fusetk.runs import (
     CHECKPOINTS,
     CONFIG,
     MACHINE,
+    METRICS,
+    SESSIONS,
+    STARTING,
     TEXT,
     RunLock,
     Session,
@@ -47,7 +50,13 @@ from fusetk.runs import (
 from fusetk.system import build
 from fusetk.training import checkpoint
 from fusetk.training.compiling import compile_layers
-from fusetk.training.log import Log, NullLog, device_name, forget_after
+from fusetk.training.log import (
+    Log,
+    NullLog,
+    device_name,
+    forget_after,
+    import_tensorboard,
+)
 from fusetk.training.loop import NO_BEST, RESTART, Trainer
 from fusetk.training.progress import Progress
 from fusetk.training.sharding import shard
@@ -135,7 +144,7 @@ def _train(
     integrity.check_settings(recipe.data, prepared)
     integrity.check_files(data, prepared)
     if world.first:
-        check_run_folder(run, sections.dump(recipe))
+        check_run_folder(run)
         run_lock.take()
     last = world.broadcast(last_checkpoint(run) if world.first else None)
     changes = find_changes(recipe, run, last, prepared, execution.kernel_choices)
@@ -144,6 +153,8 @@ def _train(
     trainer = _make_trainer(recipe, run, prepared, pipeline, model, world)
     if last:
         trainer.resume(last)
+    if recipe.training.tensorboard:
+        import_tensorboard()
     world.all_gather(None)  # rank 0 writes only after all processes have read the run folder
     if world.first:
         _lock_run_folder(run, run_lock, last)
@@ -272,16 +283,21 @@ def _write_run_folder(
 ) -> None:
     """Write config, text pipeline and kernel choices into the run folder.
 
-    Remove the metrics after ``progress``. Raises CheckpointError if a file cannot be written.
+    Remove the metrics after ``progress``, and incomplete files of killed processes. Raises
+    CheckpointError if a file cannot be written.
     """
     text = Path(recipe.data.folder) / TEXT
     try:
-        # The config is the first file, because it marks the folder as that of a run.
+        if not (run / SESSIONS).exists():
+            (run / STARTING).touch()
+        remove_temporary_files(run, (CONFIG, MACHINE, METRICS, SESSIONS))
         write_if_changed(run / CONFIG, sections.dump(recipe).encode())
         (run / CHECKPOINTS).mkdir(exist_ok=True)
         forget_after(run, progress)
         for file in sorted(path for path in text.rglob("*") if path.is_file()):
-            write_if_changed(run / TEXT / file.relative_to(text), file.read_bytes())
+            copy = run / TEXT / file.relative_to(text)
+            remove_temporary_files(copy.parent, (copy.name,))
+            write_if_changed(copy, file.read_bytes())
         if kernel_choices:
             write_choices(run / MACHINE, kernel_choices)
     except OSError as error:
@@ -313,6 +329,7 @@ def _record_session(recipe: Recipe, run: Path, trainer: Trainer) -> None:
     )
     try:
         add_session(run, session)
+        (run / STARTING).unlink(missing_ok=True)
     except OSError as error:
         raise checkpoint.write_error(run, Path(error.filename or run), error) from None
 

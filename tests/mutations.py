@@ -858,7 +858,7 @@ MUTATIONS = [
     Mutation(
         "the queue of the service has no bound",
         "serving/batching.py",
-        "if self.waiting + len(lines) > self.queue:",
+        "if self.waiting + len(items) > self.queue:",
         "if False:",
         ("test_serving.py",),
         "bounded",

@@ -26,6 +26,11 @@ class GroupFusionConfig(LayerFusionConfig):
                 f"{layers} layers cannot be divided into {self.groups} groups of equal size: give "
                 "a divisor of the number of layers"
             )
+        if self.groups + self.embedding < 2:
+            raise ValueError(
+                "groups: 1 selects only the highest layer, so it fuses nothing: give more groups, "
+                "or set embedding: true"
+            )
 
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> "GroupFusionConfig":

@@ -31,7 +31,8 @@ class LinearFusionConfig(LayerFusionConfig):
     """Dropout on the output of the feed-forward network of `ewp-ffn`."""
 
     def check(self, layers: int) -> None:
-        if self.normalize == "softmax":  # the weight of one layer would always be 1
+        # Otherwise the weight of one layer is always 1, or the closing norm removes it.
+        if self.weights == "scalar" and (self.normalize == "softmax" or self.norm):
             self.check_two_layers(layers)
 
     @model_validator(mode="after")

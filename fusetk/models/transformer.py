@@ -55,7 +55,9 @@ class BlockStackConfig(StackConfig):
     MUDDFormer (Xiao et al. 2025, Equation 9) has 0.5."""
 
     @model_validator(mode="after")
-    def _one_key_connects_layers(self) -> "BlockStackConfig":
+    def _every_option_has_an_effect(self) -> "BlockStackConfig":
+        if self.ffn_growth and self.layers == 1:
+            raise ValueError("ffn_growth has no effect on a stack of one layer: remove it")
         if residual_class(self.residual).spans_layers and self.connect.kind != "last":
             raise ValueError(
                 f"residual: {self.residual.kind} also connects the layers, so connect: "
@@ -140,7 +142,7 @@ def layer_options(config: Options, side: BlockStackConfig, layer: int) -> Option
     """Return the options of layer ``layer`` (0 is the lowest) of a stack: ``ffn`` may differ."""
     if not side.ffn_growth:
         return config
-    place = 2 * layer / (side.layers - 1) - 1 if side.layers > 1 else 0.0
+    place = (2 * layer - (side.layers - 1)) / (side.layers - 1)  # from -1 to 1
     ffn = max(1, round(config.ffn * (1 + side.ffn_growth * place)))
     return config.model_copy(update={"ffn": ffn})
 

@@ -38,7 +38,7 @@ class Cell(nn.Module):
         norm: bool = True,
         linear_bias: bool = True,
     ):
-        """``read``: features of the input; a T-GRU ignores it.
+        """``input_width``: features of the input; a T-GRU ignores it.
 
         ``norm``: apply layer normalisation to each gate before its sigmoid. ``linear_bias``: H has
         a bias.

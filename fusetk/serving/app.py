@@ -30,7 +30,7 @@ class RequestOptions(NamedTuple):
     alignment: bool = False
 
 
-class Sentence(NamedTuple):
+class NumberedSentence(NamedTuple):
     """A sentence, and its number in its request, from 1.
 
     The number selects the random numbers of samples, so they do not depend on other requests.
@@ -68,7 +68,7 @@ def make_app(system: System, limits: Limits) -> Starlette:
     translators: dict[RequestOptions, Translator] = {}
 
     def translate(
-        sentences: Sequence[Sentence], options: RequestOptions
+        sentences: Sequence[NumberedSentence], options: RequestOptions
     ) -> list[list[Translation] | BadRequest]:
         if options not in translators:
             beam = max(options.n_best, system.config.beam)
@@ -84,7 +84,7 @@ def make_app(system: System, limits: Limits) -> Starlette:
     async def answer(request: Request) -> JSONResponse:
         document = await read_object(request, KEYS, limits.body)
         lines, options, single = parse(document, limits)
-        sentences = [Sentence(number, line) for number, line in enumerate(lines, 1)]
+        sentences = [NumberedSentence(number, line) for number, line in enumerate(lines, 1)]
         results = await result_of(request, batcher.submit(sentences, options))
         answers = []
         for sentence, result in zip(sentences, results, strict=True):
@@ -101,7 +101,7 @@ def make_app(system: System, limits: Limits) -> Starlette:
 
 
 def _translate(
-    translator: Translator, sentences: Sequence[Sentence]
+    translator: Translator, sentences: Sequence[NumberedSentence]
 ) -> list[list[Translation] | BadRequest]:
     """Return the translations of each sentence, or an error if it would be truncated."""
     most = translator.max_source_length

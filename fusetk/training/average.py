@@ -6,6 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from fusetk.errors import CheckpointError, join_names
+from fusetk.files import locked
 from fusetk.runs import MODEL, checkpoint_name, checkpoints, read_state_if_valid
 from fusetk.training import checkpoint
 from fusetk.training.checkpoints import regular_checkpoints
@@ -91,7 +92,8 @@ def average(folders: Sequence[Path], into: Path) -> None:
 
     The mean is computed in float64. Tensors of integers or booleans, which are buffers of classes
     outside fusetk, are those of the last checkpoint. Raises CheckpointError if parameters differ in
-    name or shape, if the training texts differ, or if a weight is not finite.
+    name or shape, if the training texts differ, if a weight is not finite, or if ``into`` cannot be
+    written.
     """
     if len({read_state(folder).get("data") for folder in folders} - {None}) > 1:
         raise CheckpointError(
@@ -124,4 +126,8 @@ def average(folders: Sequence[Path], into: Path) -> None:
         else last[name]
         for name, total in sums.items()
     }
-    checkpoint.save(into, mean, {}, {"averaged": [folder.name for folder in folders]})
+    try:
+        with locked(into.parent):  # another process may write an average of this name
+            checkpoint.save(into, mean, {}, {"averaged": [folder.name for folder in folders]})
+    except OSError as error:
+        raise checkpoint.write_error(into.parent.parent, into, error) from None

@@ -83,7 +83,11 @@ class Log:
         console = Console(file=cast(IO[str], _StandardError()), highlight=False)
         self._console = console
         self._quiet = quiet
-        self._tensorboard = _tensorboard_writer(run, update) if tensorboard else None
+        self._tensorboard: Any = None
+        if tensorboard:  # the values of updates after ``update`` are hidden
+            self._tensorboard = import_tensorboard()(
+                str(run / "tensorboard"), purge_step=update + 1
+            )
         self.display = Display(quiet, console)
 
     def __enter__(self) -> "Log":
@@ -429,8 +433,8 @@ def _print_error(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _tensorboard_writer(run: Path, update: int) -> Any:
-    """Return a writer of TensorBoard files, which hides the values of updates after ``update``."""
+def import_tensorboard() -> Any:
+    """Return the writer class of TensorBoard. Raises ConfigError if the package is missing."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -438,4 +442,4 @@ def _tensorboard_writer(run: Path, update: int) -> Any:
             "training.tensorboard is set, but tensorboard is not installed: "
             "pip install 'fusetk[tensorboard]', or remove training.tensorboard"
         ) from None
-    return SummaryWriter(str(run / "tensorboard"), purge_step=update + 1)
+    return SummaryWriter

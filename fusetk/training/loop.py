@@ -186,6 +186,7 @@ class Trainer:
             # Otherwise, a run that resumes here would never log the updates since the last report.
             self.reporter.report(self.progress)
             self.checkpoints.save(self.progress, self.optimizer)
+            self.reporter.restart()
 
     def _validate(self, due: bool = False) -> None:
         """Validate and save a checkpoint.
@@ -204,5 +205,7 @@ class Trainer:
             change = update_schedule(self.progress, self.schedule, metric, results[metric])
             if change:
                 self.log.line(change)
+        # A run that resumes from this checkpoint does not validate again.
+        self.clock.add_to(self.progress, self.stages.config(self.progress).end)
         self.checkpoints.save(self.progress, self.optimizer, results)
         self.reporter.restart()

@@ -102,8 +102,10 @@ class Stages:
     def updates_left(self, progress: Progress, updates_in_epoch: int) -> float:
         """Return the number of remaining updates of the stage; infinite if it is unknown."""
         end = self.config(progress).end
-        epochs = end.epochs or math.inf
-        return min(epochs * updates_in_epoch, end.updates or math.inf) - progress.stage_update
+        # Epochs may differ in length; the later ones count as the current one.
+        epochs = (end.epochs or math.inf) - progress.stage_epoch
+        by_epochs = epochs * updates_in_epoch - progress.position
+        return min(by_epochs, (end.updates or math.inf) - progress.stage_update)
 
     def ended(self, progress: Progress) -> bool:
         """Whether one of the limits of the stage is reached."""

@@ -147,6 +147,7 @@ def test_a_plug_in_of_another_kind_is_refused(site: str) -> None:
         {"kind": "iterative"},
         {"kind": "attention", "embedding": False},
         {"kind": "linear", "embedding": False, "normalize": "softmax"},
+        {"kind": "linear", "embedding": False},
     ],
 )
 def test_a_fusion_of_one_layer_is_refused(fuse: dict[str, Any]) -> None:
@@ -154,11 +155,18 @@ def test_a_fusion_of_one_layer_is_refused(fuse: dict[str, Any]) -> None:
         StackConfig.model_validate({"layers": 1, "fuse": fuse})
 
 
+def test_one_group_is_no_fusion() -> None:
+    side = {"layers": 2, "fuse": {"kind": "groups", "groups": 1}}
+    with pytest.raises(ValueError, match="groups: 1 selects only the highest layer"):
+        StackConfig.model_validate(side)
+    side["fuse"]["embedding"] = True
+    StackConfig.model_validate(side)
+
+
 @pytest.mark.parametrize(
     ("connect", "said"),
     [
         ({"kind": "dense", "summary_every": 4}, "summary_every: 4 makes no summary"),
-        ({"kind": "depth-weighted", "dilation": 5}, "with dilation 5, each layer"),
     ],
 )
 def test_options_of_connections_without_effect_are_refused(

@@ -166,6 +166,22 @@ def test_a_period_above_the_depth_is_refused() -> None:
             StackConfig.model_validate(values)
 
 
+@pytest.mark.parametrize(
+    ("layers", "options", "highest"),
+    [(3, {"dilation": 4}, 3), (3, {"dilation": 3, "period": 2}, 2), (3, {"fuse": "average"}, 2)],
+)
+def test_a_dilation_that_reaches_no_other_layer_is_refused(
+    layers: int, options: dict[str, Any], highest: int
+) -> None:
+    connect = {"kind": "depth-weighted", "dilation": 3, "period": 1, **options}
+    fuse = {"fuse": connect.pop("fuse")} if "fuse" in connect else {}
+    message = f"dilation {connect['dilation']} has no effect.*give at most {highest}"
+    with pytest.raises(ValueError, match=message):
+        StackConfig.model_validate({"layers": layers, "connect": connect, **fuse})
+    connect["dilation"] = highest
+    StackConfig.model_validate({"layers": layers, "connect": connect, **fuse})
+
+
 def test_separate_inputs_need_layers_that_read_them() -> None:
     with pytest.raises(ValueError, match="only the layers of kind: transformer read"):
         StackConfig.model_validate({"layers": 2, "connect": "mudd"})

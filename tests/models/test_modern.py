@@ -168,16 +168,18 @@ def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str
 def test_higher_feed_forward_layers_are_wider() -> None:
     """MUDDFormer, Equation 9: from 0.5 to 1.5 times the usual width, with the same sum."""
 
-    def widths(layers: int, growth: float) -> list[int]:
+    def widths(layers: int, growth: float, ffn: int = 512) -> list[int]:
         side = {"layers": layers, "ffn_growth": growth}
         config = TransformerConfig.model_validate(
-            {"width": 8, "heads": 2, "ffn": 512, "encoder": side, "decoder": {"layers": 1}}
+            {"width": 8, "heads": 2, "ffn": ffn, "encoder": side, "decoder": {"layers": 1}}
         )
         return [layer.ffn.hidden.out_features for layer in Transformer(config, 9, 9).encoder.layers]
 
     assert widths(6, 0.5) == [256, 358, 461, 563, 666, 768]
     assert widths(3, 0.25) == [384, 512, 640]
-    assert widths(1, 0.5) == [512]
     assert widths(2, 0.0) == [512, 512]
     for layers in (5, 24):
         assert sum(widths(layers, 0.5)) == layers * 512
+    assert sum(widths(4, 0.5, 9)) == 4 * 9  # two widths are halves
+    with pytest.raises(ValueError, match="ffn_growth has no effect on a stack of one layer"):
+        widths(1, 0.5)

@@ -103,13 +103,10 @@ def test_it_has_the_parameters_of_the_plain_model_but_another_function() -> None
     assert (features(model) - features(plain)).abs().max() > 1e-2
 
 
-def test_with_one_layer_it_is_the_plain_model() -> None:
-    one = {"layers": 1}
-    plain = build("plain", "post", encoder=one, decoder=one)
+def test_one_layer_is_refused_because_it_would_be_the_plain_model() -> None:
     side = {"layers": 1, "residual": "value-residual"}
-    model = build("value-residual", "post", encoder=side, decoder=side)
-    model.load_state_dict(plain.state_dict())
-    torch.testing.assert_close(features(model), features(plain), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="value-residual has no effect on a stack of one layer"):
+        build("value-residual", "post", encoder=side, decoder=side)
 
 
 def test_layers_with_equal_values_compute_the_function_of_the_plain_model() -> None:

@@ -28,7 +28,7 @@ from fusetk.decoding.translate import Translator
 from fusetk.errors import CheckpointError, DiskFull
 from fusetk.files import checksum, digest
 from fusetk.recipe import load
-from fusetk.runs import EMA, MODEL, STATE, TRAINING
+from fusetk.runs import EMA, MODEL, STARTING, STATE, TRAINING
 from fusetk.training import checkpoint, log, loop
 from fusetk.training.validation import Validator
 from fusetk.weights import read_state
@@ -420,8 +420,12 @@ def test_a_start_that_was_killed_is_repeated_and_other_folders_are_refused(
     (run / "checkpoints").mkdir(parents=True)
     (run / "config.yaml").write_text(sections.dump(load(toy, [*GIVEN, "training.seed=9"])))
     assert "such as config.yaml" in refusal(train(toy, run, *GIVEN))
-    (run / "config.yaml").write_text(sections.dump(load(toy, GIVEN)))
+    (run / STARTING).touch()
+    (run / ".config.yaml.123.new").touch()
+    (run / "text").mkdir()
+    (run / "text" / ".pipeline.json.123.new").touch()
     assert train(toy, run, *GIVEN).exit_code == 0
+    assert not list(run.glob(".*")) and not list((run / "text").glob(".*"))
     foreign = tmp_path / "foreign"
     (foreign / "checkpoints").mkdir(parents=True)
     (foreign / "checkpoints" / "model.pt").write_text("mine")

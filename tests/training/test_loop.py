@@ -12,6 +12,7 @@ import sys
 import time
 import weakref
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import prepare
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
+from fusetk.files import locked
 from fusetk.machine import revision
 from fusetk.nn.dropout import Dropout
 from fusetk.processes import World
@@ -712,6 +714,61 @@ def test_a_stage_ends_after_its_time(toy: Path, tmp_path: Path) -> None:
     assert (
         read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]["update"] == state["update"]
     ), "nothing to do"
+
+
+def test_the_duration_of_a_validation_is_in_its_checkpoint(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Validator):
+        def validate_part(self, *arguments: Any, **options: Any) -> PartialResults:
+            time.sleep(0.5)
+            return super().validate_part(*arguments, **options)
+
+    monkeypatch.setattr(train_module, "Validator", Slow)
+    train_module.train(
+        load(toy, ["training.stages.0.end.updates=1"]), tmp_path / "a", "cpu", quiet=True
+    )
+    [folder] = runs.checkpoints(tmp_path / "a")
+    assert read_state(folder)["progress"]["seconds"] >= 0.5
+
+
+def test_the_speed_of_updates_does_not_include_checkpoints(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = checkpoint.save
+
+    def save_slowly(*arguments: Any) -> None:
+        time.sleep(1)
+        save(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save", save_slowly)
+    overrides = ["save_every=2", "log_every=2", "stages.0.end.updates=4"]
+    train_module.train(
+        load(toy, [f"training.{setting}" for setting in overrides]),
+        tmp_path / "a",
+        "cpu",
+        quiet=True,
+    )
+    last = lines(tmp_path / "a", "train")[-1]
+    speed = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").open()]
+    record = next(each for each in speed if each["update"] == 4 and each["kind"] == "train")
+    assert last["update"] == 4 and 2 * record["tokens"] / record["tokens_per_second"] < 0.5
+
+
+def test_two_averages_of_one_name_are_written_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    weights = {"weight": torch.ones(2)}
+    for update in (1, 2):
+        checkpoint.save(tmp_path / runs.checkpoint_name(update), weights, {}, {})
+    folders = [tmp_path / runs.checkpoint_name(update) for update in (1, 2)]
+    other = Thread(target=average, args=(folders, tmp_path / "average"))
+    with locked(tmp_path):
+        other.start()
+        other.join(0.3)
+        assert other.is_alive() and not (tmp_path / "average").exists()
+    other.join()
+    assert read_state(tmp_path / "average")["averaged"] == [folder.name for folder in folders]
 
 
 def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:

@@ -255,6 +255,8 @@ def test_stages_know_their_updates_and_ends(toy: Path) -> None:
     assert sorted(pairs) == list(range(len(corpus)))
     assert stages.updates_left(progress, 4) == 8 and stages.updates_left(progress, 50) == 9
     assert not stages.ended(progress)
+    second_epoch = Progress(update=5, stage_update=5, stage_epoch=1, position=1)
+    assert stages.updates_left(second_epoch, 3) == 2  # the first epoch had four updates
     for _ in range(8):
         progress.advance(4)
     assert stages.ended(progress) and stages.updates_left(progress, 4) == 0

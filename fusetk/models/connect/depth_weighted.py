@@ -26,12 +26,11 @@ class DepthWeightedConfig(ConnectConfig):
                 f"period {self.period} has no effect if a stack makes {inputs} "
                 f"input{'s' if inputs > 1 else ''} of layers: {advice}"
             )
-
-    def check(self, layers: int) -> None:
-        if self.dilation > layers:
+        highest = (inputs - 1) // self.period * self.period  # outputs below the highest sum
+        if self.dilation > highest:
             raise ValueError(
-                f"with dilation {self.dilation}, each layer of a stack of {layers} layers reads "
-                f"only the layer below it: give at most {layers}"
+                f"dilation {self.dilation} has no effect, because each sum would have only the "
+                f"layer below it: give at most {highest}"
             )
 
 

@@ -6,9 +6,21 @@ import torch
 from torch import Tensor
 
 from fusetk import trace
-from fusetk.models.residual.base import ResidualConfig, StreamEnds, SubLayer
+from fusetk.models.residual.base import Norm, ResidualConfig, StreamEnds, SubLayer
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.nn.value_residual import ValueInputs, ValueOutput, ValueResidualAttention
+
+
+class ValueResidualConfig(ResidualConfig):
+    """Mix the values of self-attention with those of the lowest layer."""
+
+    kind: str = "value-residual"
+
+    def check(self, norm: Norm, layers: int) -> None:
+        if layers == 1:
+            raise ValueError(
+                "value-residual has no effect on a stack of one layer: choose another connection"
+            )
 
 
 class ValueStream(NamedTuple):
@@ -40,12 +52,12 @@ class ValueResidual(PlainResidual):
     plain model, but it does not compute its function.
     """
 
-    Config = ResidualConfig
+    Config = ValueResidualConfig
     Ends = ValueEnds
     spans_layers = True
     attention_class = ValueResidualAttention
 
-    def __init__(self, config: ResidualConfig, sublayer: SubLayer):
+    def __init__(self, config: ValueResidualConfig, sublayer: SubLayer):
         super().__init__(config, sublayer)
         self.below = sublayer.below
         per_layer = sublayer.total // sublayer.layers[sublayer.side]
