@@ -78,7 +78,8 @@ class LayerFusionConfig(FusionConfig):
     layers, this is the output of the last summary layer instead."""
     layer_embedding: bool = False
     """Add a learned vector to each layer (MLRF Equation 4). Encoder and decoder share the vectors
-    if these have one width and at least one layer number is fused on both sides."""
+    if these have one width and at least one layer number is fused on both sides. If `connect:
+    dense` has summary layers, the layers are counted from the last summary, which is layer 0."""
     norm_layers: bool = False
     """Normalise each layer before the fusion (Wang et al. 2019). The layers of a post-norm model,
     such as MLRF's, are normalised. With `norm: pre` they are not: higher layers have larger

@@ -264,7 +264,10 @@ class ConvDecoderLayer(ConvLayer):
 
 
 class Conv(Seq2Seq):
-    """Encoder and decoder of gated convolutions, with attention in every decoder layer."""
+    """Encoder and decoder of gated convolutions, with attention in every decoder layer.
+
+    The linear maps of fusions have PyTorch's initial weights, because ConvS2S has no fusions.
+    """
 
     Config = ConvConfig
 

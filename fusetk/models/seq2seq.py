@@ -35,7 +35,8 @@ class Memory(NamedTuple):
     """The embedding (or the output of the last summary layer, if there is one), and the outputs of
     the layers above it, each (B, S, D_i). Layers that the decoder does not read may be missing."""
     output: Tensor
-    """The output of the encoder (B, S, D): the fused layers, or the highest layer."""
+    """The output of the encoder (B, S, D): the fused layers, or the highest layer. ``coordinated``
+    without a fusion has the highest layer that a decoder layer reads."""
     mask: Tensor
     """True at real source tokens (B, S)."""
     embedding: Tensor | None = None

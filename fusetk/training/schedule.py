@@ -94,6 +94,8 @@ class LinearDecayConfig(WarmupConfig):
                 f"updates {self.updates} end before the rate falls: "
                 f"give more updates than warmup {self.warmup}"
             )
+        if not self.warmup and self.start != LinearDecayConfig.model_fields["start"].default:
+            raise ValueError("start has no effect without a warm-up: remove it, or give warmup")
         if self.floor >= self.peak:
             raise ValueError(
                 f"floor {self.floor} must be below peak {self.peak}; "

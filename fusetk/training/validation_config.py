@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fusetk.config import Config
 from fusetk.runs import LOWER_IS_BETTER
@@ -41,6 +41,12 @@ class ValidationConfig(Config):
     """Compute loss and accuracy on training pairs with dropout, as in training. MLRF's text says
     that more dropout lowers the accuracy on training text dramatically, so we think that the figure
     has it."""
+
+    @model_validator(mode="after")
+    def _every_option_has_an_effect(self) -> "ValidationConfig":
+        if not self.train_dropout and self.train_pairs is None:
+            raise ValueError("train_dropout has no effect without train_pairs: give it, too")
+        return self
 
 
 def perplexity(loss: float) -> float:

@@ -217,7 +217,7 @@ SCHEDULE_FORMULAS: dict[str, tuple[Callable[..., float], list[dict[str, Any]]]] 
         linear,
         [
             {"peak": 2e-3, "warmup": 500, "start": 1e-7, "floor": 1e-5, "updates": 4_000},
-            {"peak": 2e-3, "warmup": 0, "start": 1.0, "floor": 0.0, "updates": 5_000},
+            {"peak": 2e-3, "warmup": 0, "start": 1e-7, "floor": 0.0, "updates": 5_000},
             {"peak": 2e-3, "warmup": 4_999, "start": 0.0, "floor": 0.0, "updates": 5_000},
         ],
     ),
@@ -225,7 +225,7 @@ SCHEDULE_FORMULAS: dict[str, tuple[Callable[..., float], list[dict[str, Any]]]] 
         cosine,
         [
             {"peak": 2e-3, "warmup": 500, "start": 1e-7, "floor": 1e-5, "updates": 4_000},
-            {"peak": 2e-3, "warmup": 0, "start": 1.0, "floor": 0.0, "updates": 5_000},
+            {"peak": 2e-3, "warmup": 0, "start": 1e-7, "floor": 0.0, "updates": 5_000},
         ],
     ),
     "rnmt-plus": (
@@ -298,6 +298,7 @@ def test_the_floor_is_reached_with_the_last_update_and_held(kind: str) -> None:
         ),
         ({"updates": 9_000, "floor": 0.5}, r"floor 0\.5 must be below peak 0\.5"),
         ({"updates": 9_000, "floor": -1}, "floor"),
+        ({"updates": 9_000, "warmup": 0, "start": 0.1}, "start has no effect without a warm-up"),
         ({"updates": 9_000, "warmup": -1}, "warmup"),
         ({}, "updates"),
     ],

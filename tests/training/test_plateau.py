@@ -143,6 +143,11 @@ def test_what_would_never_end_or_begin_is_refused(
         load(toy, [f"training.stages=[{{optimizer: nag, schedule: {schedule}, end: {end}}}]"])
 
 
+def test_dropout_on_training_pairs_needs_pairs(toy: Path) -> None:
+    with pytest.raises(ConfigError, match="train_dropout has no effect without train_pairs"):
+        load(toy, ["training.validation.train_dropout=false"])
+
+
 def test_without_text_for_validation_training_is_refused(toy: Path, tmp_path: Path) -> None:
     settings = [STAGE % ("", "{rate: 1e-4}"), f"data.folder={tmp_path / 'data'}"]
     with pytest.raises(ConfigError, match=r"data\.valid is an empty list"):
