@@ -21,7 +21,7 @@ from fusetk.files import locked, replace_file
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
 from fusetk.nn.fused.build import cache_folders
-from fusetk.processor import processor
+from fusetk.processor import processor, usable_processors
 from fusetk.spinning import adapt_spinning
 from fusetk.ways import CHOICES, PRODUCTS, Undo, Way, product_error, use_precision
 
@@ -29,8 +29,9 @@ from fusetk.ways import CHOICES, PRODUCTS, Undo, Way, product_error, use_precisi
 def device_of(name: str) -> torch.device:
     """Return the device ``cpu``, ``cuda``, ``cuda:1``, ...; ``auto`` is CUDA if it is available.
 
-    For ``cpu``, also configure the memory allocator, adapt spinning to other programs and apply
-    ``choices``. Raises ConfigError if the device does not exist or is not supported.
+    Also limit PyTorch's threads to the processors that this process may use. For ``cpu``, also
+    configure the memory allocator, adapt spinning to other programs and apply ``choices``. Raises
+    ConfigError if the device does not exist or is not supported.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -44,6 +45,9 @@ def device_of(name: str) -> torch.device:
         raise ConfigError(
             f"there is no device {name}: this machine has {torch.cuda.device_count()} CUDA devices"
         )
+    # PyTorch does not know the limit of a container.
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > usable_processors():
+        torch.set_num_threads(usable_processors())
     if device.type == "cpu":
         configure_allocator()
         adapt_spinning(torch.get_num_threads())

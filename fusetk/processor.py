@@ -1,10 +1,15 @@
-"""The processor, as /proc/cpuinfo describes it."""
+"""The processor, as /proc/cpuinfo describes it, and the processors that this process may use."""
 
 import hashlib
+import math
+import os
 import platform
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+OWN_CONTROL_GROUPS = Path("/proc/self/cgroup")
 
 
 @cache
@@ -30,3 +35,51 @@ def processor() -> str:
     """
     name = _fields().get("model name") or platform.processor() or platform.machine()
     return f"{name}, instructions {hashlib.sha256(instructions().encode()).hexdigest()[:8]}"
+
+
+def usable_processors() -> int:
+    """Return the number of processors that this process may use.
+
+    A control group, for example that of a container, may allow a fraction of one more processor.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:  # not Linux
+        allowed = os.cpu_count() or 1
+    return max(1, math.ceil(min(allowed, control_group_limit())))
+
+
+def control_group_limit(groups: Path = CONTROL_GROUPS, own: Path = OWN_CONTROL_GROUPS) -> float:
+    """Return the processor time per second that the control groups allow; infinite without a limit.
+
+    ``groups`` is the mounted file system of the groups, and ``own`` lists the groups of this
+    process.
+    """
+    limits = [math.inf]
+    with suppress(OSError, ValueError):
+        for line in own.read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:  # version 2
+                mounted = groups
+            elif "cpu" in controllers.split(","):  # version 1
+                mounted = groups / "cpu"
+            else:
+                continue
+            group = PurePosixPath(path.lstrip("/"))
+            # A container may see the path of the host, whose folders do not exist in it.
+            limits += [_group_limit(mounted / each) for each in (group, *group.parents)]
+    return min(limits)
+
+
+def _group_limit(group: Path) -> float:
+    """Return the limit of one control group; infinite if it has none."""
+    with suppress(OSError, ValueError):
+        if (group / "cpu.max").exists():  # version 2: "max 100000" or "150000 100000"
+            quota, period = map(float, (group / "cpu.max").read_text().split())
+        else:  # version 1: the quota is -1 without a limit
+            quota, period = (
+                float((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")
+            )
+        if quota > 0 and period > 0:
+            return quota / period
+    return math.inf

@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from fusetk.cli.options import processors, threads_option
+from fusetk.cli.options import threads_option
+from fusetk.processor import usable_processors
 
 
 @click.command("doctor")
@@ -26,7 +27,7 @@ def command(threads: int | None, measure_again: bool, as_json: bool) -> None:
     """
     from fusetk.doctor import examine
 
-    description = examine(processors(), threads, measure_again)
+    description = examine(usable_processors(), threads, measure_again)
     if as_json:
         click.echo(json.dumps(description, indent=2))
     else:

@@ -1,6 +1,5 @@
 """Options that several commands share."""
 
-import os
 from collections.abc import Sequence
 
 import click
@@ -9,20 +8,14 @@ from fusetk import DEVICE
 from fusetk.cli.common_options import keep_quiet
 from fusetk.cli.parameters import Decorator, FilePath
 from fusetk.errors import ConfigError
-
-
-def processors() -> int:
-    """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # not Linux
+from fusetk.processor import usable_processors
 
 
 def at_most_processors(
     context: click.Context, parameter: click.Parameter, value: int | None
 ) -> int | None:
     """Limit a number of threads to the number of processors; more threads would be slower."""
-    most = processors()
+    most = usable_processors()
     if value is None or value <= most:
         return value
     click.echo(
@@ -73,7 +66,7 @@ threads_option: Decorator = click.option(
     type=click.IntRange(1),
     callback=at_most_processors,
     help="Number of CPU threads, at most the number of processors that this process may use."
-    " Default: the number of cores.",
+    " Default: the number of cores, or the smaller limit of a container.",
 )
 quiet_option: Decorator = click.option(
     "-q",
