@@ -17,8 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-INTERVAL = 1.0  # seconds between two looks at the processors
-START = 0.4  # number of missing processors from which spinning is short
+INTERVAL = 1.0  # seconds between two measurements
+# Missing processors: those that other programs use and the threads need, minus those that exist.
+START = 0.4  # number of missing processors above which spinning is short
 END = 0.2  # number of missing processors below which spinning is long again
 USER_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _LOOP = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -39,7 +40,7 @@ def _watch() -> "SpinningWatch | None":
     if any(name in os.environ for name in USER_SETTINGS) or not _gomp_parallel():
         return None
     try:
-        watch = SpinningWatch(Sleepers, processor_times)
+        watch = SpinningWatch(SleepingThreads, processor_times)
     except (AttributeError, OSError, ValueError):  # not Linux, or no /proc/stat
         return None
     watch.start()
@@ -57,7 +58,7 @@ def _gomp_parallel() -> Callable[..., None] | None:
     return None
 
 
-class Sleepers(threading.Thread):
+class SleepingThreads(threading.Thread):
     """A number of additional OpenMP threads. They sleep until ``end`` is called."""
 
     def __init__(self, number: int) -> None:
@@ -86,7 +87,7 @@ class ProcessorTimes(NamedTuple):
 
 
 def processor_times() -> ProcessorTimes:
-    """Raise OSError or ValueError if /proc/stat does not have the times."""
+    """Return the times now. Raises OSError or ValueError if /proc/stat does not have them."""
     allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     ticks = 0
     for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
@@ -99,31 +100,34 @@ def processor_times() -> ProcessorTimes:
 
 
 class SpinningWatch(threading.Thread):
-    """Adds sleeping threads while other programs need the processors of ``threads`` threads."""
+    """Adds sleeping threads while other programs need the processors of ``threads`` threads.
+
+    ``start_threads`` starts a number of them and returns an object with the method ``end``.
+    """
 
     def __init__(
-        self, make_sleepers: Callable[[int], Any], read_times: Callable[[], ProcessorTimes]
+        self, start_threads: Callable[[int], Any], read_times: Callable[[], ProcessorTimes]
     ) -> None:
         super().__init__(name="watch over spinning", daemon=True)
         self.threads = 1
-        self._make_sleepers, self._read_times = make_sleepers, read_times
-        self._sleepers: Any = None
+        self._start_threads, self._read_times = start_threads, read_times
+        self._sleeping: Any = None
         self._last = read_times()
 
     def run(self) -> None:
         with suppress(OSError, ValueError, RuntimeError):  # no further thread can start
             while True:
                 time.sleep(INTERVAL)
-                self.look()
+                self.adapt()
 
-    def look(self) -> None:
-        """Start or end the sleeping threads, as the time since the last look requires."""
+    def adapt(self) -> None:
+        """Start or end the sleeping threads, as the times since the last call require."""
         now, last = self._read_times(), self._last
         self._last = now
         others = (now.busy - last.busy - (now.own - last.own)) / (now.clock - last.clock)
         missing = others + self.threads - now.processors
-        if self._sleepers is None and missing > START:
-            self._sleepers = self._make_sleepers(max(1, now.processors - self.threads + 1))
-        elif self._sleepers is not None and missing < END:
-            self._sleepers.end()
-            self._sleepers = None
+        if self._sleeping is None and missing > START:
+            self._sleeping = self._start_threads(max(1, now.processors - self.threads + 1))
+        elif self._sleeping is not None and missing < END:
+            self._sleeping.end()
+            self._sleeping = None

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401 - loads libgomp
 
-from fusetk.spinning import ProcessorTimes, Sleepers, SpinningWatch, processor_times
+from fusetk.spinning import (
+    ProcessorTimes,
+    SleepingThreads,
+    SpinningWatch,
+    processor_times,
+)
 
 TASKS = Path("/proc/self/task")
 pytestmark = pytest.mark.skipif(not TASKS.exists(), reason="not Linux")
@@ -57,7 +62,7 @@ def test_threads_are_added_while_processors_are_missing(
     watch.threads = threads
     seen = []
     for _ in others:
-        watch.look()
+        watch.adapt()
         seen.append(list(recorder.asleep))
     assert seen == asleep
 
@@ -99,11 +104,11 @@ def test_additional_threads_shorten_spinning_until_they_end() -> None:
     processors = len(os.sched_getaffinity(0))
     spinning_seconds()  # starts the second thread
     tasks = len(list(TASKS.iterdir()))
-    sleepers = Sleepers(processors - 1)
+    sleeping = SleepingThreads(processors - 1)
     while len(list(TASKS.iterdir())) < tasks + processors:
         time.sleep(0.01)
     seconds = spinning_seconds()
-    sleepers.end()
+    sleeping.end()
     while len(list(TASKS.iterdir())) > tasks:
         time.sleep(0.01)
     assert seconds < 0.5 * spinning_seconds()

@@ -137,9 +137,9 @@ def open_bytes(path: Path | str) -> BinaryIO:
 
 
 class _Decompressed(io.RawIOBase):
-    """The content of a .gz file, in pieces.
+    """The content of a .gz file, block by block.
 
-    Reading from GzipFile into a large buffer loses the lines between its start and a damage.
+    GzipFile reads as many blocks as a buffer can hold. If the last one is damaged, it returns none.
     """
 
     def __init__(self, path: Path):
