@@ -72,8 +72,8 @@ mode() {
     file=$out/$(tr -cs 'a-z0-9.\n' _ <<< "$name")
     if [ ! -e "$file.txt" ]; then
         say "$name"
-        fusetk decode -m "$run" -i "$source" -o "$file.part" "${common[@]}" "${stop[@]}" "$@" \
-            2> "$file.log" ||
+        fusetk decode -m "$run" -i "$source" -o "$file.part" "${common[@]}" \
+            ${stop[@]+"${stop[@]}"} "$@" 2> "$file.log" ||
             die "$(tail -n 1 "$file.log")"
         mv "$file.part" "$file.txt"
     fi

@@ -56,6 +56,10 @@ if [ -n "$archive" ]; then
     [ -f "$archive" ] || die "there is no archive $archive"
     mkdir -p "$out/raw/archives"
     link=$out/raw/archives/de-en.tgz
-    [ "$archive" -ef "$link" ] || ln -sf "$archive" "$link"
+    if [ ! "$archive" -ef "$link" ]; then
+        [ ! -e "$link" ] || [ -L "$link" ] ||
+            die "$link exists already: leave out --archive, or move that file"
+        ln -sf "$archive" "$link"
+    fi
 fi
 exec fusetk run "$config" --raw "$out/raw" --out "$out/$paper" --dataset ${options[@]+"${options[@]}"}

@@ -47,7 +47,8 @@ def command(
 
     The multiply-adds of matrix products and convolutions, and the memory that the backward pass
     needs, are counted for some batches of the prepared text, or for batches with mean lengths.
-    The memory is what one process needs at least, in float32, without buffers of libraries.
+    The memory is that of one process in float32, without buffers of libraries. Attention that keeps
+    no weights, as on CPU and GPUs, needs less.
     Validation, checkpoints and translation are not part of the hours.
 
     A small model trains much more slowly on a GPU than this estimate, because starting kernels
@@ -77,7 +78,7 @@ def command(
         sheet = DEVICES[device]
         training = recipe.training
         speed = (share or SHARE) * sheet.peak(training.precision, training.matmul)
-        how = f"{sheet.title}, {share or SHARE:.0%} of its peak in {training.precision}"
+        how = f"{sheet.title}, {100 * (share or SHARE):.3g}% of its peak in {training.precision}"
     else:
         speed, how = _measure(recipe, sizes, text, device, measure or UPDATES)
     hours = training_hours(cost.stages, devices * speed)

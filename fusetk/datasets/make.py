@@ -1,13 +1,14 @@
 """Raw text from the files of a data set."""
 
 import fnmatch
+import json
 import os
 import shutil
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -16,11 +17,12 @@ from fusetk.datasets import formats
 from fusetk.datasets.fetch import check, fetch
 from fusetk.datasets.table import DatasetConfig, TextConfig
 from fusetk.errors import DataError
-from fusetk.files import locked
+from fusetk.files import digest, locked, replace_file
 
 PACKED = (".tgz", ".tar.gz", ".tar", ".zip")
 ARCHIVES = "archives"  # default folder of the archives, below that of the raw text
 UNPACKED = ".unpacked"  # folder of the members of archives, below that of the raw text
+ORIGINS = ".origins.json"  # the origin of each file of raw text, in its folder
 
 
 def make(
@@ -35,13 +37,16 @@ def make(
 
     ``files`` is the folder of the archives or their unpacked files. With ``fetching``, missing
     archives are downloaded into it. Texts that exist in ``raw`` are not made again. Raises
-    DataError if a file is missing or damaged, if the sides of a text differ in length, or if a text
-    does not have its published length and ``any_data`` is not set.
+    DataError if a file is missing or damaged, if the sides of a text differ in length, if a text
+    does not have its published length and ``any_data`` is not set, or if ``raw`` has another file
+    with the name of a text.
     """
     raw.mkdir(parents=True, exist_ok=True)
     counts: dict[str, int] = {}
     with locked(raw):
+        check_origins(dataset, raw)
         missing = [text for text in dataset.texts if not _exists(text, dataset, raw)]
+        _check_unknown_files(missing, dataset, raw)
         if not missing:
             return counts
         shutil.rmtree(raw / UNPACKED, ignore_errors=True)  # a killed call may have left it
@@ -57,9 +62,72 @@ def make(
 
 def _exists(text: TextConfig, dataset: DatasetConfig, raw: Path) -> bool:
     return all(
-        any((raw / f"{text.name}.{language}{ending}").is_file() for ending in ("", ".gz"))
-        for language in (dataset.source, dataset.target)
+        _is_there(raw, f"{text.name}.{language}") for language in (dataset.source, dataset.target)
     )
+
+
+def _is_there(raw: Path, name: str) -> bool:
+    return any((raw / f"{name}{ending}").is_file() for ending in ("", ".gz"))
+
+
+# Origins ------------------------------------------------------------------------------------------
+
+
+def check_origins(dataset: DatasetConfig, raw: Path) -> None:
+    """Raise DataError if ``raw`` has a text of another data set with the name of one of this set.
+
+    Files that ``make`` did not write have no known origin, and are accepted.
+    """
+    origins = _read_origins(raw)
+    for text in dataset.texts:
+        for name, origin in _origins(text, dataset).items():
+            existing = origins.get(name, origin)
+            if _is_there(raw, name) and existing["digest"] != origin["digest"]:
+                raise DataError(
+                    f"{raw / name} is a text of {existing['dataset']}, and {dataset.title} has "
+                    "another text of this name: choose another folder with --raw"
+                )
+
+
+def _check_unknown_files(texts: Iterable[TextConfig], dataset: DatasetConfig, raw: Path) -> None:
+    """Raise DataError if a text would replace a file that ``make`` did not write."""
+    origins = _read_origins(raw)
+    for text in texts:
+        for name in _origins(text, dataset):
+            if _is_there(raw, name) and name not in origins:
+                raise DataError(
+                    f"{raw / name} exists, and no data set made it: move it, or add the other "
+                    f"side of {text.name}"
+                )
+
+
+def _origins(text: TextConfig, dataset: DatasetConfig) -> dict[str, dict[str, str]]:
+    """Return the title of the data set and a digest of the origin of each side of a text.
+
+    Data sets may share files of archives, which have unique names. A file with plain lines is
+    often the user's own, with a name such as train.en.
+    """
+    options = text.model_dump(exclude={"name", "source", "target", "pairs"})
+    if text.format == "lines":
+        options["dataset"] = dataset.title
+    files = {dataset.source: text.source, dataset.target: text.target}
+    return {
+        f"{text.name}.{language}": {
+            "dataset": dataset.title,
+            "digest": digest({"file": file, **options}),
+        }
+        for language, file in files.items()
+    }
+
+
+def _read_origins(raw: Path) -> dict[str, dict[str, str]]:
+    with suppress(OSError, ValueError):
+        origins: dict[str, dict[str, str]] = json.loads((raw / ORIGINS).read_text("utf-8"))
+        return origins
+    return {}
+
+
+# Archives -----------------------------------------------------------------------------------------
 
 
 def _patterns(texts: Iterable[TextConfig]) -> list[str]:
@@ -192,6 +260,8 @@ def _make_text(
                 f"{text.name} has {pairs:,} pairs, the published text {text.pairs:,}: "
                 "check the files, or use them with --any-data"
             )
+        origins = _read_origins(raw) | _origins(text, dataset)
+        replace_file(raw / ORIGINS, json.dumps(origins, indent=1) + "\n")
     return pairs
 
 

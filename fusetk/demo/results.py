@@ -164,11 +164,25 @@ def describe_training(records: list[dict[str, Any]]) -> str:
 
 def describe_model(files: DemoFiles) -> str:
     """Return the kind, the depth and the width of the trained model."""
+    config = _model_config(files)
+    sides = [side for side in ("encoder", "decoder", "stack") if hasattr(config, side)]
+    depths = []
+    for name in sides:
+        side = getattr(config, name)
+        depth = f"{side.layers} layers" if hasattr(side, "layers") else f"depth {side.depth}"
+        depths.append(f"{name} of {depth}")
+    return f"{config.kind}, {', '.join(depths)}, width {config.width}"
+
+
+def attention_to_source(files: DemoFiles) -> str:
+    """Return the name of the attention to the source of the trained model, for plot-attention."""
+    return "mixed" if getattr(_model_config(files), "mixed_attention", False) else "cross"
+
+
+def _model_config(files: DemoFiles) -> Any:
     from fusetk import recipe
 
-    config: Any = recipe.load(files.run / "config.yaml").model
-    layers = f"{config.encoder.layers} encoder and {config.decoder.layers} decoder layers"
-    return f"{config.kind}, {layers}, width {config.width}"
+    return recipe.load(files.run / "config.yaml").model
 
 
 def next_commands(files: DemoFiles) -> list[tuple[str, str]]:

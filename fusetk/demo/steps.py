@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fusetk.demo.grammar import write_corpus
-from fusetk.demo.results import FUSING, PLAIN, DemoFiles, sentence_to_plot
+from fusetk.demo.results import FUSING, PLAIN, DemoFiles, attention_to_source, sentence_to_plot
 from fusetk.errors import DataError
 from fusetk.experiment.products import Products
 from fusetk.files import checksum, replace_file
@@ -112,7 +112,8 @@ class Demo:
             files.attention,
             inputs,
             "draw: which source words does the decoder attend to?",
-            *("plot-attention", *pair, "-o", files.attention),
+            *("plot-attention", *pair, "--what", attention_to_source(files)),
+            *("-o", files.attention),
         )
         curves = files.curves
         self._make(

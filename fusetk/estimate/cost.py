@@ -52,7 +52,7 @@ class TrainingCost(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Bytes that a process needs at least, in float32."""
+        """Bytes of a process in float32, with attention that keeps its weights."""
         return self.state + max(stage.activations for stage in self.stages)
 
 

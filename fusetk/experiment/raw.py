@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fusetk.data.text import locate
 from fusetk.datasets import table
-from fusetk.datasets.make import ARCHIVES, make
+from fusetk.datasets.make import ARCHIVES, check_origins, make
 from fusetk.errors import DataError
 from fusetk.experiment.places import prefixes_by_use
 from fusetk.papers import PaperConfig
@@ -19,14 +19,18 @@ def provide_raw_text(
     """Check that the folder ``raw`` has all texts of a recipe whose paths are in it.
 
     With ``makes``, make the missing texts as `fusetk dataset` does. Raises DataError if texts are
-    missing and are not made. The error names the command that makes them.
+    missing and are not made; the error names the command that makes them. Raises DataError if a
+    text is that of another data set.
     """
-    if not missing_texts(recipe):
-        return
+    missing = missing_texts(recipe)
     paper = recipe.paper
-    if makes and paper and paper.dataset and not paper.dataset_note:
+    if paper and paper.dataset and not paper.dataset_note:
         names = [Path(prefix).name for _, prefix in prefixes_by_use(recipe.data)]
-        make(table.read(paper.dataset, names), raw, raw / ARCHIVES, True, say, any_data)
+        dataset = table.read(paper.dataset)
+        texts = [text for text in dataset.texts if text.name in names]
+        check_origins(dataset.model_copy(update={"texts": texts}), raw)
+        if makes and missing:
+            make(table.read(paper.dataset, names), raw, raw / ARCHIVES, True, say, any_data)
     if missing := missing_texts(recipe):
         reason = _first(missing)
         if not raw.is_dir():

@@ -11,6 +11,8 @@ from fusetk.experiment.places import Places
 from fusetk.files import replace_file
 
 SCRIPT = Path(__file__).parent / "train.sbatch"
+# -A account, -p partition, -q QOS, -C constraint, -M clusters, -t time
+SHORT_OPTIONS = ("-A", "-p", "-q", "-C", "-M", "-t")
 
 
 def submit(
@@ -36,7 +38,9 @@ def submit(
     first = _number(launch.output([*train, *command]))
     replace_file(record, json.dumps([first]) + "\n")  # also if the second job cannot be submitted
     finish = ["sbatch", *common, f"--job-name={places.run.name}.score", "--nodes=1", "--ntasks=1"]
-    finish += [f"--dependency=afterok:{first}", "--kill-on-invalid-dep=yes", *_resources(options)]
+    finish += [f"--dependency=afterok:{first}", "--kill-on-invalid-dep=yes", *_passed_on(options)]
+    if "--device=cpu" not in machine:
+        finish.append("--gpus=1")
     second = _number(launch.output([*finish, f"--wrap={shlex.join(rest)}"]))
     replace_file(record, json.dumps([first, second]) + "\n")
     return first, second
@@ -57,7 +61,11 @@ def _number(answer: str) -> str:
     return answer.strip().partition(";")[0]
 
 
-def _resources(options: Sequence[str]) -> list[str]:
-    """Return the options of the second job: one GPU, and where the training may run."""
-    names = ("--account", "-A", "--partition", "-p", "--qos", "-q", "--constraint", "-C")
-    return [option for option in options if option.startswith(names)] + ["--gpus=1"]
+def _passed_on(options: Sequence[str]) -> list[str]:
+    """Return the options of sbatch that the second job needs, too: where and how long it may run.
+
+    An option and its value are one word.
+    """
+    long = "account", "partition", "qos", "constraint", "reservation", "clusters", "time"
+    names = tuple(f"--{name}=" for name in long)
+    return [option for option in options if option.startswith((*names, *SHORT_OPTIONS))]

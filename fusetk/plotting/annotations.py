@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from fusetk.plotting.text_width import missing_glyphs_ignored
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Annotation
@@ -21,7 +23,8 @@ def separate(figure: "Figure", panels: Iterable[Sequence["Annotation"]]) -> None
     groups = [texts for texts in panels if len(texts) > 1]
     if not groups:
         return
-    figure.draw_without_rendering()  # the positions are known after that
+    with missing_glyphs_ignored():
+        figure.draw_without_rendering()  # the positions are known after that
     for texts in groups:
         for _ in range(PASSES):
             _separate_texts(texts, 72 / figure.dpi)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -224,6 +224,8 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 PANEL_WIDTH, NARROWEST_PANEL = 3.8, 2.1  # inches; the latter in a picture with a given width
 ASPECT = 0.68  # height of a panel, in widths
+LONGEST_NAME = 60  # characters of the name of a run in the legend
+SHORTEST_NAME = 8
 MOST_NUMBERS = 6  # runs whose best values are written beside their stars
 
 
@@ -283,8 +285,10 @@ def draw(
         columns = max(1, min(columns, int(width / NARROWEST_PANEL)))
     rows = math.ceil(len(quantities) / columns)
     width = width or PANEL_WIDTH * columns
-    entries = _legend_entries(curves, dict(zip(runs, colors(len(runs)), strict=True)), style)
-    across = _legend_columns(entries, width, style, families)
+    room = LegendRoom(width, style.font, TextWidth(families))
+    colors_of_runs = dict(zip(runs, colors(len(runs)), strict=True))
+    entries = _legend_entries(curves, colors_of_runs, style, room)
+    across = room.columns([name for _, name in entries])
     legend_height = 1.7 * style.font / 72 * math.ceil(len(entries) / across) + 0.1
     height = rows * ASPECT * width / columns + legend_height
     figure = Figure(figsize=(width, size.height or height if size else height))
@@ -311,15 +315,38 @@ def draw(
     return figure
 
 
+class LegendRoom(NamedTuple):
+    """The room for the entries of a legend."""
+
+    width: float  # of the figure, in inches
+    font: float  # size in points
+    text_width: TextWidth
+
+    def shortened(self, name: str) -> str:
+        """Return a name that fits into the width of the figure, cut in the middle if necessary."""
+        longest = LONGEST_NAME
+        while longest > SHORTEST_NAME and self._entry(label(name, longest)) > self.width:
+            longest -= 2
+        return label(name, longest)
+
+    def columns(self, names: Sequence[str]) -> int:
+        """Return how many entries fit side by side."""
+        return max(1, min(len(names), int(self.width / max(map(self._entry, names)))))
+
+    def _entry(self, name: str) -> float:
+        """Return the width of an entry: its line, its name and the space to the next one."""
+        return self.text_width.of(name, self.font) + 4.5 * self.font / 72
+
+
 def _legend_entries(
-    curves: Sequence[Curve], colors: Mapping[str, Any], style: Style
+    curves: Sequence[Curve], colors: Mapping[str, Any], style: Style, room: LegendRoom
 ) -> "list[tuple[Line2D, str]]":
     """Return a line for each run, each kind of curve and the best value, with their names."""
     from matplotlib.lines import Line2D
 
     wide = 2.5 * style.line
     entries = [
-        (Line2D([], [], color=color, linewidth=wide), label(run, 60))
+        (Line2D([], [], color=color, linewidth=wide), room.shortened(run))
         for run, color in colors.items()
     ]
     kinds = {curve.kind for curve in curves}
@@ -333,15 +360,6 @@ def _legend_entries(
         star = Line2D([], [], color="0.4", marker="*", linestyle="", markersize=style.font)
         entries.append((star, "best"))
     return entries
-
-
-def _legend_columns(
-    entries: "Sequence[tuple[Line2D, str]]", width: float, style: Style, families: list[str]
-) -> int:
-    """Return how many entries of the legend fit side by side."""
-    widest = TextWidth(families).widest([name for _, name in entries], style.font)
-    each = widest + 4.5 * style.font / 72  # the line and the space between
-    return max(1, min(len(entries), int(width / each)))
 
 
 def _draw_curve(axes: "Axes", curve: Curve, x: str, window: int, color: Any, style: Style) -> None:

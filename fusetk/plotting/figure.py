@@ -5,7 +5,6 @@ import logging
 import math
 import re
 import unicodedata
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -17,6 +16,7 @@ import numpy as np
 from fusetk.data.text import cannot_write
 from fusetk.errors import DataError
 from fusetk.plotting.style import SCREEN
+from fusetk.plotting.text_width import missing_glyphs_ignored
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,9 +83,7 @@ def save_picture(figure: "Figure", path: Path, resolution: int = SCREEN.dpi) -> 
         )
     # PDFs embed TrueType fonts, as publishers require. SVGs contain outlines instead of fonts.
     style = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fusetk"}
-    with matplotlib.rc_context(style), warnings.catch_warnings():  # type: ignore[arg-type]
-        # The function `fonts` has already warned about missing characters.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+    with matplotlib.rc_context(style), missing_glyphs_ignored():  # type: ignore[arg-type]
         try:
             figure.savefig(path, format=kind, dpi=dpi, metadata=undated.get(kind, {}))
         except OSError as error:

@@ -1,10 +1,22 @@
 """Widths of texts in pictures."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 RESOLUTION = 300  # pixels per inch; hinting changes the widths at low resolutions
+
+
+@contextmanager
+def missing_glyphs_ignored() -> Iterator[None]:
+    """Within this context matplotlib does not warn of characters that a font lacks.
+
+    The function ``figure.fonts`` has already warned of them.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
 
 
 class TextWidth:
@@ -22,8 +34,7 @@ class TextWidth:
         from matplotlib.font_manager import FontProperties
 
         font = FontProperties(family=self.families, size=size)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        with missing_glyphs_ignored():
             width, _, _ = self.renderer.get_text_width_height_descent(text, font, ismath=False)
         return float(width) / RESOLUTION
 

@@ -59,7 +59,7 @@ def latex_text(table: TextTable) -> str:
         " & ".join(map(_escape, table.heads)) + r" \\",
         r"\midrule",
         *(
-            " & ".join("--" if cell is None else _escape(cell) for cell in row) + r" \\"
+            _guard(" & ".join("--" if cell is None else _escape(cell) for cell in row)) + r" \\"
             for row in table.rows
         ),
         r"\bottomrule",
@@ -73,6 +73,11 @@ def latex_text(table: TextTable) -> str:
 def signed(difference: float, digits: int = 2) -> str:
     """Return a difference with its sign. One that is rounded to 0 has a plus sign."""
     return f"{round(difference, digits) + 0.0:+.{digits}f}"
+
+
+def _guard(row: str) -> str:
+    """Return a row that LaTeX does not read as an argument of the command before it."""
+    return f"{{}}{row}" if row.startswith(("[", "*")) else row
 
 
 def _escape(text: str) -> str:

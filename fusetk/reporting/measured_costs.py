@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from fusetk.errors import DataError
 from fusetk.files import write_if_changed
@@ -21,8 +21,8 @@ NAME = Path("costs") / "costs.json"
 class SystemCost(SavedPart):
     """The costs of a system. A speed has a value for each turn."""
 
-    training: list[float] = Field(min_length=1)  # target tokens a second
-    decoding: list[float] = Field(min_length=1)  # sentences a second
+    training: list[PositiveFloat] = Field(min_length=1)  # target tokens a second
+    decoding: list[PositiveFloat] = Field(min_length=1)  # sentences a second
     bytes_per_token: float  # memory that a batch keeps for its gradients, for each target token
 
     @property

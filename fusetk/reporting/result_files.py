@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from fusetk.errors import DataError
@@ -119,6 +119,13 @@ class RunResult(SavedPart):
     train_curve: Curve  # columns by name: update, loss, ...
     valid_curve: Curve
     config: dict[str, Any]  # all settings, without the folders of files
+
+    @model_validator(mode="after")
+    def _translations_have_texts(self) -> "RunResult":
+        for name in self.translations:
+            if name not in self.texts:
+                raise PydanticCustomError("texts", "no texts of {name}", {"name": name})
+        return self
 
     @field_validator("config")
     @classmethod
@@ -241,6 +248,13 @@ def read_columns(path: Path) -> Columns:
         raise DataError(
             f"{path} is damaged ({reason}): restore it, or remove it and save the results again"
         ) from None
+
+
+def column_of(columns: Columns, name: str, path: Path) -> list[str]:
+    """Return a column of the file ``path``. Raises DataError if the file does not have it."""
+    if name not in columns:
+        raise DataError(f"{path} has no column {name}: restore it, or save the results again")
+    return columns[name]
 
 
 def escaped(cell: str) -> str:

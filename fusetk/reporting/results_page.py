@@ -13,7 +13,7 @@ from fusetk.evaluation.compare import ComparedSentence, DiffSpan, compare_senten
 from fusetk.files import replace_file
 from fusetk.plotting.html import insert, json_element
 from fusetk.reporting.formats import TextTable
-from fusetk.reporting.result_files import read_columns, texts_path, translations_path
+from fusetk.reporting.result_files import column_of, read_columns, texts_path, translations_path
 from fusetk.reporting.result_layout import text_tables
 from fusetk.reporting.result_tables import ResultRow, ResultTable
 from fusetk.reporting.saved_run import SavedRun
@@ -152,11 +152,16 @@ def _compare(
         return {"summary": f"{path.name} is missing: there is no text to show.", "sentences": []}
     texts = read_columns(path)
     kind = name.rpartition(".")[2]
+    paths = [translations_path(folder, side.stem, set_name) for side in (base, run)]
     first, second = (
-        read_columns(translations_path(folder, side.stem, set_name))[name] for side in (base, run)
+        column_of(read_columns(path_of_run), name, path_of_run) for path_of_run in paths
     )
     compared = compare_sentences(
-        texts["source.raw"], first, second, texts[f"reference1.{kind}"], tokenized=kind == "txt"
+        column_of(texts, "source.raw", path),
+        first,
+        second,
+        column_of(texts, f"reference1.{kind}", path),
+        tokenized=kind == "txt",
     )
     differing = sorted(
         (sentence for sentence in compared if sentence.first != sentence.second),

@@ -256,7 +256,9 @@ def _saved_run(run: MeasuredRun, row: PaperRow, notes: list[str]) -> RunContents
     texts: dict[str, Columns] = {}
     for name in list(translations):
         try:
-            texts[name] = _texts(run, name)
+            found = _texts(run, name)
+            _check_lines(translations[name], found)
+            texts[name] = found
         except FusetkError as error:
             notes.append(f"{run.folder}: the translations of {name} are not saved, because {error}")
             del translations[name]
@@ -389,6 +391,14 @@ def _translations(run: MeasuredRun) -> dict[str, Columns]:
         if name not in columns and path.is_file():
             columns[name] = list(read_lines(path))
     return {name: columns for name, columns in translations.items() if columns}
+
+
+def _check_lines(translations: Columns, texts: Columns) -> None:
+    """Raise DataError if translations do not have a line for each line of their source."""
+    expected = len(texts["source.raw"])
+    for name, lines in translations.items():
+        if len(lines) != expected:
+            raise DataError(f"{name} has {len(lines)} lines, and the source has {expected}")
 
 
 def _texts(run: MeasuredRun, set_name: str) -> Columns:

@@ -15,6 +15,7 @@ from fusetk.files import digest, write_if_changed
 from fusetk.reporting.result_files import (
     Columns,
     SavedScore,
+    column_of,
     read_columns,
     text_kind,
     texts_path,
@@ -119,9 +120,7 @@ class PValues:
     def _read_columns(self, path: Path, name: str) -> list[str]:
         if path not in self._columns:
             self._columns[path] = read_columns(path)
-        if name not in self._columns[path]:
-            raise DataError(f"{path} has no column {name}: restore it, or save the results again")
-        return self._columns[path][name]
+        return column_of(self._columns[path], name, path)
 
     def save(self) -> None:
         """Write new values. Nothing is written if the folder is read-only."""

@@ -19,7 +19,7 @@ from fusetk.datasets import fetch as fetching
 from fusetk.datasets import table
 from fusetk.datasets.fetch import fetch
 from fusetk.datasets.formats import plain_lines, references, segments
-from fusetk.datasets.make import make
+from fusetk.datasets.make import ORIGINS, check_origins, make
 from fusetk.datasets.table import ArchiveConfig, DatasetConfig, TextConfig
 from fusetk.errors import DataError
 from fusetk.files import locked
@@ -195,7 +195,7 @@ def test_texts_are_read_from_archives_and_folders(tmp_path, name):
     raw = tmp_path / "raw"
     assert make(described, raw, files, False, lambda line: None) == {"train": 2}
     assert lines(raw / "train.de") == ["eins", "zwei"]
-    assert sorted(path.name for path in raw.iterdir()) == ["train.de", "train.en"]
+    assert sorted(path.name for path in raw.iterdir()) == [ORIGINS, "train.de", "train.en"]
     (raw / "train.de").write_text("changed by the user\n")
     assert make(described, raw, files, False, lambda line: None) == {}
     assert lines(raw / "train.de") == ["changed by the user"]
@@ -259,7 +259,7 @@ def test_a_killed_call_leaves_no_text_without_references(tmp_path, monkeypatch):
 
     def killed(path: Path, target: Path) -> Path:
         calls.append(target.name)
-        if len(calls) == 3:
+        if len(calls) == 4:  # the first one is the file of the origins
             raise KeyboardInterrupt
         return replace(path, target)
 
@@ -269,7 +269,58 @@ def test_a_killed_call_leaves_no_text_without_references(tmp_path, monkeypatch):
             make(described, tmp_path / "raw", files, False, lambda line: None)
     assert calls[-1] == "t.de"
     assert make(described, tmp_path / "raw", files, False, lambda line: None) == {"t": 1}
-    assert {path.name for path in (tmp_path / "raw").iterdir()} == {"t.de", "t.en", "t.en1"}
+    assert {path.name for path in (tmp_path / "raw").iterdir()} == {
+        ".origins.json",
+        "t.de",
+        "t.en",
+        "t.en1",
+    }
+
+
+def test_a_text_of_another_data_set_is_neither_used_nor_replaced(tmp_path: Path) -> None:
+    files, raw = tmp_path / "files", tmp_path / "raw"
+    files.mkdir()
+    for name in ("t.de", "t.en", "other.en", "t.fr"):
+        (files / name).write_text(f"{name}\n")
+
+    def call(described: DatasetConfig) -> dict[str, int]:
+        return make(described, raw, files, False, lambda line: None)
+
+    first = dataset(text())
+    french = dataset(text(source="other.en", target="t.fr"), source="en", target="fr", title="b")
+    assert call(first) == {"t": 1}
+    for other in (
+        dataset(text(target="other.en"), title="b"),  # the same names
+        french,  # only one side has the same name
+        dataset(text(commas=True)),
+        dataset(text(), title="b"),  # plain lines, which may be other files
+    ):
+        with pytest.raises(DataError, match=r"is a text of a set, and .* has another text"):
+            call(other)
+        check_origins(other.model_copy(update={"texts": []}), raw)
+    assert lines(raw / "t.en") == ["t.en"] and not (raw / "t.fr").exists()
+    (raw / "t.de").unlink()
+    assert call(first) == {"t": 1}
+    (raw / ORIGINS).unlink()
+    with pytest.raises(DataError, match=r"t\.en exists, and no data set made it"):
+        call(french)
+    assert call(dataset(text(), title="b")) == {}  # complete texts of the user
+
+
+def test_data_sets_share_texts_from_the_same_file(tmp_path: Path) -> None:
+    files, raw = tmp_path / "files", tmp_path / "raw"
+    files.mkdir()
+    source_set(files / "a.en", {"a": 1})
+    for name in ("b.de", "c.fr"):
+        (files / name).write_text(sgml(["E01"], {"a": 1}))
+    for language, target in (("de", "b.de"), ("fr", "c.fr")):
+        described = dataset(
+            text(format="segments", source="a.en", target=target),
+            source="en",
+            target=language,
+            title=language,
+        )
+        assert make(described, raw, files, False, lambda line: None) == {"t": 1}
 
 
 # Downloads ----------------------------------------------------------------------------------------

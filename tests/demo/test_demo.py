@@ -12,10 +12,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fusetk import recipe
+from fusetk import recipe, sections
 from fusetk.cli.main import main
 from fusetk.demo import steps, terminal
-from fusetk.demo.results import FUSING, PLAIN, DemoFiles, next_commands, sentence_to_plot
+from fusetk.demo.results import (
+    FUSING,
+    PLAIN,
+    DemoFiles,
+    attention_to_source,
+    describe_model,
+    next_commands,
+    sentence_to_plot,
+)
 from fusetk.runs import checkpoints
 
 # torch compiles the forward derivative of layer normalisation by torch.jit.script.
@@ -118,6 +126,34 @@ def test_the_plain_model_uses_the_same_text_and_its_page_has_both_models(demo) -
     assert fusing.model.decoder.fuse.kind == "attention"
     assert fusing.model.model_copy(update={"decoder": plain.model.decoder}) == plain.model
     assert (fusing.data, fusing.training) == (plain.data, plain.training)
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "attention"),
+    [
+        (
+            "kind: recurrent, width: 16",
+            "recurrent, encoder of depth 1, decoder of depth 1",
+            "cross",
+        ),
+        ("kind: coordinated, stack: {layers: 2}", "coordinated, stack of 2 layers", "mixed"),
+        (
+            "kind: coordinated, stack: {layers: 2}, mixed_attention: false",
+            "coordinated, stack of 2 layers",
+            "cross",
+        ),
+    ],
+)
+def test_the_demo_describes_every_backbone(
+    tmp_path: Path, model: str, said: str, attention: str
+) -> None:
+    files = DemoFiles(tmp_path, PLAIN)
+    files.run.mkdir(parents=True)
+    config = files.run / "config.yaml"
+    settings = [f"model={{{model}}}", "data.vocabulary={joint: true}"]
+    config.write_text(sections.dump(recipe.load(steps.CONFIGS / f"{PLAIN}.yaml", settings)))
+    assert describe_model(files).startswith(said)
+    assert attention_to_source(files) == attention
 
 
 def test_the_next_commands_work(demo, monkeypatch: pytest.MonkeyPatch) -> None:

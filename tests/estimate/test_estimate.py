@@ -195,6 +195,12 @@ def test_devices_and_price() -> None:
     assert once["price"] == pytest.approx(twice["price"]) == pytest.approx(2 * once["hours"])
 
 
+def test_a_small_share_is_not_rounded_to_zero() -> None:
+    common = ["estimate", str(RECIPE), "--device", "h100", "--src-vocab-size", "60"]
+    result = CliRunner().invoke(main, [*common, "--pairs", "500", "--share", "0.005"])
+    assert "0.5% of its peak" in result.stdout
+
+
 def test_an_estimate_from_a_data_sheet_has_a_note() -> None:
     common = ["estimate", str(RECIPE), "--src-vocab-size", "60", "--pairs", "500"]
     named = CliRunner().invoke(main, [*common, "--device", "h100"]).stdout

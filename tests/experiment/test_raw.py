@@ -10,6 +10,7 @@ from fusetk import recipe as recipes
 from fusetk.cli.main import main
 from fusetk.data.corpus_weights import find
 from fusetk.datasets import table
+from fusetk.datasets.make import ORIGINS
 from fusetk.errors import ConfigError, DataError
 from fusetk.experiment import counts
 from fusetk.experiment.places import places, prefixes_by_use, recipe_with_folders
@@ -132,7 +133,8 @@ def test_a_part_of_a_data_set_can_be_made(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [*map(str, arguments)])
     assert result.exit_code == 0
     names = {path.name for path in (tmp_path / "raw").iterdir()}
-    assert names == {"train.zh", "train.en", "MT05.zh", *(f"MT05.en{n}" for n in ("", 1, 2, 3))}
+    texts = {"train.zh", "train.en", "MT05.zh", *(f"MT05.en{n}" for n in ("", 1, 2, 3))}
+    assert names == {ORIGINS, *texts}
 
 
 # Published counts ---------------------------------------------------------------------------------

@@ -458,18 +458,21 @@ def test_slurm_gets_the_training_and_a_job_that_follows_it(cluster):
     where.out.mkdir()
     rest = ["fusetk", "run", "a b.yaml"]
     machine = ["--device=cpu", "--threads=3"]
-    assert slurm.submit(where, ["--nodes=2", "--account=me"], machine, rest) == ("1", "2")
+    options = ["--nodes=2", "--account=me", "--reservation=r", "-t1:00:00", "--time-min=5"]
+    assert slurm.submit(where, options, machine, rest) == ("1", "2")
     first, second = (cluster / "submitted").read_text().splitlines()
     assert "--nodes=2" in first and (
         f"train.sbatch {where.config} -r {where.run} --device=cpu --threads=3" in first
     )
     assert "--dependency=afterok:1" in second and "--wrap=fusetk run 'a b.yaml'" in second
-    assert "--account=me" in second and "--nodes=2" not in second
+    assert "--account=me --reservation=r -t1:00:00" in second
+    assert not any(word in second for word in ("--nodes=2", "--time-min", "--gpus"))
     (cluster / "queued").write_text("7\n2\n")
     with pytest.raises(ConfigError, match=r"has queued or running jobs \(2\)"):
         slurm.submit(where, [], [], rest)
     (cluster / "queued").write_text("")
     assert slurm.submit(where, [], [], rest) == ("3", "4")
+    assert "--gpus=1" in (cluster / "submitted").read_text().splitlines()[3]
 
 
 def test_an_unknown_metric_is_an_error_before_the_first_step(config, tmp_path):

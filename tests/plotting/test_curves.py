@@ -247,6 +247,20 @@ def test_a_run_can_have_any_name(tmp_path: Path) -> None:
     assert [text.get_text() for text in figure.axes[0].texts] == ["3"] * 3  # the best values
 
 
+def test_a_long_name_in_the_legend_is_cut_to_the_width_of_the_figure(tmp_path: Path) -> None:
+    metrics = read_curve_records(write(tmp_path / "a", train(1, 2.0), valid(2, 3.0)))
+    name = "a-folder-with-a-long-name/" * 3
+    for width in (3.0, 12.0):
+        size = Size(width, None)
+        figure = draw(curves({name: metrics}, ["loss"]), "updates", 1, size=size)
+        figure.canvas.draw()
+        [legend] = figure.legends
+        box = legend.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+        shown = legend.get_texts()[0].get_text()
+        assert "\u2026" in shown and (len(shown) > 55) == (width > 5)
+
+
 @pytest.mark.parametrize(
     ("what", "values", "direction"),
     [

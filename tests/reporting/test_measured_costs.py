@@ -98,6 +98,7 @@ def test_a_loss_between_validations_is_linear_in_the_logarithm_of_the_epochs(res
         ("{", ""),
         ('"processor": "P"', '"processor": 1'),
         ("100.0, 200.0, ", ""),
+        ("100.0", "0.0"),
         ('"P"', '"\udcff"'),
     ],
 )

@@ -130,6 +130,15 @@ def test_a_page_without_the_test_text(results: Path) -> None:
     assert all("is missing: there is no text" in pair["summary"] for pair in table["pairs"])
 
 
+def test_a_missing_column_is_an_error(results: Path) -> None:
+    call(results)  # computes the p-values
+    for path in (results / "texts").iterdir():
+        columns = {name: ["x"] for name in read_columns(path) if name != "source.raw"}
+        path.write_bytes(columns_bytes(columns))
+    result = call(results, "--html", results.parent / "page.html")
+    assert result.exit_code == 2 and "has no column source.raw" in result.stderr
+
+
 def test_layer_weights_are_those_of_the_first_seed_that_has_them(results: Path) -> None:
     path = results / "fused.seed2.json"
     result = read_result(path)

@@ -353,10 +353,20 @@ def test_other_references_than_those_of_the_scores_are_not_saved(work: Path) -> 
     assert result.translations == {} and result.texts == {} and len(result.scores) == 4
 
 
+def test_incomplete_translations_are_not_saved(work: Path) -> None:
+    path = work / "runs" / "a1" / f"{SET}.best.raw"
+    assert path.is_file()
+    path.write_text("x\n" * 2)
+    assert "best.raw has 2 lines, and the source has 5" in save_all(work)
+    result = read_result(work / "results" / "fused.seed1.json")
+    assert result.translations == {} and result.texts == {} and len(result.scores) == 4
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda text: text[:200], "is damaged"),
+        (lambda text: re.sub(r'"texts": \{[^}]*\}', '"texts": {}', text), "no texts of"),
         (lambda text: '{"a": 1}', r"is not a result of `fusetk report --save` \((format|system): "),
         (lambda text: "[1]", "is not a result"),
         (lambda text: text.replace('"seed": 1', '"seed": "one"', 1), r"\(seed: "),
