@@ -39,7 +39,7 @@ def combine_and_add(weights: Tensor, layers: Tensor, write: Tensor, y: Tensor) -
 
     The result has the shape (..., m, D) and the type of ``layers``.
     """
-    if fused_streams.usable(layers, y):
+    if fused_streams.usable(layers, y) and y.shape == (*layers.shape[:-2], layers.shape[-1]):
         weights, write = weights.to(layers.dtype), write.to(layers.dtype)
         return fused_streams.weighted_sums(weights, layers, write, y)
     return combine(weights, layers) + write.unsqueeze(-1) * y.unsqueeze(-2)

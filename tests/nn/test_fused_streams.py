@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fusetk.models.connect.cross import ResidualMix
 from fusetk.models.residual.manifold import sinkhorn
+from fusetk.nn.combine import combine_and_add
 from fusetk.nn.feature_buffer import FeatureBuffer
 from fusetk.nn.fused import streams as fused_streams
 
@@ -49,6 +50,25 @@ def test_weighted_sums(leading: tuple[int, ...], same: bool) -> None:
         lambda weights, x, write, y: weights @ x + write.unsqueeze(-1) * y.unsqueeze(-2),
         *(weights, x, write, y),
     )
+
+
+@pytest.mark.parametrize("shape", [(2, 1, D), (2, 5, 1)])
+def test_an_output_of_another_shape_is_broadcast(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    x, y, weights, write = normal(2, 5, 4, D), normal(*shape), normal(3, 4), normal(3)
+    assert_equal(
+        combine_and_add,
+        lambda weights, x, write, y: weights @ x + write.unsqueeze(-1) * y.unsqueeze(-2),
+        *(weights, x, write, y),
+    )
+
+
+def test_sources_of_different_shapes_are_broadcast() -> None:
+    torch.manual_seed(1)
+    mix = ResidualMix(D, 3, ["a"], 1.0)
+    sources = [torch.randn(2, 5, D), torch.randn(2, 1, D), torch.randn(2, 5, D)]
+    expected = mix(tuple(source.expand(2, 5, D) for source in sources))
+    torch.testing.assert_close(mix(tuple(sources)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_weighted_sums_of_views() -> None:

@@ -100,6 +100,16 @@ def test_cross_entropy(with_bias, training) -> None:
 
 
 @fused
+def test_gradients_of_very_small_logits() -> None:
+    results = []
+    for function in (fused_transformer.cross_entropy, plain_cross_entropy):
+        logits = torch.full((1, 4), -1e35)
+        function(logits, None, torch.tensor([2]), 1.0, 0.0, None, True)
+        results.append(logits)  # the gradients
+    torch.testing.assert_close(*results)
+
+
+@fused
 def test_targets_of_the_loss_are_checked_and_converted() -> None:
     logits, targets = torch.randn(6, 33), torch.tensor([7, 0, 32, 5, 1, 9])
     expected = fused_transformer.cross_entropy(logits.clone(), None, targets, 0.9, 0.01, None, True)
@@ -119,6 +129,16 @@ def test_a_norm_without_parameters_is_not_skipped(options) -> None:
     residual.norm = nn.LayerNorm(6, **options)
     x, y = torch.randn(2, 3, 6), torch.randn(2, 3, 6)
     torch.testing.assert_close(residual.after(x, y), residual.norm(x + y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_sublayer_may_return_another_type(dtype: torch.dtype) -> None:
+    sublayer = SubLayer("r", 0, 1, 6, "post", "layer", 0.0, "encoder", {"encoder": 1})
+    residual = PlainResidual(ResidualConfig(kind="plain"), sublayer)
+    residual.norm = None
+    residual.pre = True
+    x, y = torch.randn(2, 3, 6), torch.randn(2, 3, 6).to(dtype)
+    torch.testing.assert_close(residual.join(x, y), x + y)
 
 
 def test_feed_forward_without_biases() -> None:

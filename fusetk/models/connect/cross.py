@@ -56,8 +56,10 @@ class ResidualMix(nn.Module):
 
     def forward(self, sources: tuple[Tensor, ...]) -> list[Tensor]:
         """Return the sums, each (..., D)."""
-        if fused_streams.usable(*sources, self.static, self.dynamic) and not any(
-            trace.is_recorded(name) for name in self.names
+        if (
+            fused_streams.usable(*sources, self.static, self.dynamic)
+            and all(source.shape == sources[0].shape for source in sources)
+            and not any(trace.is_recorded(name) for name in self.names)
         ):
             return fused_streams.feature_sums(sources, self.static, self.dynamic)
         # (..., number of sums) for each source

@@ -21,6 +21,7 @@ class PlainResidual(Residual):
         if (
             (norm is None or (is_exactly(norm, nn.LayerNorm) and len(parameters) == 2))
             and x.dtype == torch.float32
+            and y.dtype in (torch.float32, torch.bfloat16)
             and x.shape == y.shape
             and fused_transformer.usable(x, parameters)
         ):

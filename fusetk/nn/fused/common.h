@@ -103,6 +103,6 @@ static inline float exp_(float x) {
     x = x < -87.0f ? -87.0f : x;
     float k = __builtin_floorf(x * 1.44269504f + 0.5f);
     union { int32_t bits; float value; } c;
-    c.bits = ((int32_t)k + 127) << 23;
+    c.bits = (int32_t)((uint32_t)((int32_t)k + 127) << 23);
     return exp_of_rest(x, k) * c.value;
 }

@@ -357,7 +357,7 @@ static void depth_attention_forward(const DepthAttention &a, Int row) {
     const Int width = a.width;
     const float *scales = a.scales + row * a.sources;
     float *products = a.products + row * a.sources, *weights = a.weights + row * a.sources;
-    float *out = a.out + row * width, largest = -1e30f, sum = 0;
+    float *out = a.out + row * width, largest = -__FLT_MAX__, sum = 0;
     for (Int i = 0; i < a.sources; i++) {
         products[i] = dot(a.query, source_of(a, row, i), width);
         weights[i] = products[i] * scales[i];

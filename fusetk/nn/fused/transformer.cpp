@@ -656,7 +656,7 @@ static void loss_row(const Loss &a, Int row, float *logits, float *by_bias) {
     const Int vocabulary = a.vocabulary, target = a.targets[row];
     const float *bias = a.bias, other = a.other;
     T *at = (T *)a.logits + row * vocabulary;
-    float largest = -1e30f, total = 0, sum = 0;
+    float largest = -__FLT_MAX__, total = 0, sum = 0;
     if (bias) {
 #pragma omp simd
         for (Int v = 0; v < vocabulary; v++) logits[v] = get(at, v) + bias[v];
