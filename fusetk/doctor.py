@@ -184,7 +184,9 @@ def _advice(description: dict[str, Any]) -> list[str]:
             "OMP_NUM_THREADS"
         )
     load = description["load"]
-    if threads > 1 and load is not None and load >= BUSY and threads + load > processors:
+    # The load is that of the machine, of which this process may use a part only.
+    of_machine = os.cpu_count() or processors
+    if threads > 1 and load is not None and load >= BUSY and threads + load > of_machine:
         advice.append(
             f"the load of the last minute is {load}: if other programs compute now, training and "
             f"decoding with {threads} threads are slower, because threads wait for each other. End "

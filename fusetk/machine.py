@@ -29,9 +29,9 @@ from fusetk.ways import CHOICES, PRODUCTS, Undo, Way, product_error, use_precisi
 def device_of(name: str) -> torch.device:
     """Return the device ``cpu``, ``cuda``, ``cuda:1``, ...; ``auto`` is CUDA if it is available.
 
-    Also limit PyTorch's threads to the processors that this process may use. For ``cpu``, also
-    configure the memory allocator, adapt spinning to other programs and apply ``choices``. Raises
-    ConfigError if the device does not exist or is not supported.
+    Also limit PyTorch's threads to the processors that this process may use, unless OMP_NUM_THREADS
+    is set. For ``cpu``, also configure the memory allocator, adapt spinning to other programs and
+    apply ``choices``. Raises ConfigError if the device does not exist or is not supported.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
-OWN_CONTROL_GROUPS = Path("/proc/self/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 @cache
@@ -40,7 +40,7 @@ def processor() -> str:
 def usable_processors() -> int:
     """Return the number of processors that this process may use.
 
-    A control group, for example that of a container, may allow a fraction of one more processor.
+    The limit of a control group, for example of a container, is rounded up.
     """
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
@@ -49,15 +49,15 @@ def usable_processors() -> int:
     return max(1, math.ceil(min(allowed, control_group_limit())))
 
 
-def control_group_limit(groups: Path = CONTROL_GROUPS, own: Path = OWN_CONTROL_GROUPS) -> float:
-    """Return the processor time per second that the control groups allow; infinite without a limit.
+def control_group_limit(groups: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> float:
+    """Return the number of processors that the control groups allow; infinite without a limit.
 
-    ``groups`` is the mounted file system of the groups, and ``own`` lists the groups of this
+    ``groups`` is the mounted file system of the groups, and ``membership`` lists the groups of this
     process.
     """
     limits = [math.inf]
     with suppress(OSError, ValueError):
-        for line in own.read_text(encoding="utf-8").splitlines():
+        for line in membership.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:  # version 2
                 mounted = groups

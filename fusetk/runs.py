@@ -27,7 +27,7 @@ QUANTITIES = {"epoch", "lr", "grad_norm", "tokens", "tokens_per_second", "memory
 QUANTITIES |= LOWER_IS_BETTER | HIGHER_IS_BETTER
 LOG = "log.txt"
 SESSIONS = "sessions.jsonl"
-# Marks the run folder of a training that has not recorded its first session yet.
+# Empty file in a run folder until the first session is recorded.
 STARTING = ".starting"
 
 FORMAT = 1
@@ -323,8 +323,8 @@ def add_session(run: Path, session: Session) -> None:
 
 def check_run_folder(run: Path) -> None:
     """Raise ConfigError if the folder has files and is not a run folder."""
-    of_training = (run / SESSIONS).exists() or (run / STARTING).exists()
-    if not run.is_dir() or of_training or checkpoint_folders(run):
+    is_run = (run / SESSIONS).exists() or (run / STARTING).exists() or checkpoint_folders(run)
+    if is_run or not run.is_dir():
         return
     foreign = sorted(path.name for path in run.iterdir() if not _may_precede_run(path))
     if foreign:

@@ -2,9 +2,9 @@
 
 After its share of a parallel loop, a thread of libgomp spins for some milliseconds before it
 sleeps, because the next loop usually starts sooner. Beside other programs, spinning threads take
-processors from the threads for which they wait. libgomp spins very briefly while a process has more
-OpenMP threads than processors. It has no function for this, so this module adds sleeping threads
-while other programs are busy. Results do not depend on it.
+processors from the threads for which they wait. libgomp has no function that shortens spinning, but
+it spins very briefly while a process has more OpenMP threads than processors. So this module adds
+sleeping threads while other programs are busy. Results do not depend on them.
 """
 
 import ctypes
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 INTERVAL = 1.0  # seconds between two measurements
 # Missing processors: those that other programs use and the threads need, minus those that exist.
-START = 0.4  # number of missing processors above which spinning is short
-END = 0.2  # number of missing processors below which spinning is long again
+SHORTEN_ABOVE = 0.4  # number of missing processors
+RESTORE_BELOW = 0.2
 USER_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _LOOP = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -29,7 +29,7 @@ def adapt_spinning(threads: int) -> None:
     """Shorten spinning while other programs need the processors of this process's ``threads``.
 
     This has no effect with one thread, with another OpenMP library than libgomp, outside Linux, and
-    if the user has set one of ``USER_SETTINGS``.
+    if the user has set one of ``USER_SETTINGS``. The limit of a container is not considered.
     """
     if threads > 1 and (watch := _watch()):
         watch.threads = threads
@@ -49,9 +49,12 @@ def _watch() -> "SpinningWatch | None":
 
 @cache
 def _gomp_parallel() -> Callable[..., None] | None:
-    """Return the function of libgomp that runs a function in a number of threads."""
+    """Return the function of libgomp that runs a function in a number of threads, or None."""
     with suppress(AttributeError, OSError, TypeError):
-        function = ctypes.CDLL(None).GOMP_parallel
+        library = ctypes.CDLL(None)
+        if hasattr(library, "kmp_set_blocktime"):  # LLVM's or Intel's library
+            return None
+        function = library.GOMP_parallel
         function.argtypes = (_LOOP, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         function.restype = None
         return function
@@ -78,7 +81,7 @@ class SleepingThreads(threading.Thread):
 
 
 class ProcessorTimes(NamedTuple):
-    """Seconds since some fixed times."""
+    """The clock and processor times, in seconds since fixed points in time."""
 
     clock: float
     busy: float  # of all programs, summed over the processors that this process may use
@@ -100,8 +103,9 @@ def processor_times() -> ProcessorTimes:
 
 
 class SpinningWatch(threading.Thread):
-    """Adds sleeping threads while other programs need the processors of ``threads`` threads.
+    """A thread that adds sleeping threads while other programs need processors.
 
+    ``threads`` is the number of threads that compute and need processors, too.
     ``start_threads`` starts a number of them and returns an object with the method ``end``.
     """
 
@@ -121,13 +125,13 @@ class SpinningWatch(threading.Thread):
                 self.adapt()
 
     def adapt(self) -> None:
-        """Start or end the sleeping threads, as the times since the last call require."""
+        """Start or end the sleeping threads, according to the times since the last call."""
         now, last = self._read_times(), self._last
         self._last = now
         others = (now.busy - last.busy - (now.own - last.own)) / (now.clock - last.clock)
         missing = others + self.threads - now.processors
-        if self._sleeping is None and missing > START:
+        if self._sleeping is None and missing > SHORTEN_ABOVE:
             self._sleeping = self._start_threads(max(1, now.processors - self.threads + 1))
-        elif self._sleeping is not None and missing < END:
+        elif self._sleeping is not None and missing < RESTORE_BELOW:
             self._sleeping.end()
             self._sleeping = None

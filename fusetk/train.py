@@ -153,8 +153,8 @@ def _train(
     trainer = _make_trainer(recipe, run, prepared, pipeline, model, world)
     if last:
         trainer.resume(last)
-    if recipe.training.tensorboard:
-        import_tensorboard()
+    if world.first and recipe.training.tensorboard:
+        import_tensorboard()  # before the first write, because a missing package is an error
     world.all_gather(None)  # rank 0 writes only after all processes have read the run folder
     if world.first:
         _lock_run_folder(run, run_lock, last)

@@ -54,6 +54,38 @@ MUTATIONS = [
         ("cli/test_progress.py",),
         "inner",
     ),
+    Mutation(
+        "spinning is not shortened beside other programs",
+        "spinning.py",
+        "missing > SHORTEN_ABOVE",
+        "missing > 99",
+        ("test_spinning.py",),
+        "missing",
+    ),
+    Mutation(
+        "the limit of a container is rounded down",
+        "processor.py",
+        "math.ceil(min(",
+        "int(min(",
+        ("test_processor.py",),
+        "usable",
+    ),
+    Mutation(
+        "the run folder of a killed start is refused",
+        "runs.py",
+        "or (run / STARTING).exists()",
+        "",
+        ("training/test_faults.py",),
+        "killed",
+    ),
+    Mutation(
+        "the text of another data set is used",
+        "datasets/make.py",
+        'if existing["digest"] == origin["digest"]:',
+        "if True:",
+        ("datasets/test_datasets.py",),
+        "another_data_set",
+    ),
     # Loss and update
     Mutation(
         "label smoothing divides by V instead of V - 1",

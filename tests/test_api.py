@@ -122,7 +122,7 @@ def test_constraints_may_be_any_iterable(trained: Path) -> None:
     assert "hund hund" in translations[0][0]
 
 
-def test_a_missing_model_is_named() -> None:
+def test_an_empty_list_of_models_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no model to load"):
         fusetk.load([])
 

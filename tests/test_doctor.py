@@ -123,7 +123,7 @@ def test_advice_about_other_programs(
     monkeypatch: pytest.MonkeyPatch, load: float, threads: int, processors: int, is_slow: bool
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr("fusetk.cli.doctor.usable_processors", lambda: processors)
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
     description = examined("--threads", str(threads))
     assert description["load"] == load
     assert any("other programs compute now" in text for text in description["advice"]) == is_slow

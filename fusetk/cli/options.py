@@ -66,7 +66,7 @@ threads_option: Decorator = click.option(
     type=click.IntRange(1),
     callback=at_most_processors,
     help="Number of CPU threads, at most the number of processors that this process may use."
-    " Default: the number of cores, or the smaller limit of a container.",
+    " Default: the number of cores, but at most the limit of a container.",
 )
 quiet_option: Decorator = click.option(
     "-q",

@@ -80,7 +80,7 @@ def decode_lines(file: Iterable[bytes], name: str, bom: bool = True) -> Iterator
 def _count_intact_lines(path: str) -> int:
     """Return the number of complete lines before the damage in a .gz file.
 
-    The reader of ``open_bytes`` drops the lines of the compressed block that has the damage.
+    The reader of ``open_bytes`` may drop the last of them.
     """
     lines = 0
     decompressor = zlib.decompressobj(wbits=GZIP)
@@ -128,7 +128,7 @@ def open_bytes(path: Path | str) -> BinaryIO:
         if path.is_dir():
             raise DataError(f"{path} is a folder; give a text file")
         if path.suffix == ".gz":
-            return io.BufferedReader(_Decompressed(path), 1 << 20)
+            return io.BufferedReader(_Decompressed(gzip.open(path, "rb")), 1 << 20)
         return open(path, "rb", 1 << 20)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist{_near(path)}") from None
@@ -137,13 +137,14 @@ def open_bytes(path: Path | str) -> BinaryIO:
 
 
 class _Decompressed(io.RawIOBase):
-    """The content of a .gz file, block by block.
+    """The content of a .gz file, piece by piece.
 
-    GzipFile reads as many blocks as a buffer can hold. If the last one is damaged, it returns none.
+    ``GzipFile.readinto`` fills its buffer with several pieces. If one of them is damaged, those
+    before it are lost.
     """
 
-    def __init__(self, path: Path):
-        self._file = gzip.open(path, "rb")  # noqa: SIM115 - closed by `close`
+    def __init__(self, file: gzip.GzipFile):
+        self._file = file
 
     def readable(self) -> bool:
         return True

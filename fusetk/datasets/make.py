@@ -1,14 +1,16 @@
 """Raw text from the files of a data set."""
 
 import fnmatch
+import glob
 import json
 import os
+import re
 import shutil
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -62,11 +64,11 @@ def make(
 
 def _exists(text: TextConfig, dataset: DatasetConfig, raw: Path) -> bool:
     return all(
-        _is_there(raw, f"{text.name}.{language}") for language in (dataset.source, dataset.target)
+        _has_file(raw, f"{text.name}.{language}") for language in (dataset.source, dataset.target)
     )
 
 
-def _is_there(raw: Path, name: str) -> bool:
+def _has_file(raw: Path, name: str) -> bool:
     return any((raw / f"{name}{ending}").is_file() for ending in ("", ".gz"))
 
 
@@ -80,51 +82,68 @@ def check_origins(dataset: DatasetConfig, raw: Path) -> None:
     """
     origins = _read_origins(raw)
     for text in dataset.texts:
-        for name, origin in _origins(text, dataset).items():
+        for path, name, origin in _existing_files(text, dataset, raw):
             existing = origins.get(name, origin)
-            if _is_there(raw, name) and existing["digest"] != origin["digest"]:
-                raise DataError(
-                    f"{raw / name} is a text of {existing['dataset']}, and {dataset.title} has "
-                    "another text of this name: choose another folder with --raw"
-                )
+            if existing["digest"] == origin["digest"]:
+                continue
+            reason = "was made from another file or with other settings: delete it, or"
+            if existing["dataset"] != dataset.title:
+                reason = f"is a text of {existing['dataset']}, and {dataset.title} has another text"
+                reason += " of this name:"
+            raise DataError(f"{path} {reason} choose another folder with --raw")
 
 
 def _check_unknown_files(texts: Iterable[TextConfig], dataset: DatasetConfig, raw: Path) -> None:
     """Raise DataError if a text would replace a file that ``make`` did not write."""
     origins = _read_origins(raw)
     for text in texts:
-        for name in _origins(text, dataset):
-            if _is_there(raw, name) and name not in origins:
+        for path, name, _ in _existing_files(text, dataset, raw):
+            if name not in origins:
                 raise DataError(
-                    f"{raw / name} exists, and no data set made it: move it, or add the other "
-                    f"side of {text.name}"
+                    f"{path} exists, and no data set made it: move it, or add the other side of "
+                    f"{text.name}"
                 )
 
 
-def _origins(text: TextConfig, dataset: DatasetConfig) -> dict[str, dict[str, str]]:
-    """Return the title of the data set and a digest of the origin of each side of a text.
+def _existing_files(
+    text: TextConfig, dataset: DatasetConfig, raw: Path
+) -> Iterator[tuple[Path, str, dict[str, str]]]:
+    """Yield the files of a text, their names without .gz, and the origins that ``make`` records."""
+    for path in sorted(raw.glob(f"{glob.escape(text.name)}.*")):
+        name = path.name.removesuffix(".gz")
+        language = name.removeprefix(f"{text.name}.")
+        is_reference = re.fullmatch(re.escape(dataset.target) + "[0-9]*", language)
+        if path.is_file() and (language == dataset.source or is_reference):
+            yield path, name, _origin(text, dataset, language)
 
-    Data sets may share files of archives, which have unique names. A file with plain lines is
-    often the user's own, with a name such as train.en.
+
+def _origin(text: TextConfig, dataset: DatasetConfig, side: str) -> dict[str, str]:
+    """Return the title of the data set, and a digest of the file and the settings of a side.
+
+    ``side`` is a language, with a number for further references. The digest of plain lines includes
+    the data set, because a name such as train.en does not identify the content. Other formats have
+    unique file names, so data sets can share them.
     """
-    options = text.model_dump(exclude={"name", "source", "target", "pairs"})
+    values = text.model_dump(exclude={"name", "source", "target", "pairs"}, exclude_defaults=True)
+    values["file"] = text.source if side == dataset.source else text.target
     if text.format == "lines":
-        options["dataset"] = dataset.title
-    files = {dataset.source: text.source, dataset.target: text.target}
-    return {
-        f"{text.name}.{language}": {
-            "dataset": dataset.title,
-            "digest": digest({"file": file, **options}),
-        }
-        for language, file in files.items()
-    }
+        values["dataset"] = dataset.title
+    return {"dataset": dataset.title, "digest": digest(values)}
 
 
 def _read_origins(raw: Path) -> dict[str, dict[str, str]]:
-    with suppress(OSError, ValueError):
-        origins: dict[str, dict[str, str]] = json.loads((raw / ORIGINS).read_text("utf-8"))
-        return origins
-    return {}
+    """Return the origins of files by name. Raises DataError if their file is damaged."""
+    path = raw / ORIGINS
+    try:
+        origins = json.loads(path.read_text("utf-8"))
+        return {name: {**each} for name, each in origins.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise DataError(
+            f"{path}, which says which data set each text is from, is damaged: restore it, or "
+            "make the texts again in another folder"
+        ) from None
 
 
 # Archives -----------------------------------------------------------------------------------------
@@ -260,7 +279,8 @@ def _make_text(
                 f"{text.name} has {pairs:,} pairs, the published text {text.pairs:,}: "
                 "check the files, or use them with --any-data"
             )
-        origins = _read_origins(raw) | _origins(text, dataset)
+        new = {f"{text.name}.{side}": _origin(text, dataset, side) for side in sides}
+        origins = _read_origins(raw) | new
         replace_file(raw / ORIGINS, json.dumps(origins, indent=1) + "\n")
     return pairs
 

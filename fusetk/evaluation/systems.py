@@ -137,8 +137,8 @@ def few_lines_warnings(columns: Sequence[SystemScores]) -> list[str]:
     for column in columns:
         first = next(iter(column.scores))
         for name, result in (column.tests or {}).items():
-            is_tested = result.p is not None and result.p < 1
-            if is_tested and result.differ is not None and 0 < result.differ < FEW_LINES:
+            may_differ = result.p is not None and result.p < 1
+            if may_differ and result.differ is not None and 0 < result.differ < FEW_LINES:
                 lines = "1 line" if result.differ == 1 else f"{result.differ} lines"
                 warnings.append(
                     f"{column.first.metric}: {name} and {first} differ in {lines}; "

@@ -24,7 +24,7 @@ def provide_raw_text(
     """
     missing = missing_texts(recipe)
     paper = recipe.paper
-    if paper and paper.dataset and not paper.dataset_note:
+    if paper and paper.dataset and not paper.dataset_note and (makes or raw.is_dir()):
         names = [Path(prefix).name for _, prefix in prefixes_by_use(recipe.data)]
         dataset = table.read(paper.dataset)
         texts = [text for text in dataset.texts if text.name in names]

@@ -31,8 +31,9 @@ class LinearFusionConfig(LayerFusionConfig):
     """Dropout on the output of the feed-forward network of `ewp-ffn`."""
 
     def check(self, layers: int) -> None:
-        # Otherwise the weight of one layer is always 1, or the closing norm removes it.
-        if self.weights == "scalar" and (self.normalize == "softmax" or self.norm):
+        # The weight of one layer is always 1, or the closing norm removes it.
+        removed = self.norm and self.weights == "scalar" and self.aggregation == "none"
+        if self.normalize == "softmax" or removed:
             self.check_two_layers(layers)
 
     @model_validator(mode="after")

@@ -56,7 +56,7 @@ def latex_text(table: TextTable) -> str:
         r"\centering",
         f"\\begin{{tabular}}{{l{'r' * (len(table.heads) - 1)}}}",
         r"\toprule",
-        " & ".join(map(_escape, table.heads)) + r" \\",
+        _guard(" & ".join(map(_escape, table.heads))) + r" \\",
         r"\midrule",
         *(
             _guard(" & ".join("--" if cell is None else _escape(cell) for cell in row)) + r" \\"

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from fusetk.decoding.threads import cancelled_by
 
-Item = TypeVar("Item")  # a sentence, and what its computation needs
+Item = TypeVar("Item")  # a sentence with the data of its computation
 Options = TypeVar("Options")  # the options of a request
 Result = TypeVar("Result")  # the result of a sentence
 

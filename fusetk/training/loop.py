@@ -205,7 +205,8 @@ class Trainer:
             change = update_schedule(self.progress, self.schedule, metric, results[metric])
             if change:
                 self.log.line(change)
-        # A run that resumes from this checkpoint does not validate again.
+        # The checkpoint must contain the duration of the validation, because a resumed run does not
+        # repeat it.
         self.clock.add_to(self.progress, self.stages.config(self.progress).end)
         self.checkpoints.save(self.progress, self.optimizer, results)
         self.reporter.restart()

@@ -45,7 +45,10 @@ class ValidationConfig(Config):
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> "ValidationConfig":
         if not self.train_dropout and self.train_pairs is None:
-            raise ValueError("train_dropout has no effect without train_pairs: give it, too")
+            raise ValueError(
+                "train_dropout has no effect without train_pairs: give train_pairs, too, or remove "
+                "train_dropout"
+            )
         return self
 
 

@@ -383,7 +383,7 @@ def test_a_test_with_few_differing_lines_is_a_warning(long: None) -> None:
     )
 
 
-def test_a_p_value_of_one_is_not_too_small() -> None:
+def test_a_p_value_of_one_is_not_too_small(files: Path) -> None:
     Path("ref").write_text("a b c d\n")
     Path("hyp").write_text("x\n")
     Path("other").write_text("y\n")

@@ -19,7 +19,7 @@ from fusetk.datasets import fetch as fetching
 from fusetk.datasets import table
 from fusetk.datasets.fetch import fetch
 from fusetk.datasets.formats import plain_lines, references, segments
-from fusetk.datasets.make import ORIGINS, check_origins, make
+from fusetk.datasets.make import ORIGINS, make
 from fusetk.datasets.table import ArchiveConfig, DatasetConfig, TextConfig
 from fusetk.errors import DataError
 from fusetk.files import locked
@@ -292,19 +292,25 @@ def test_a_text_of_another_data_set_is_neither_used_nor_replaced(tmp_path: Path)
     for other in (
         dataset(text(target="other.en"), title="b"),  # the same names
         french,  # only one side has the same name
-        dataset(text(commas=True)),
         dataset(text(), title="b"),  # plain lines, which may be other files
     ):
         with pytest.raises(DataError, match=r"is a text of a set, and .* has another text"):
             call(other)
-        check_origins(other.model_copy(update={"texts": []}), raw)
     assert lines(raw / "t.en") == ["t.en"] and not (raw / "t.fr").exists()
+    with pytest.raises(DataError, match=r"t\.de was made from another file or with other set"):
+        call(dataset(text(commas=True)))
     (raw / "t.de").unlink()
     assert call(first) == {"t": 1}
+    (raw / ORIGINS).write_text("[]")
+    with pytest.raises(DataError, match=r"origins\.json, which .* is damaged"):
+        call(first)
     (raw / ORIGINS).unlink()
     with pytest.raises(DataError, match=r"t\.en exists, and no data set made it"):
         call(french)
     assert call(dataset(text(), title="b")) == {}  # complete texts of the user
+    (raw / "t.en").rename(raw / "t.fr1")  # a further reference
+    with pytest.raises(DataError, match=r"t\.fr1 exists, and no data set made it"):
+        call(french)
 
 
 def test_data_sets_share_texts_from_the_same_file(tmp_path: Path) -> None:

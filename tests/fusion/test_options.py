@@ -155,7 +155,7 @@ def test_a_fusion_of_one_layer_is_refused(fuse: dict[str, Any]) -> None:
         StackConfig.model_validate({"layers": 1, "fuse": fuse})
 
 
-def test_one_group_is_no_fusion() -> None:
+def test_one_group_is_not_a_fusion() -> None:
     side = {"layers": 2, "fuse": {"kind": "groups", "groups": 1}}
     with pytest.raises(ValueError, match="groups: 1 selects only the highest layer"):
         StackConfig.model_validate(side)

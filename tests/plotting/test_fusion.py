@@ -288,7 +288,9 @@ def test_fusions_are_found_by_side() -> None:
         DataError, match="the encoder of this model does not fuse several layers, its decoder does"
     ):
         find_fusions(model, "encoder-fuse")
-    one_layer = transformer(stack("last"), stack({"kind": "linear", "embedding": False}, 1))
+    one_layer = transformer(
+        stack("last"), stack({"kind": "linear", "embedding": False, "norm": False}, 1)
+    )
     for model in (transformer(stack("last"), stack("last")), one_layer):
         with pytest.raises(DataError, match="neither side"):
             find_fusions(model)

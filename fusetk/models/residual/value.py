@@ -12,14 +12,14 @@ from fusetk.nn.value_residual import ValueInputs, ValueOutput, ValueResidualAtte
 
 
 class ValueResidualConfig(ResidualConfig):
-    """Mix the values of self-attention with those of the lowest layer."""
+    """A mean of the values of self-attention and of those of the lowest layer."""
 
     kind: str = "value-residual"
 
     def check(self, norm: Norm, layers: int) -> None:
         if layers == 1:
             raise ValueError(
-                "value-residual has no effect on a stack of one layer: choose another connection"
+                "value-residual has no effect on a stack of one layer: choose another residual"
             )
 
 
