@@ -206,10 +206,18 @@ def local_device(name: str) -> str:
     """Return the name of the device of this process.
 
     If several processes run and ``name`` is auto or cuda, each process of a host gets a GPU
-    ``cuda:N``. Otherwise ``name`` is returned.
+    ``cuda:N``. Otherwise ``name`` is returned. Raises ConfigError if torchrun started more
+    processes on this host than it has GPUs.
     """
     if world_size() == 1 or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("RANK", "0"))
+    gpus = torch.cuda.device_count()
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
+    if 1 < gpus < local_size:  # NCCL refuses two processes on one GPU
+        raise ConfigError(
+            f"there are {local_size} processes on this host and {gpus} GPUs: start one process for "
+            "each GPU, or give --device cpu"
+        )
     # It is cuda:0 if each process sees a single GPU.
-    return f"cuda:{local_rank % torch.cuda.device_count()}"
+    return f"cuda:{local_rank % gpus}"

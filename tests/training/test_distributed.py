@@ -23,6 +23,7 @@ from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.cli.main import main
 from fusetk.errors import ConfigError
+from fusetk.processes import local_device
 from fusetk.recipe import load
 from fusetk.weights import read_state
 from tests.helpers.forks import train
@@ -284,3 +285,30 @@ def test_a_restart_by_torchrun_resumes(toy: Path, tmp_path: Path) -> None:
         torch.equal(tensor, weights(tmp_path / "whole", 8)[name])
         for name, tensor in weights(tmp_path / "run", 8).items()
     )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "device"), [(1, "4", "cuda:0"), (4, "4", "cuda:3"), (2, None, "cuda:1")]
+)
+def test_each_process_gets_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, processes: str | None, device: str
+) -> None:
+    launch(monkeypatch, gpus, processes)
+    assert local_device("auto") == device and local_device("cpu") == "cpu"
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(monkeypatch, 2, "4")
+    with pytest.raises(ConfigError, match="4 processes on this host and 2 GPUs"):
+        local_device("cuda")
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, gpus: int, processes: str | None) -> None:
+    """Pretend to be process 3 of a host with some GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if processes:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
