@@ -124,6 +124,19 @@ def test_another_kind_drops_the_options_of_the_one_below(tmp_path: Path) -> None
     )
 
 
+def test_errors_in_replaced_values_name_the_file_that_replaces_them(tmp_path: Path) -> None:
+    base = "\n\nencoder: {layers: 3, fuse: {kind: mean, hidden: 7}}\nstages:\n- {layers: 1}\n- 3\n"
+    (tmp_path / "base.yaml").write_text(base)
+    for text, said in (
+        ("stages: [{layer: 2}]\n", r"stages\.0\.layers: must be given .*a\.yaml, line 2"),
+        ("stages:\n- layers: no\n", r"stages\.0\.layers: .*a\.yaml, line 3"),
+        ("encoder: {fuse: 3}\n", r"encoder\.fuse: .*a\.yaml, line 2"),
+        ("encoder: {layers: x}\n", r"encoder\.layers: .*a\.yaml, line 2"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            parse(tmp_path, f"extends: base.yaml\n{text}")
+
+
 def test_extends_and_overrides_change_options_of_a_short_form(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("encoder: {layers: 3, fuse: mean}\n")
     top = parse(tmp_path, "extends: base.yaml\nencoder: {fuse: {hidden: 7}}\n")
@@ -315,7 +328,7 @@ def test_an_error_in_a_step_names_the_override_that_set_it(tmp_path: Path) -> No
 
 def test_an_error_about_several_keys_names_their_places(toy: Path, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"extends: {toy}\nmodel:\n  heads: 3\n  width: 32\n")
-    with pytest.raises(ConfigError, match=r"heads 3  \[\S*a\.yaml, line 4; \S*a\.yaml, line 3\]$"):
+    with pytest.raises(ConfigError, match=r"heads 3  \[\S*a\.yaml, line 3; \S*a\.yaml, line 4\]$"):
         load(tmp_path / "a.yaml")
     with pytest.raises(ConfigError, match=r"heads 5  \[\S*a\.yaml, line 4; --set model.heads=5\]$"):
         load(tmp_path / "a.yaml", ["model.heads=5"])

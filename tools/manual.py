@@ -63,7 +63,7 @@ ENVIRONMENT: dict[str, tuple[str, set[str]]] = {
         {"train", "run", "demo"},
     ),
     "CUDA_VISIBLE_DEVICES": ("GPUs that the command may use.", MODEL_COMMANDS),
-    "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT": (
+    "RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT": (
         "The process and its group, as torchrun sets them.",
         {"train", "decode"},
     ),

@@ -1,5 +1,6 @@
 """Options of every command, -q and --debug, and completion of file names in a shell."""
 
+import itertools
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ QUIET, DEBUG, INPUT = "fusetk.quiet", "fusetk.debug", "fusetk.input"  # keys of 
 # Names of values that are files or folders, in the help of options and arguments.
 FILES = ("FILE", "RUN", "CONFIG", "HYP", "REF", "DICTIONARY", "SRC", "TGT")
 DEVICES = ("auto", "cpu", "cuda")
+LONG_NAME = re.compile(r"-[A-Za-z]\w{2,}")
 
 debug_option = click.option(
     "--debug",
@@ -41,9 +43,31 @@ def with_common_options(command: click.Command) -> click.Command:
         _append(command, _quiet_option)
     if "--debug" not in names:
         _append(command, debug_option)
+        _refuse_long_names_after_one_dash(command)
     for parameter in command.params:
         _complete_and_expand(parameter, command)
     return command
+
+
+def _refuse_long_names_after_one_dash(command: click.Command) -> None:
+    """Make ``-output FILE``, as OpenNMT-py writes options, an error.
+
+    click would read it as the option -o with the value ``utput``.
+    """
+    parse = command.parse_args
+    long_names = {name[1:] for option in command.params for name in option.opts if name[:2] == "--"}
+
+    def parse_args(context: click.Context, arguments: list[str]) -> list[str]:
+        for argument in itertools.takewhile(lambda word: word != "--", arguments):
+            name = argument.partition("=")[0]
+            if LONG_NAME.fullmatch(name):
+                from fusetk.cli.foreign import option_advice
+
+                if name.replace("_", "-") in long_names or option_advice(name, context):
+                    raise click.NoSuchOption(name, ctx=context)
+        return parse(context, arguments)
+
+    command.parse_args = parse_args  # type: ignore[assignment, method-assign]
 
 
 def inform(message: str) -> None:

@@ -8,7 +8,7 @@ import click
 from fusetk.cli.estimate_options import estimate_options
 from fusetk.cli.estimate_output import as_document, print_estimate
 from fusetk.cli.recipes import load_recipe
-from fusetk.errors import join_names
+from fusetk.errors import ConfigError, join_names
 
 if TYPE_CHECKING:
     from fusetk.recipe import Recipe
@@ -100,10 +100,14 @@ def _measure(
 ) -> tuple[float, str]:
     """Return the speed on this machine in multiply-adds a second, and how it was measured."""
     from fusetk.cli.memory import memory_advice
+    from fusetk.estimate.devices import DEVICES
     from fusetk.estimate.measure import measured_speed
     from fusetk.machine import device_of
 
-    place = device_of(device)
+    try:
+        place = device_of(device)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or {join_names([*DEVICES], 'or')}") from None
     with memory_advice("give a device by name, such as --device h100"):
         speed = measured_speed(recipe, sizes, text, place, updates)
     return speed, f"{place} of this machine, {updates} updates measured"

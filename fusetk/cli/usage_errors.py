@@ -63,7 +63,12 @@ def _missing(error: click.MissingParameter, context: click.Context) -> str:
     metavar = parameter.make_metavar(context).strip("[].")
     value = f"{parameter_name(parameter)} {metavar}"
     if isinstance(parameter, click.Argument):
-        value = f"{metavar}: {_command(context)} {metavar}"
+        names = [
+            argument.make_metavar(context).strip("[].")
+            for argument in context.command.params
+            if isinstance(argument, click.Argument)
+        ]
+        value = f"{metavar}: {_command(context)} {' '.join(names)}"
     return f"give {value}; {_help_advice(context)}"
 
 

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -250,14 +250,25 @@ def _record_origins(
 
 def _merge(base: Document, top: Document, alternatives: Alternatives) -> None:
     """Merge ``top`` into ``base``. If both have a key, the value of ``top`` wins."""
-    _merge_values(base.values, top.values, (), alternatives)
+    for place in _merge_values(base.values, top.values, (), alternatives):
+        _forget_below(base, place)
     base.origins.update(top.origins)
+
+
+def _forget_below(document: Document, place: Place) -> None:
+    """Forget the origins of a value and of the values in it, because it is replaced."""
+    below = [known for known in document.origins if known[: len(place)] == place]
+    for known in below:
+        del document.origins[known]
 
 
 def _merge_values(
     base: dict[str, Any], top: dict[str, Any], place: Place, alternatives: Alternatives
-) -> None:
-    """Merge mapping by mapping, except those that replace the one in ``base``."""
+) -> Iterator[Place]:
+    """Merge mapping by mapping, except those that replace the one in ``base``.
+
+    Yield the places of the values that are replaced.
+    """
     for key, value in top.items():
         old = _long_form(base.get(key))
         below = (*place, key)
@@ -267,9 +278,10 @@ def _merge_values(
             and not _replaces(value, old, alternatives.get(below, set()))
         ):
             base[key] = old
-            _merge_values(old, value, below, alternatives)
+            yield from _merge_values(old, value, below, alternatives)
         else:
             base[key] = _copy(value)
+            yield below
 
 
 def _copy(value: Any) -> Any:
@@ -329,9 +341,7 @@ def _override(document: Document, override: str, alternatives: Alternatives) -> 
         container.pop(other, None)
     container[key] = value
     changed = (*path, key)
-    below = [known for known in document.origins if known[: len(changed)] == changed]
-    for known in below:
-        del document.origins[known]
+    _forget_below(document, changed)
     document.origins[changed] = origin
 
 

@@ -178,7 +178,9 @@ class SearchConfig(Config):
             if getattr(self, key) != field.default
         }
         if not self.sample and self.n_best > self.beam:
-            raise ValueError(f"n_best {self.n_best} is more than beam {self.beam}")
+            raise ValueError(
+                f"n_best {self.n_best} is more than beam {self.beam}: give a larger beam, too"
+            )
         if not self.sample and self.beam % self.groups:
             raise ValueError(f"beam {self.beam} is not a multiple of groups {self.groups}")
         self.check_effect(changed)

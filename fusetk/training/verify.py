@@ -49,6 +49,7 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
     try:
         with _evaluation(model):
             _compare(model, source_size, target_size, names)
+            _compute_gradients(model, source_size, target_size)
             _add_noise(model)
             _compare(model, source_size, target_size, names, may_be_infinite=True)
     except FusetkError:
@@ -83,6 +84,14 @@ def _evaluation(model: Seq2Seq) -> Iterator[None]:
         model.train()  # deletes cached tensors
         for module, mode in modes:
             module.training = mode
+
+
+def _compute_gradients(model: Seq2Seq, source_size: int, target_size: int) -> None:
+    """Raise RuntimeError if there are no gradients, as when a module changes its input in place."""
+    with torch.enable_grad():
+        _, logits, _ = next(_computations(model, source_size, target_size))
+        logits.sum().backward()
+    model.zero_grad(set_to_none=True)
 
 
 def _add_noise(model: Seq2Seq) -> None:

@@ -19,6 +19,11 @@ from fusetk.errors import ConfigError
 from fusetk.recipe import load
 from tools.manual import commands
 
+TOKENS = (
+    "its value is a number of target tokens; for sentences, set "
+    "training.stages.0.batch.unit=sentences, too"
+)
+
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str) -> None:
@@ -112,11 +117,11 @@ def refused(*words: str) -> str:
         ),
         (
             "train a.yaml --mini-batch 3",
-            "it is a key of the config: use --set training.stages.0.batch.size=VALUE",
+            f"it is a key of the config: use --set training.stages.0.batch.size=VALUE; {TOKENS}",
         ),
         (
             "train a.yaml --batch-size 3",
-            "it is a key of the config: use --set training.stages.0.batch.size=VALUE",
+            f"it is a key of the config: use --set training.stages.0.batch.size=VALUE; {TOKENS}",
         ),
         ("train a.yaml --arch big", "it is a key of the config: use --set model.kind=VALUE"),
         (

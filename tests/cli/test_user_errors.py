@@ -180,6 +180,38 @@ def test_the_advice_about_another_toolkits_option_can_be_followed(
     assert len(NAMES) >= 40
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("decode -m a -output out.en", "unknown option -output; use --output"),
+        ("decode -m a -n_best 5", "unknown option -n_best; use --n-best"),
+        ("train a.yaml -report_every=50", "use --set training.log_every=VALUE"),
+        ("train a.yaml -batch_size 64", "batch.size=VALUE; its value is a number of target tokens"),
+    ],
+)
+def test_a_long_name_after_one_dash_is_refused(words: str, said: str) -> None:
+    result = CliRunner().invoke(main, words.split())
+    assert result.exit_code == 2 and said in result.stderr
+
+
+@pytest.mark.parametrize("words", ["-b5 -n0.5 -i a -oout", "-- -output"])
+def test_values_may_follow_a_short_option_without_a_space(words: str) -> None:
+    result = CliRunner().invoke(main, ["decode", *words.split()])
+    assert "unknown option" not in result.stderr
+
+
+def test_a_missing_argument_is_shown_with_the_others() -> None:
+    result = CliRunner().invoke(main, ["compare", "a"])
+    assert "give RUN: fusetk compare RUN RUN;" in result.stderr
+
+
+def test_an_unknown_device_of_an_estimate_is_refused_with_the_known_ones(toy: Path) -> None:
+    options = ["--device", "h200", "--src-vocab-size", "9", "--pairs", "9"]
+    result = CliRunner().invoke(main, ["estimate", str(toy), *options])
+    assert result.exit_code == 2 and "there is no device 'h200'" in result.stderr
+    assert "h100" in result.stderr
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_can_be_quiet_and_print_a_traceback(name: str) -> None:
     command = commands()[name]

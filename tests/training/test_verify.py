@@ -71,6 +71,11 @@ class EarlierSentences(Plain):
         return x + x.mean(1, keepdim=True) if len(x) == 1 and x.shape[1] > 8 else x
 
 
+class InPlace(Plain):
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return history[0].add_(history[-1])
+
+
 class ListOfModules(Plain):
     def __init__(self, *options: Any):
         super().__init__(*options)
@@ -302,6 +307,7 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("encoder.fuse", Pair, r"Pair \(encoder.fuse\) returned the type tuple"),
         ("decoder.fuse", Failing, r"cannot compute: TypeError: .*test_verify.py, line \d+\)"),
         ("decoder.fuse", NotFinite, "not finite before any update"),
+        ("decoder.fuse", InPlace, "InPlace cannot compute: RuntimeError: .*inplace operation"),
         ("encoder.connect", AverageConnection, r"\(encoder.connect\) returned the shape \(3, 1"),
         ("decoder.connect", AverageConnection, r"\(decoder.connect\) returned the shape \(3, 1"),
         ("encoder.residual", Narrow, "cannot compute: RuntimeError"),
