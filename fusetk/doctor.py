@@ -184,7 +184,7 @@ def _advice(description: dict[str, Any]) -> list[str]:
             "OMP_NUM_THREADS"
         )
     load = description["load"]
-    # The load is that of the machine, of which this process may use a part only.
+    # The load is that of the whole machine. This process may use a part of it.
     of_machine = os.cpu_count() or processors
     if threads > 1 and load is not None and load >= BUSY and threads + load > of_machine:
         advice.append(

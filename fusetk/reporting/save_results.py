@@ -256,9 +256,9 @@ def _saved_run(run: MeasuredRun, row: PaperRow, notes: list[str]) -> RunContents
     texts: dict[str, Columns] = {}
     for name in list(translations):
         try:
-            found = _texts(run, name)
-            _check_lines(translations[name], found)
-            texts[name] = found
+            columns = _texts(run, name)
+            _check_lines(translations[name], columns)
+            texts[name] = columns
         except FusetkError as error:
             notes.append(f"{run.folder}: the translations of {name} are not saved, because {error}")
             del translations[name]
