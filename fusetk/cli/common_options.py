@@ -18,7 +18,7 @@ QUIET, DEBUG, INPUT = "fusetk.quiet", "fusetk.debug", "fusetk.input"  # keys of 
 # Names of values that are files or folders, in the help of options and arguments.
 FILES = ("FILE", "RUN", "CONFIG", "HYP", "REF", "DICTIONARY", "SRC", "TGT")
 DEVICES = ("auto", "cpu", "cuda")
-LONG_NAME = re.compile(r"-[A-Za-z]\w{2,}")
+LONG_NAME = re.compile(r"-[A-Za-z][\w-]{2,}")
 
 debug_option = click.option(
     "--debug",
@@ -60,7 +60,8 @@ def _refuse_long_names_after_one_dash(command: click.Command) -> None:
     def parse_args(context: click.Context, arguments: list[str]) -> list[str]:
         for argument in itertools.takewhile(lambda word: word != "--", arguments):
             name = argument.partition("=")[0]
-            if LONG_NAME.fullmatch(name):
+            # Completion in a shell parses incomplete words.
+            if LONG_NAME.fullmatch(name) and not context.resilient_parsing:
                 from fusetk.cli.foreign import option_advice
 
                 if name.replace("_", "-") in long_names or option_advice(name, context):

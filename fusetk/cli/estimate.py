@@ -107,7 +107,8 @@ def _measure(
     try:
         place = device_of(device)
     except ConfigError as error:
-        raise ConfigError(f"{error}, or {join_names([*DEVICES], 'or')}") from None
+        names = join_names([*DEVICES], "or")
+        raise ConfigError(f"{error}; or name a GPU: {names}") from None
     with memory_advice("give a device by name, such as --device h100"):
         speed = measured_speed(recipe, sizes, text, place, updates)
     return speed, f"{place} of this machine, {updates} updates measured"

@@ -214,15 +214,17 @@ FOREIGN_KEYS = {
 
 # Systems of papers, and the kinds of their fusions.
 SYSTEM_KINDS = {"gtrans": "groups", "mlrf": "attention", "rtal": "tree"}
-TOKENS = "a number of target tokens; for sentences, set training.stages.0.batch.unit=sentences, too"
+COUNTS_TOKENS = (
+    "a number of target tokens; to count sentences, also set training.stages.0.batch.unit=sentences"
+)
 # Foreign names whose values differ from those of the key, and how to compute the value of the key.
 FOREIGN_VALUES = {
     "adam_beta2": "[0.9, OpenNMT-py's number]",
     "average_decay": "one minus OpenNMT-py's number",
-    "batch_size": TOKENS,
+    "batch_size": COUNTS_TOKENS,
     "exponential_smoothing": "one minus Marian's number",
     "max_seconds": "Sockeye's number divided by 3600",
-    "mini_batch": TOKENS,
+    "mini_batch": COUNTS_TOKENS,
     "num_words": "Sockeye's number plus 4",
 }
 

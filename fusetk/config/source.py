@@ -251,11 +251,11 @@ def _record_origins(
 def _merge(base: Document, top: Document, alternatives: Alternatives) -> None:
     """Merge ``top`` into ``base``. If both have a key, the value of ``top`` wins."""
     for place in _merge_values(base.values, top.values, (), alternatives):
-        _forget_below(base, place)
+        _forget_origins(base, place)
     base.origins.update(top.origins)
 
 
-def _forget_below(document: Document, place: Place) -> None:
+def _forget_origins(document: Document, place: Place) -> None:
     """Forget the origins of a value and of the values in it, because it is replaced."""
     below = [known for known in document.origins if known[: len(place)] == place]
     for known in below:
@@ -341,7 +341,7 @@ def _override(document: Document, override: str, alternatives: Alternatives) -> 
         container.pop(other, None)
     container[key] = value
     changed = (*path, key)
-    _forget_below(document, changed)
+    _forget_origins(document, changed)
     document.origins[changed] = origin
 
 

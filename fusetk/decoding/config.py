@@ -179,7 +179,8 @@ class SearchConfig(Config):
         }
         if not self.sample and self.n_best > self.beam:
             raise ValueError(
-                f"n_best {self.n_best} is more than beam {self.beam}: give a larger beam, too"
+                f"n_best {self.n_best} is more than beam {self.beam}: set beam to at least "
+                f"{self.n_best}"
             )
         if not self.sample and self.beam % self.groups:
             raise ValueError(f"beam {self.beam} is not a multiple of groups {self.groups}")

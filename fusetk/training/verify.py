@@ -87,11 +87,21 @@ def _evaluation(model: Seq2Seq) -> Iterator[None]:
 
 
 def _compute_gradients(model: Seq2Seq, source_size: int, target_size: int) -> None:
-    """Raise RuntimeError if there are no gradients, as when a module changes its input in place."""
-    with torch.enable_grad():
-        _, logits, _ = next(_computations(model, source_size, target_size))
-        logits.sum().backward()
-    model.zero_grad(set_to_none=True)
+    """Raise RuntimeError if gradients cannot be computed in training mode.
+
+    An example is a module that changes its input in place.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    model.train()
+    try:
+        with torch.enable_grad():
+            _, logits, _ = next(_computations(model, source_size, target_size))
+            logits.sum().backward()
+    finally:
+        model.zero_grad(set_to_none=True)
+        model.eval()
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 def _add_noise(model: Seq2Seq) -> None:

@@ -20,8 +20,8 @@ from fusetk.recipe import load
 from tools.manual import commands
 
 TOKENS = (
-    "its value is a number of target tokens; for sentences, set "
-    "training.stages.0.batch.unit=sentences, too"
+    "its value is a number of target tokens; to count sentences, also set "
+    "training.stages.0.batch.unit=sentences"
 )
 
 

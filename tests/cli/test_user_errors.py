@@ -185,6 +185,7 @@ def test_the_advice_about_another_toolkits_option_can_be_followed(
     [
         ("decode -m a -output out.en", "unknown option -output; use --output"),
         ("decode -m a -n_best 5", "unknown option -n_best; use --n-best"),
+        ("decode -m a -n-best 5", "unknown option -n-best; use --n-best"),
         ("train a.yaml -report_every=50", "use --set training.log_every=VALUE"),
         ("train a.yaml -batch_size 64", "batch.size=VALUE; its value is a number of target tokens"),
     ],
@@ -192,6 +193,13 @@ def test_the_advice_about_another_toolkits_option_can_be_followed(
 def test_a_long_name_after_one_dash_is_refused(words: str, said: str) -> None:
     result = CliRunner().invoke(main, words.split())
     assert result.exit_code == 2 and said in result.stderr
+
+
+def test_a_shell_completes_after_a_long_name_after_one_dash() -> None:
+    completion = ShellComplete(main, {}, "fusetk", "_FUSETK_COMPLETE")
+    assert "--beam" in {
+        item.value for item in completion.get_completions(["decode", "-output"], "--b")
+    }
 
 
 @pytest.mark.parametrize("words", ["-b5 -n0.5 -i a -oout", "-- -output"])
