@@ -50,13 +50,7 @@ from fusetk.runs import (
 from fusetk.system import build
 from fusetk.training import checkpoint
 from fusetk.training.compiling import compile_layers
-from fusetk.training.log import (
-    Log,
-    NullLog,
-    device_name,
-    forget_after,
-    import_tensorboard,
-)
+from fusetk.training.log import Log, NullLog, device_name, forget_after, import_tensorboard
 from fusetk.training.loop import NO_BEST, RESTART, Trainer
 from fusetk.training.progress import Progress
 from fusetk.training.sharding import shard

@@ -121,7 +121,7 @@ def test_additional_threads_shorten_spinning_until_they_end() -> None:
     load = "import ctypes, torch; ctypes.CDLL(None).GOMP_parallel"
     if subprocess.run([sys.executable, "-c", load], capture_output=True).returncode:
         pytest.skip("not libgomp")
-    script = f"{load}; from tests.test_spinning import *; print_spinning_seconds()"
+    script = f"{load}; from tests import test_spinning; test_spinning.print_spinning_seconds()"
     environment = {key: value for key, value in os.environ.items() if key not in USER_SETTINGS}
     result = subprocess.run(
         [sys.executable, "-c", script],

@@ -169,7 +169,7 @@ def describe_model(files: DemoFiles) -> str:
     depths = []
     for name in sides:
         side = getattr(config, name)
-        depth = f"{side.layers} layers" if hasattr(side, "layers") else f"depth {side.depth}"
+        depth = f"depth {side.layers if hasattr(side, 'layers') else side.depth}"
         depths.append(f"{name} of {depth}")
     return f"{config.kind}, {', '.join(depths)}, width {config.width}"
 

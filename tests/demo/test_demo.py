@@ -136,10 +136,10 @@ def test_the_plain_model_uses_the_same_text_and_its_page_has_both_models(demo) -
             "recurrent, encoder of depth 1, decoder of depth 1",
             "cross",
         ),
-        ("kind: coordinated, stack: {layers: 2}", "coordinated, stack of 2 layers", "mixed"),
+        ("kind: coordinated, stack: {layers: 2}", "coordinated, stack of depth 2", "mixed"),
         (
             "kind: coordinated, stack: {layers: 2}, mixed_attention: false",
-            "coordinated, stack of 2 layers",
+            "coordinated, stack of depth 2",
             "cross",
         ),
     ],

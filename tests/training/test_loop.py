@@ -749,7 +749,7 @@ def test_the_speed_of_updates_does_not_include_checkpoints(
         "cpu",
         quiet=True,
     )
-    records = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").open()]
+    records = map(json.loads, (tmp_path / "a" / "metrics.jsonl").read_text().splitlines())
     last = next(each for each in records if each["update"] == 4 and each["kind"] == "train")
     assert last["tokens"] / last["tokens_per_second"] < 0.5
 
