@@ -23,21 +23,11 @@ from fusetk.models.transformer import (
 from fusetk.nn.attention import SelfAttention
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.positions import Learned, sinusoids
-from fusetk.runs import TEXT, find
+from fusetk.runs import TEXT, run_and_checkpoint
 from fusetk.special_tokens import BOS, EOS, SPECIAL, UNK
 from fusetk.system import Loaded
 
 MISSING = "the export needs the library ctranslate2: pip install 'fusetk[ctranslate2]'"
-
-# The kinds that CTranslate2 has, for the keys of a stack, and the values for keys of the model.
-STACK_KEYS = {"connect": "last", "fuse": "last", "residual": "plain"}
-MODEL_KEYS = {
-    "context_gate": ("none",),
-    "positions": ("sinusoidal", "learned"),
-    "norm": ("pre", "post"),
-    "normalization": ("layer",),
-    "activation": ("relu", "gelu", "swish", "tanh"),
-}
 
 # Names of the activations in CTranslate2.
 ACTIVATIONS: Mapping[str, str] = {
@@ -45,6 +35,15 @@ ACTIVATIONS: Mapping[str, str] = {
     "gelu": "GELU",
     "swish": "SWISH",
     "tanh": "Tanh",
+}
+# The kinds that CTranslate2 has, for the keys of a stack, and the values for keys of the model.
+STACK_KEYS = {"connect": "last", "fuse": "last", "residual": "plain"}
+MODEL_KEYS = {
+    "context_gate": ("none",),
+    "positions": ("sinusoidal", "learned"),
+    "norm": ("pre", "post"),
+    "normalization": ("layer",),
+    "activation": tuple(ACTIVATIONS),
 }
 
 
@@ -68,7 +67,7 @@ def export(loaded: Loaded, output: Path, quantization: str | None = None) -> Non
     try:
         aside.mkdir(parents=True)
         spec.save(str(aside))
-        run, _ = find(loaded.checkpoint)
+        run, _ = run_and_checkpoint(loaded.checkpoint)
         shutil.copytree(run / TEXT, aside / TEXT)
         aside.rename(output)
     except OSError as error:
@@ -132,7 +131,7 @@ def _specification(loaded: Loaded, specs: Any) -> Any:
         _set_linear(into.attention.linear[0], cross.query)
         _set_linear(into.attention.linear[1], cross.project[0])
         _set_linear(into.attention.linear[2], cross.out)
-        _set_norm(into.attention.layer_norm, layer.cross_residual)
+        _set_layer_norm(into.attention.layer_norm, layer.cross_residual.norm)
     if config.norm == "pre":
         _set_layer_norm(spec.encoder.layer_norm, model.source_norms[0])
         _set_layer_norm(spec.decoder.layer_norm, model.decoder_norm)
@@ -162,10 +161,10 @@ def _set_layer(into: Any, layer: nn.Module) -> None:
     attention: SelfAttention = layer.attention
     _set_linear(into.self_attention.linear[0], attention.project)  # queries, keys, values
     _set_linear(into.self_attention.linear[1], attention.out)
-    _set_norm(into.self_attention.layer_norm, layer.attention_residual)
+    _set_layer_norm(into.self_attention.layer_norm, layer.attention_residual.norm)
     _set_linear(into.ffn.linear_0, layer.ffn.hidden)
     _set_linear(into.ffn.linear_1, layer.ffn.out)
-    _set_norm(into.ffn.layer_norm, layer.ffn_residual)
+    _set_layer_norm(into.ffn.layer_norm, layer.ffn_residual.norm)
 
 
 def _set_linear(into: Any, linear: nn.Module) -> None:
@@ -173,10 +172,6 @@ def _set_linear(into: Any, linear: nn.Module) -> None:
     into.weight = _array(linear.weight)
     if linear.bias is not None:
         into.bias = _array(linear.bias)
-
-
-def _set_norm(into: Any, residual: Any) -> None:
-    _set_layer_norm(into, residual.norm)
 
 
 def _set_layer_norm(into: Any, norm: Any) -> None:

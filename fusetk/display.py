@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: a bar on a terminal, now and then a line in a log.
+"""Progress of long work on standard error: a bar on a terminal, lines at intervals in a log.
 
 A command opens a ``Display``. Functions of the package report their work with ``task`` or
 ``tracked``, which have no effect if no display is open.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-INTERVAL = 30.0  # seconds without a line in a log after which a line is printed
+INTERVAL = 30.0  # seconds from a line of a log to the next one
 REFRESHES = 4  # refreshes of the bar per second
 MIN_BAR = 6  # columns
 MAX_BAR = 40
@@ -188,12 +188,17 @@ def task(name: str, unit: str, total: float | None = None) -> Iterator[Task]:
 def tracked(
     items: Iterable[Item], name: str, unit: str, total: float | None = None, step: int = 1
 ) -> Iterator[Item]:
-    """Yield the items, and count them as a task, ``step`` at a time: counting takes 1 us."""
+    """Yield the items, and count them as a task.
+
+    Every count takes 1 us, so ``step`` items are counted together.
+    """
+    number = 0
     with task(name, unit, total) as counted:
         for number, item in enumerate(items, 1):
             yield item
             if number % step == 0:
-                counted.advance(step)
+                counted.set(number)
+        counted.set(number)
 
 
 class _CurrentTask:

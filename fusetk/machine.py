@@ -55,7 +55,7 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def hardware(device: torch.device) -> str:
+def describe_device(device: torch.device) -> str:
     """Return the name of a device, with the name of its GPU."""
     name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
     return f"{device}{name}"

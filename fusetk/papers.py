@@ -75,8 +75,8 @@ class PaperConfig(PublishedConfig):
     dataset_note: str | None = None
     """The end of an error message: steps after `fusetk dataset` that the user must take."""
     text: dict[str, TextCountsConfig] = {}
-    """Counts of the prepared text, by `train`, `valid` and `test.NAME` for each test set. If the
-    paper names a number of pairs, it is that; otherwise that of public preparations."""
+    """Counts of the prepared text, by `train`, `valid` and `test.NAME` for each test set. The
+    number of pairs is that of the paper, or of public preparations if the paper has none."""
 
 
 class TableRowConfig(PublishedConfig):

@@ -17,8 +17,7 @@ from fusetk.runs import (
     MACHINE,
     changed_modules,
     checkpoint_folders,
-    checkpoints,
-    is_intact,
+    newest_intact,
 )
 from fusetk.training import checkpoint, schedule
 from fusetk.training.progress import read_progress
@@ -51,9 +50,8 @@ def _newest_checkpoint(run: Path) -> Path | None:
     last = run / CHECKPOINTS / "last"
     if last.is_symlink() and last.is_dir():
         return last.resolve()
-    for folder in reversed(checkpoints(run)):
-        if is_intact(folder):
-            return folder
+    if folder := newest_intact(run):
+        return folder
     # A damaged checkpoint is an error of the caller, which must not start the training again.
     folders = checkpoint_folders(run)
     return folders[-1] if folders else None
@@ -182,7 +180,7 @@ def _check_data(recipe: Recipe, run: Path, last: Path, prepared: Mapping[str, An
 
 
 def _moved(before: str | None, now: str | None) -> bool:
-    """Whether a path was replaced by another one, and no longer exists."""
+    """Whether another path replaced a path that no longer exists."""
     return before is not None and now is not None and not Path(before).exists()
 
 

@@ -5,6 +5,7 @@ This module does not import torch.
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -37,7 +38,7 @@ TRAINING = "training.safetensors"
 EMA = "ema.safetensors"
 
 
-def find(path: Path) -> tuple[Path, str]:
+def run_and_checkpoint(path: Path) -> tuple[Path, str]:
     """Return the run folder of a path and the name of its checkpoint.
 
     The path is a run folder or a checkpoint in a run folder. The checkpoint of a run folder is
@@ -83,7 +84,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Path]:
     The path is a run folder or a checkpoint in a run folder. Raises CheckpointError if there is no
     checkpoint, or if ``best`` or ``last`` points to a missing checkpoint.
     """
-    run, name = find(path)
+    run, name = run_and_checkpoint(path)
     if path != run:
         return run, path
     folder = run / CHECKPOINTS / name
@@ -98,10 +99,9 @@ def find_checkpoint(path: Path) -> tuple[Path, Path]:
 
 def _alternative(run: Path) -> str:
     """Return the advice to use the newest complete checkpoint of a run, if there is one."""
-    for folder in reversed(checkpoints(run)):
-        if is_intact(folder):
-            return f"; use {folder}, the newest complete one"
-    return "; there is no other complete checkpoint"
+    if folder := newest_intact(run):
+        return f"; use {folder}, the newest complete one"
+    return "; there is no other complete checkpoint: train again in a new run folder"
 
 
 def checkpoint_name(update: int) -> str:
@@ -109,9 +109,25 @@ def checkpoint_name(update: int) -> str:
     return f"update-{update:07d}"
 
 
+def average_name(number: int) -> str:
+    """Return the usual name of the mean of the last ``number`` checkpoints."""
+    return f"average-{number}"
+
+
+def averaged_checkpoints(name: str) -> int | None:
+    """Return the number N of a checkpoint with the name average-N; None for another checkpoint."""
+    match = re.fullmatch(r"average-([1-9]\d*)", name)
+    return int(match[1]) if match else None
+
+
 def checkpoints(run: Path) -> list[Path]:
     """Return the checkpoint folders of a run, oldest first. Their content is not verified."""
     return [path for path in checkpoint_folders(run) if (path / STATE).exists()]
+
+
+def newest_intact(run: Path) -> Path | None:
+    """Return the newest complete checkpoint of a run, or None."""
+    return next((folder for folder in reversed(checkpoints(run)) if is_intact(folder)), None)
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
@@ -171,7 +187,7 @@ def is_intact(folder: Path) -> bool:
         return False
 
 
-def progress(run: Path) -> tuple[int | None, str | None]:
+def updates_and_data(run: Path) -> tuple[int | None, str | None]:
     """Return the number of updates of a run and the fingerprint of its data.
 
     A value is None if neither the checkpoints nor the metrics have it.

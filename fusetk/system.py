@@ -21,7 +21,7 @@ from fusetk.decoding.config import SearchConfig, canonical
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.translate import Request, Translation, Translator
 from fusetk.errors import CheckpointError, ConfigError, DataError, ImportFailed, join_names
-from fusetk.machine import device_of, hardware
+from fusetk.machine import describe_device, device_of
 from fusetk.models import Seq2Seq, build_model
 from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.recipe import Recipe
@@ -171,7 +171,7 @@ def load_model(
     run, folder = find_checkpoint(Path(path))
     model_device = device_of(str(device))
     update = f" ({folder.resolve().name})" if folder.is_symlink() else ""
-    place = hardware(model_device)
+    place = describe_device(model_device)
     if model_device.type == "cpu":
         threads = torch.get_num_threads()
         place += f", {threads} thread{'s' if threads > 1 else ''}"

@@ -21,8 +21,8 @@ from fusetk.machine import (
     Choices,
     choices,
     computing,
+    describe_device,
     device_of,
-    hardware,
     read_choices,
     revision,
     use_huge_pages,
@@ -69,27 +69,27 @@ class Execution(NamedTuple):
     matmul: str  # how float32 products are computed, for the log
 
 
-def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = False) -> None:
+def train(recipe: Recipe, run: Path, device: str = "auto", quiet: bool = False) -> None:
     """Train a recipe in a run folder, from the start or from its last checkpoint.
 
     Raises DataError or ConfigError if data, config and run do not fit together; then nothing is
     written. Raises Interrupted after a signal, and FusetkError if training fails.
     """
     use_huge_pages()
-    device = device_of(local_device(device_name))
-    world = connect(device)
+    used = device_of(local_device(device))
+    world = connect(used)
     try:
         kernel_choices = world.broadcast(
-            _kernel_choices(recipe, run) if device.type == "cpu" and world.first else None
+            _kernel_choices(recipe, run) if used.type == "cpu" and world.first else None
         )
         with (
             Stop() as stop,
             computing(
-                device, recipe.training.matmul, kernel_choices, recipe.training.precision
+                used, recipe.training.matmul, kernel_choices, recipe.training.precision
             ) as matmul,
             RunLock(run) as run_lock,
         ):
-            execution = Execution(device, world, kernel_choices, matmul)
+            execution = Execution(used, world, kernel_choices, matmul)
             _train(recipe, run, execution, quiet, stop, run_lock)
     except Interrupted:
         world.close()
@@ -188,7 +188,10 @@ def _end(progress: Progress, run: Path) -> list[str]:
 def _build_model(
     recipe: Recipe, pipeline: Pipeline, execution: Execution, resuming: bool
 ) -> tuple[Seq2Seq, list[str]]:
-    """Build the model of a recipe on the device. The recipe may compile or shard it.
+    """Build the model of a recipe on the device.
+
+    With ``training.compile`` its layers are compiled. With ``training.shard`` its parameters are
+    sharded.
 
     Return the model, and lines about the parameters that it takes from another run. It takes none
     if ``resuming``. Raises the errors of ``start_from``, ConfigError if a class outside fusetk
@@ -260,10 +263,8 @@ def _lock_run_folder(run: Path, run_lock: RunLock, last: Path | None) -> None:
     Raises ConfigError if another process trains in the folder, or trained in it since ``last`` was
     read; CheckpointError if the folder cannot be created.
     """
-    try:
+    with checkpoint.writing(run):
         run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise checkpoint.write_error(run, Path(error.filename or run), error) from None
     run_lock.take()
     if last is None and last_checkpoint(run):
         raise ConfigError(
@@ -281,7 +282,7 @@ def _write_run_folder(
     CheckpointError if a file cannot be written.
     """
     text = Path(recipe.data.folder) / TEXT
-    try:
+    with checkpoint.writing(run):
         if not (run / SESSIONS).exists():
             (run / STARTING).touch()
         remove_temporary_files(run, (CONFIG, MACHINE, METRICS, SESSIONS))
@@ -294,18 +295,14 @@ def _write_run_folder(
             write_if_changed(copy, file.read_bytes())
         if kernel_choices:
             write_choices(run / MACHINE, kernel_choices)
-    except OSError as error:
-        raise checkpoint.write_error(run, Path(error.filename or run), error) from None
 
 
 def _open_log(recipe: Recipe, run: Path, quiet: bool, trainer: Trainer) -> Log:
     """Return the log of this process. Raises CheckpointError if its files cannot be opened."""
     if not trainer.world.first:
         return NullLog()
-    try:
+    with checkpoint.writing(run):
         return Log(run, quiet, recipe.training.tensorboard, trainer.progress.update)
-    except OSError as error:
-        raise checkpoint.write_error(run, Path(error.filename or run), error) from None
 
 
 def _record_session(recipe: Recipe, run: Path, trainer: Trainer) -> None:
@@ -321,11 +318,9 @@ def _record_session(recipe: Recipe, run: Path, trainer: Trainer) -> None:
         processes=trainer.world.size,
         module_checksums=code_checksums(outside_kinds(recipe.model_dump())),
     )
-    try:
+    with checkpoint.writing(run):
         add_session(run, session)
         (run / STARTING).unlink(missing_ok=True)
-    except OSError as error:
-        raise checkpoint.write_error(run, Path(error.filename or run), error) from None
 
 
 def _run_header(recipe: Recipe, pipeline: Pipeline, trainer: Trainer, matmul: str) -> list[str]:
@@ -347,8 +342,9 @@ def _run_header(recipe: Recipe, pipeline: Pipeline, trainer: Trainer, matmul: st
         segmentations = f" in {len(trainer.corpus.segmentations)} segmentations by BPE dropout"
     limited = f" of at most {batch.token_limit:,} tokens" if batch.token_limit else ""
     return [
-        f"{version}, torch {torch.__version__}, {hardware(device)}, float32 products {matmul}, "
-        f"{torch.get_num_threads()} threads{processes}, {recipe.training.precision}{compiled}",
+        f"{version}, torch {torch.__version__}, {describe_device(device)}, "
+        f"float32 products {matmul}, {torch.get_num_threads()} threads{processes}, "
+        f"{recipe.training.precision}{compiled}",
         f"{recipe.model.kind}, {parameters:,} parameters; "
         f"vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
         f"{len(trainer.corpus):,} training pairs{segmentations}, "

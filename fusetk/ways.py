@@ -75,6 +75,8 @@ def fastest(
 # Products ----------------------------------------------------------------------------------------
 
 KERNELS = "kernels"  # a way
+LIBRARIES = ("MKL", "oneDNN")  # MKL is PyTorch's default
+LARGE_WAYS = ("library", KERNELS)  # the library is the chosen one of LIBRARIES
 MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
 PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
 TOKENS = 1000  # in the measured products of a training
@@ -92,7 +94,7 @@ def _measure_large_products() -> Way:
         return "library"
     with torch.no_grad(), one_thread():
         return fastest(
-            ("library", KERNELS),
+            LARGE_WAYS,
             _run_training_products,
             speedup=MIN_SPEEDUP_LARGE,
             clock=time.thread_time,
@@ -315,13 +317,13 @@ ATTENTION_LENGTHS = (16, 64, 256, 1024)
 CHOICES: tuple[Choice, ...] = (
     Choice(
         PRODUCTS,
-        ("MKL", "oneDNN"),  # MKL is PyTorch's default
-        lambda: fastest(("MKL", "oneDNN"), _run_product, _is_exact_product),
+        LIBRARIES,
+        lambda: fastest(LIBRARIES, _run_product, _is_exact_product),
         lambda library: use_precision(_precision(library)),
     ),
     Choice(
         LARGE_PRODUCTS,
-        ("library", KERNELS),  # the library is that of the choice above
+        LARGE_WAYS,
         _measure_large_products,
         _use_large_products,
     ),

@@ -120,7 +120,10 @@ def damaged(
             f"{problem}; {names} do not fit it either: if config.yaml, the folder text, or the "
             "code of a class outside fusetk was changed, restore the original"
         )
-    return CheckpointError(f"{problem}; there is no other complete checkpoint in this run")
+    return CheckpointError(
+        f"{problem}; there is no other complete checkpoint in this run: train again in a new run "
+        "folder"
+    )
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:

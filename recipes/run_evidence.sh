@@ -66,7 +66,8 @@ case $task in
 esac
 need_fusetk
 if [ -z "$threads" ]; then
-    threads=$(($(python3 -c 'import os; print(len(os.sched_getaffinity(0)))') / jobs))
+    usable='from fusetk.processor import usable_processors; print(usable_processors())'
+    threads=$(($(python3 -c "$usable") / jobs))
     [ "$threads" -gt 0 ] || threads=1
 fi
 

@@ -275,7 +275,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dropout draws the same numbers at each update",
-        "training/oversize.py",
+        "training/gradients.py",
         "1_000_003 + updates",
         "1_000_003",
         ("training/test_parts.py",),

@@ -1,6 +1,7 @@
 """The queue of the evidence: what it trains next, and how it stops."""
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -188,8 +189,27 @@ def test_a_training_without_all_scores_is_not_done(lacking: slice) -> None:
     assert names(unscored, FIRST[1])[:3] == ["a1 own", "a1 rate=1", "a1 rate=4"]
     assert left(unscored, FIRST[1]) == left(*FIRST) + 1
     of_validation = SimpleNamespace(set_name="valid", checkpoint="best", metric="bleu")
-    unscored.scores = [*FIRST[0].scores, of_validation]
+    of_last = SimpleNamespace(set_name="test", checkpoint="last", metric="sacrebleu")
+    unscored.scores = [*FIRST[0].scores, of_validation, of_last]
     assert names(unscored, FIRST[1]) == names(*FIRST)
+
+
+def test_a_training_without_losses_is_worse_than_others_and_has_no_hours() -> None:
+    lost = result("a", 3.0, rate=1)
+    lost.valid_curve = {}
+    lost.training.update_seconds = None
+    known = run_queue.Results(plan(), [FIRST[0], lost])
+    assert known.loss("a", 1, {"rate": 1, "dropout": 0.2}) == math.inf
+    assert known.hours == [0.5]
+    others = [*FIRST, lost, *(each for each in RATES if each.config["rate"] == 4)]
+    assert "a1 dropout=0.1" in names(*others)
+
+
+def test_an_epoch_without_a_finite_loss_counts_as_an_epoch() -> None:
+    done = result("a", 3.0)
+    done.valid_curve = {"loss": [None, 5.0, 3.0]}
+    known = run_queue.Results(plan(), [done])
+    assert known.loss("a", 1, {"rate": 2, "dropout": 0.2}, epochs=2) == 5.0
 
 
 def test_settings_have_the_shortest_unique_ends_of_the_keys() -> None:
@@ -346,7 +366,7 @@ def test_a_training_runs_while_the_result_of_another_one_is_saved(tmp_path: Path
 def test_a_training_that_was_stopped_stops_the_others(tmp_path: Path) -> None:
     code = "import sys, time; time.sleep(60 * (sys.argv[1] == 'a1')); sys.exit(75)"
     start = time.monotonic()
-    assert FakeQueue(tmp_path, code).run() == run_queue.INTERRUPTED
+    assert FakeQueue(tmp_path, code).run() == run_queue.EX_TEMPFAIL
     assert time.monotonic() - start < 30
 
 
@@ -364,7 +384,7 @@ def test_a_signal_stops_the_trainings_and_the_queue(tmp_path: Path, begun: bool)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    assert queue.run() == run_queue.INTERRUPTED
+    assert queue.run() == run_queue.EX_TEMPFAIL
     thread.join()
     assert not queue.done and not queue.running and not queue.failed
 

@@ -18,7 +18,7 @@ from fusetk import system
 from fusetk.cli.main import main
 from fusetk.data.stages import lock
 from fusetk.evaluation.metrics import METRICS
-from fusetk.experiment.places import with_folders
+from fusetk.experiment.places import places, recipe_with_folders
 from fusetk.experiment.references import write_references
 from fusetk.recipe import Recipe
 from fusetk.reporting.parameters import matches_printed
@@ -607,7 +607,8 @@ def test_references_exist_while_another_row_writes_them_again(tmp_path, monkeypa
 
     words = Words()
     monkeypatch.setattr("fusetk.experiment.references.Pipeline.load", lambda path: words)
-    data = with_folders(recipe.data, raw, tmp_path)
+    row = RECIPES / "mlrf/nist_zhen/both_avg_sa.yaml"
+    data = recipe_with_folders(recipe, raw, places(row, recipe, tmp_path / "out")).data
     write_references(data, folder)
     words.complete = True
     write_references(data, folder)

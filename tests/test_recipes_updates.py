@@ -13,7 +13,7 @@ from fusetk.data.sampler import update_size
 from fusetk.files import digest
 from fusetk.processes import ALONE
 from fusetk.recipe import Recipe
-from fusetk.training.oversize import BatchSplitter, GradientComputer
+from fusetk.training.gradients import BatchSplitter, GradientComputer
 from fusetk.training.progress import Progress
 from fusetk.training.stages import Stages
 from fusetk.training.step import optimizer_step

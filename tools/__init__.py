@@ -1,1 +1,1 @@
-"""Commands that maintain the repository: the manual pages and the picture of the layout."""
+"""Commands for this repository: generators of its pages and pictures, and analyses of models."""

@@ -20,7 +20,7 @@ from tools.markdown import blocks
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = {"test": 100, "valid": 100, "train": 2000}
 UPDATES = 200
-COLORS = 80  # of a picture, to keep its file small
+COLORS = 80  # number of colours of a picture, to keep its file small
 # Sizes of the models, for pages that do not give them.
 SIZES = {"width": 32, "heads": 4, "ffn": 64}
 

@@ -43,7 +43,7 @@ BEGIN = re.compile(
     r"made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
-MAIN_ROWS = 5  # of the short table
+MAIN_ROWS = 5  # rows of the short table
 # Columns of the short table after the gain. It has all columns before the gain except the config.
 MAIN_COLUMNS = ("training speed", "decoding speed")
 LOSS_COLUMNS = 4  # columns before the losses: system, baseline, config, seeds

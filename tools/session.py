@@ -94,7 +94,9 @@ def main() -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     parser.add_argument("--columns", type=int, default=100)
     parser.add_argument("--typed", help="command line that the picture shows (COMMAND)")
-    parser.add_argument("--omit", default="$^", metavar="REGEX", help="lines that are left out")
+    parser.add_argument(
+        "--omit", default="^$", metavar="REGEX", help="lines that are left out (empty ones)"
+    )
     options = parser.parse_args()
     output, status = record(options.command, options.columns)
     if status:

@@ -77,7 +77,16 @@ def command(
         recipe = recipe_with_folders(recipe, raw, where)
     row = Path(config).absolute() if is_row(recipe) else None
     options = Options(
-        *(metrics, average, jobs, device, devices, threads, until, row, is_quiet(), any_data)
+        metrics=metrics,
+        average=average,
+        jobs=jobs,
+        device=device,
+        devices=devices,
+        threads=threads,
+        until=until,
+        row=row,
+        quiet=is_quiet(),
+        any_data=any_data,
     )
     if slurm:
         submit(Experiment(recipe, where, options._replace(until="prep"), inform), sbatch)

@@ -6,6 +6,7 @@ import click
 
 from fusetk.cli.options import config_argument, device_option, set_option, threads_option
 from fusetk.cli.parameters import Decorator, FilePath, all_of
+from fusetk.experiment import STEPS
 
 SECTIONS = {
     "Text and output": ["raw", "dataset", "any_data", "out", "overrides", "seed", "jobs"],
@@ -83,8 +84,8 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     click.option(
         "--until",
-        type=click.Choice(["prep", "train", "average", "decode", "score", "report"]),
-        default="report",
+        type=click.Choice(STEPS),
+        default=STEPS[-1],
         show_default=True,
         help="Last step.",
     ),
@@ -93,7 +94,8 @@ OPTIONS: tuple[Decorator, ...] = (
         type=click.IntRange(1),
         metavar="N",
         help="Also score an average of the last N checkpoints. A config without a published score "
-        "is scored at the best checkpoint and at an average of all last ones that it keeps.",
+        "is scored at the best checkpoint and at an average of the last checkpoints that training "
+        "keeps (`training.keep_last`).",
     ),
     click.option(
         "--metric",

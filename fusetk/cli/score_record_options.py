@@ -49,7 +49,7 @@ class RecordOptions:
                 raise click.UsageError(
                     f"{option} {label!r} has a character that no table can show: remove it"
                 )
-        folder, name = runs.find(self.run)
+        folder, name = runs.run_and_checkpoint(self.run)
         score_log.read(folder)
         if not (self.checkpoint or name):
             raise CheckpointError(

@@ -36,8 +36,8 @@ class StageCost(NamedTuple):
     """The cost of a stage of training."""
 
     batch: str  # size of a batch, for the user
-    target_tokens: float  # of an update
-    multiply_adds: float  # of an update
+    target_tokens: float  # target tokens of an update
+    multiply_adds: float  # multiply-adds of an update
     activations: int  # bytes for the largest of the counted batches
     updates: int | None  # the largest number; None: it is unknown
     hours_limit: float | None  # `end.hours` of the stage; None: it has none

@@ -26,5 +26,6 @@ DEVICES = {
     "a100": Device("NVIDIA A100", 19.5e12, 156e12, 312e12),
     "h100": Device("NVIDIA H100", 67e12, 494.5e12, 989e12),
 }
-UPDATES = 6  # that are measured on another device
-SHARE = 0.3  # of the peak; matrix products of these models are small, and other operations count
+UPDATES = 6  # number of measured updates on a device without a data sheet
+# Assumed share of the peak; matrix products of these models are small, and other operations count.
+SHARE = 0.3

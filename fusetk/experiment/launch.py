@@ -10,8 +10,8 @@ from pathlib import Path
 from types import FrameType
 
 from fusetk.errors import FusetkError, Interrupted
+from fusetk.training.signals import signals_handled
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
@@ -76,17 +76,8 @@ def call(
         pass_fds=locks,
         preexec_fn=ends_with_parent(),
     )
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    handlers = {
-        number: signal.signal(number, pass_on)
-        for number in SIGNALS
-        if not (number is signal.SIGHUP and ignored)
-    }
-    try:
+    with signals_handled(pass_on):
         code = process.wait()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     if received:
         name = signal.Signals(received[0]).name
         raise Interrupted(f"stopped by {name}; the same fusetk run continues from here")
@@ -116,5 +107,7 @@ def output(words: Sequence[str]) -> str:
         ) from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
-        raise FusetkError(f"`{shown(words)}` failed: {lines[-1]}") from None
+        raise FusetkError(
+            f"`{shown(words)}` failed: {lines[-1]}; correct this, or run without --slurm"
+        ) from None
     return result.stdout

@@ -104,25 +104,6 @@ def names(prefixes: list[str]) -> list[str]:
     return [Path(prefix).name for prefix in prefixes]
 
 
-def with_folders(data: DataConfig, raw: Path, prepared: Path) -> DataConfig:
-    """Return the config with all text in the folder ``raw``, and this prepared folder.
-
-    Raises ConfigError if two texts have the same file name.
-    """
-    _check_names(data, raw)
-
-    def below(prefixes: list[str]) -> list[str]:
-        return [str(raw.absolute() / name) for name in names(prefixes)]
-
-    changes = {
-        "folder": str(prepared),
-        "train": below(data.train),
-        "valid": below(data.valid) if isinstance(data.valid, list) else data.valid,
-        "test": {name: below(prefixes) for name, prefixes in data.test.items()},
-    }
-    return data.model_copy(update=changes)
-
-
 def _check_names(data: DataConfig, raw: Path) -> None:
     """Raise ConfigError if the texts of two prefixes would have the same name in ``raw``."""
     first: dict[str, str] = {}
@@ -139,9 +120,21 @@ def _check_names(data: DataConfig, raw: Path) -> None:
 def recipe_with_folders(recipe: Recipe, raw: Path, where: Places) -> Recipe:
     """Return the recipe with its text in ``raw`` and the prepared folder of the experiment.
 
-    Sampling weights name a corpus by its file name, without the folder.
+    Sampling weights name a corpus by its file name, without the folder. Raises ConfigError if two
+    texts have the same file name.
     """
-    data = with_folders(recipe.data, raw, Path())
+    data = recipe.data
+    _check_names(data, raw)
+
+    def below(prefixes: list[str]) -> list[str]:
+        return [str(raw.absolute() / name) for name in names(prefixes)]
+
+    changes = {
+        "folder": str(where.prepared(data)),
+        "train": below(data.train),
+        "valid": below(data.valid) if isinstance(data.valid, list) else data.valid,
+        "test": {name: below(prefixes) for name, prefixes in data.test.items()},
+    }
     stages = [
         stage.model_copy(
             update={"weights": {Path(name).name: weight for name, weight in stage.weights.items()}}
@@ -152,7 +145,7 @@ def recipe_with_folders(recipe: Recipe, raw: Path, where: Places) -> Recipe:
     ]
     return recipe.model_copy(
         update={
-            "data": data.model_copy(update={"folder": str(where.prepared(data))}),
+            "data": data.model_copy(update=changes),
             "training": recipe.training.model_copy(update={"stages": stages}),
         }
     )

@@ -1,12 +1,12 @@
 """Texts to score: further references of test sets, and translations as raw text."""
 
-import os
 from pathlib import Path
 
 from fusetk.data.config import DataConfig
 from fusetk.data.pipeline import Pipeline
-from fusetk.data.text import read_lines, writer
+from fusetk.data.text import cannot_write, read_lines
 from fusetk.experiment.places import further_references
+from fusetk.files import replace_file
 from fusetk.runs import TEXT
 
 
@@ -38,9 +38,9 @@ def detokenize(prepared: Path, words: Path, raw: Path) -> None:
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
-    """Write the lines to a temporary file and rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with writer(temporary) as file:
-        file.writelines(f"{line}\n" for line in lines)
-    temporary.replace(path)
+    """Replace a file by the lines, in one step. Raises DataError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, "".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        raise cannot_write(path, error) from None

@@ -10,13 +10,12 @@ from typing import IO, Any, NamedTuple
 from fusetk import sections
 from fusetk.data.batch_config import UNITS
 from fusetk.errors import ConfigError
-from fusetk.experiment import counts, launch
+from fusetk.experiment import STEPS, counts, launch
 from fusetk.experiment.places import Places
 from fusetk.experiment.products import Products
 from fusetk.experiment.references import detokenize, write_references
 from fusetk.experiment.scoring import (
     TOKENIZED,
-    averaged,
     decoded_checkpoints,
     lowercases_target,
     metrics_of,
@@ -24,11 +23,9 @@ from fusetk.experiment.scoring import (
 from fusetk.files import checksum, lock, write_if_changed
 from fusetk.recipe import Recipe
 from fusetk.resume import check_config
-from fusetk.runs import CHECKPOINTS, STATE, read_state
+from fusetk.runs import CHECKPOINTS, STATE, averaged_checkpoints, read_state
 from fusetk.training.average import last_checkpoints
 from fusetk.training.config import StageConfig
-
-STEPS = ("prep", "train", "average", "decode", "score", "report")
 
 
 class Options(NamedTuple):
@@ -63,28 +60,25 @@ class Experiment:
         self.say = say
         metrics_of(recipe, options.metrics)  # an unknown metric is an error before the first step
         self._locks: list[int] = []  # open files that the commands hold, too
-        self.steps: dict[str, Callable[[], None]] = {
-            "prep": self.prepare,
-            "train": self.train,
-            "average": self.average,
-            "decode": self.decode,
-            "score": self.score,
-            "report": self.report,
-        }
 
     def run(self) -> None:
-        """Take all steps, up to ``options.until``. A step that was taken is not repeated.
+        """Take all steps, up to ``options.until``.
+
+        Training, averages and translations are not repeated if nothing has changed. Scores and the
+        report are always repeated.
 
         Raises ConfigError if another process works on the experiment, and FusetkError if a step
         fails.
         """
         self.places.out.mkdir(parents=True, exist_ok=True)
+        methods = (self.prepare, self.train, self.average, self.decode, self.score, self.report)
+        steps = list(zip(STEPS, methods, strict=True))
         last = STEPS.index(self.options.until)
         with self._locked():
-            for number, name in enumerate(STEPS[: last + 1], 1):
+            for number, (name, step) in enumerate(steps[: last + 1], 1):
                 start = time.monotonic()
                 self.say(f"\n== {number} of {last + 1}: {name}")
-                self.steps[name]()
+                step()
                 self.say(f"{name}: {time.monotonic() - start:.1f} s")
 
     @contextmanager
@@ -176,7 +170,7 @@ class Experiment:
         """
         products = Products(self.places.run)
         for model in self._models():
-            number = averaged(model.name)
+            number = averaged_checkpoints(model.name)
             if number is None:
                 continue
             folders = last_checkpoints(self.places.run)[-number:]

@@ -9,9 +9,9 @@ from fusetk.errors import ConfigError
 from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS
 from fusetk.evaluation.systems import ALL
 from fusetk.recipe import Recipe
+from fusetk.runs import average_name, averaged_checkpoints
 
 TOKENIZED = "multi-bleu"  # metrics whose names start with this score tokenised text
-AVERAGE = "average-"  # checkpoints whose names start with this are averages of the last N
 
 
 def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
@@ -49,19 +49,14 @@ def decoded_checkpoints(recipe: Recipe, average: int | None, existing: int) -> l
     published = recipe.paper.checkpoint if recipe.paper else None
     names = [published or "best"]
     if published is None or average:
-        names.append(f"{AVERAGE}{average or recipe.training.keep_last}")
+        names.append(average_name(average or recipe.training.keep_last))
     return list(dict.fromkeys(_at_most(name, existing) for name in names))
 
 
 def _at_most(name: str, existing: int) -> str:
     """Return the name of an average of at most ``existing`` checkpoints, or another name."""
-    number = averaged(name)
-    return name if number is None else f"{AVERAGE}{min(number, existing)}"
-
-
-def averaged(name: str) -> int | None:
-    """Return the number of checkpoints in the average of this name; None for another checkpoint."""
-    return int(name.removeprefix(AVERAGE)) if name.startswith(AVERAGE) else None
+    number = averaged_checkpoints(name)
+    return name if number is None else average_name(min(number, existing))
 
 
 def lowercases_target(recipe: Recipe) -> bool:

@@ -35,30 +35,40 @@ def submit(
     common = ["--parsable", f"--output={log}", "--open-mode=append"]
     train = ["sbatch", *common, f"--job-name={places.run.name}", *options]
     command = [str(SCRIPT), str(places.config), "-r", str(places.run), *machine]
-    first = _number(launch.output([*train, *command]))
-    replace_file(record, json.dumps([first]) + "\n")  # also if the second job cannot be submitted
+    first_job = launch.output([*train, *command]).strip()
+    first = _number(first_job)
+    # The record is written now, because the submission of the second job may fail.
+    replace_file(record, json.dumps([first_job]) + "\n")
     finish = ["sbatch", *common, f"--job-name={places.run.name}.score", "--nodes=1", "--ntasks=1"]
     finish += [f"--dependency=afterok:{first}", "--kill-on-invalid-dep=yes", *_passed_on(options)]
     if "--device=cpu" not in machine:
         finish.append("--gpus=1")
-    second = _number(launch.output([*finish, f"--wrap={shlex.join(rest)}"]))
-    replace_file(record, json.dumps([first, second]) + "\n")
-    return first, second
+    second_job = launch.output([*finish, f"--wrap={shlex.join(rest)}"]).strip()
+    replace_file(record, json.dumps([first_job, second_job]) + "\n")
+    return first, _number(second_job)
 
 
 def queued(record: Path) -> list[str]:
-    """Return the jobs of a record that have not ended."""
+    """Return the numbers of the jobs of a record that have not ended.
+
+    A job of the record is a number, or `NUMBER;CLUSTER` on a named cluster.
+    """
     try:
         jobs = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    listed = launch.output(["squeue", "--noheader", "--me", "--format=%A"]).split()
-    return [job for job in jobs if job in listed]
+    running = []
+    for number, _, cluster in (job.partition(";") for job in jobs):
+        place = [f"--clusters={cluster}"] if cluster else []
+        listed = launch.output(["squeue", "--noheader", "--me", "--format=%A", *place])
+        if number in listed.split():
+            running.append(number)
+    return running
 
 
 def _number(answer: str) -> str:
-    """Return the number of a job from the output of ``sbatch --parsable``."""
-    return answer.strip().partition(";")[0]
+    """Return the number of a job from the output of ``sbatch --parsable``: NUMBER[;CLUSTER]."""
+    return answer.partition(";")[0]
 
 
 def _passed_on(options: Sequence[str]) -> list[str]:

@@ -16,11 +16,11 @@ from fusetk.experiment.places import (
 from fusetk.experiment.references import write_lines
 from fusetk.recipe import Recipe
 
-LINES = {"train": 3000, "valid": 50, "test": 20}  # of each file
+LINES = {"train": 3000, "valid": 50, "test": 20}  # lines of each file
 MERGES = 1000
-SEGMENTATIONS = 2  # of the training text with BPE dropout
+SEGMENTATIONS = 2  # segmentations of the training text with BPE dropout
 SUBWORDS = 200  # most subwords of a side of a training pair
-UPDATES = 3  # of each stage
+UPDATES = 3  # updates of each stage
 TOKENS = 1024  # most tokens of a batch
 SENTENCES = 8  # most sentences of a batch
 

@@ -1,6 +1,5 @@
 """The columns of a table of results: heads, cells, and a sentence that explains each column."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ from fusetk.reporting.formats import Cells, signed
 from fusetk.reporting.gain import RULE
 from fusetk.reporting.result_tables import ResultRow, ResultTable
 from fusetk.reporting.runs import MeanScore, ScoreColumn, mean_of
+from fusetk.runs import averaged_checkpoints
 
 
 class TableColumn(NamedTuple):
@@ -89,12 +89,12 @@ def column_name(columns: Sequence[ScoreColumn], column: ScoreColumn) -> str:
 
 def _score_columns(table: ResultTable, column: ScoreColumn) -> list[TableColumn]:
     """Return the mean scores and the differences to the baseline."""
-    averaged = re.fullmatch(r"average-(\d+)", column.checkpoint)
+    averaged = averaged_checkpoints(column.checkpoint)
     checkpoint = f"the checkpoint `{column.checkpoint}`"
     if column.checkpoint == "best":
         checkpoint = "the best checkpoint in validation"
     elif averaged:
-        checkpoint = f"the mean of the last {averaged[1]} checkpoints"
+        checkpoint = f"the mean of the last {averaged} checkpoints"
     signatures = {
         score.signature for run in table.runs if (score := run.saved_score(column)) is not None
     }

@@ -15,7 +15,7 @@ from fusetk.papers import AVERAGE
 from fusetk.reporting import score_log
 from fusetk.reporting.cost import Cost, read_cost, validation_bleu
 from fusetk.reporting.score_log import ScoreRecord
-from fusetk.runs import CHECKPOINTS, CONFIG, check_metrics, progress
+from fusetk.runs import CHECKPOINTS, CONFIG, check_metrics, updates_and_data
 
 DEPTH = 5  # levels of folders that are searched below the start
 MAX_NAMES = 3  # runs that a warning names
@@ -147,7 +147,7 @@ def _read_run(folder: Path, name: str, warnings: list[str]) -> MeasuredRun:
         records = score_log.read(folder)
     except FusetkError as error:
         warnings.append(str(error))
-    updates, data = progress(folder)
+    updates, data = updates_and_data(folder)
     if records and updates is None:  # the checkpoints were removed
         recorded = [record.updates for record in records if record.updates is not None]
         updates = max(recorded, default=None)

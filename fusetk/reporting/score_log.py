@@ -10,7 +10,7 @@ from fusetk.data.text import cannot_write
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import Score
 from fusetk.files import locked, replace_file
-from fusetk.runs import is_finite_number, progress
+from fusetk.runs import is_finite_number, updates_and_data
 
 NAME = "scores.json"
 FORMAT = 1
@@ -98,7 +98,7 @@ def record_scores(
     destination: ScoreDestination, scores: Iterable[Score], references: Iterable[Sequence[str]]
 ) -> Path:
     """Add scores against references to the log of a run, as ``write`` does; return its file."""
-    updates, data = progress(destination.run)
+    updates, data = updates_and_data(destination.run)
     if not destination.has_checkpoint:
         updates = None
     checksum = fingerprint(references)

@@ -126,8 +126,6 @@ def average(folders: Sequence[Path], into: Path) -> None:
         else last[name]
         for name, total in sums.items()
     }
-    try:
-        with locked(into.parent):  # another process may write an average of this name
-            checkpoint.save(into, mean, {}, {"averaged": [folder.name for folder in folders]})
-    except OSError as error:
-        raise checkpoint.write_error(into.parent.parent, into, error) from None
+    # Another process may write an average of this name.
+    with checkpoint.writing(into.parent.parent, into), locked(into.parent):
+        checkpoint.save(into, mean, {}, {"averaged": [folder.name for folder in folders]})

@@ -27,7 +27,7 @@ from fusetk.runs import CHECKPOINTS, EMA, FORMAT, MODEL, STATE, TRAINING, checkp
 from fusetk.training.sharding import shard_like
 from fusetk.weights import damaged, read_tensors, saved_tensors
 
-NUMBER_SUFFIX = "#number"  # of the keys of numbers in the optimiser state
+NUMBER_SUFFIX = "#number"  # suffix of the keys of numbers in the optimiser state
 FILE_OVERHEAD = 4096  # bytes that a file may need on disk in addition to its content
 
 
@@ -201,19 +201,22 @@ def recover(run: Path) -> None:
 
 
 @contextmanager
-def _writing(run: Path, path: Path) -> Iterator[None]:
-    """Within this context an OSError becomes a CheckpointError."""
+def writing(run: Path, path: Path | None = None) -> Iterator[None]:
+    """Within this context an OSError becomes a CheckpointError.
+
+    It names ``path``, by default the file of the error.
+    """
     try:
         yield
     except OSError as error:
-        raise write_error(run, path, error) from None
+        raise write_error(run, path or Path(error.filename or run), error) from None
 
 
 def link(run: Path, name: str, target: Path) -> None:
     """Point ``checkpoints/<name>`` at a checkpoint, in one atomic step. Raises CheckpointError."""
     path = run / CHECKPOINTS / name
     temporary = run / CHECKPOINTS / f".{name}"
-    with _writing(run, path):
+    with writing(run, path):
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target.name)
         # A copy of a run has folders in place of links if the links were followed.
@@ -231,6 +234,6 @@ def prune(run: Path, keep: Iterable[Path]) -> None:
     names = {path.name for path in keep}
     for path in checkpoints(run):
         if path.name not in names:
-            with _writing(run, path):
+            with writing(run, path):
                 hidden = path.rename(path.with_name(f".{path.name}.gone"))
             shutil.rmtree(hidden, ignore_errors=True)

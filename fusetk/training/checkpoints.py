@@ -15,7 +15,7 @@ from fusetk.runs import CHECKPOINTS, EMA, checkpoint_name, checkpoints, read_sta
 from fusetk.training import checkpoint
 from fusetk.training.config import TrainingConfig
 from fusetk.training.ema import Ema
-from fusetk.training.progress import Progress, read_progress
+from fusetk.training.progress import Progress
 from fusetk.training.sharding import gather, shard_like
 from fusetk.training.validation_config import rank
 from fusetk.weights import load_weights, read_tensors
@@ -148,15 +148,6 @@ class Checkpoints:
         load_weights(self.model, folder, place=shard_like)
         if self.ema:
             self.ema.load(read_tensors(folder, EMA))
-
-    def resume(self, folder: Path) -> Progress:
-        """Load weights and progress.
-
-        Raises CheckpointError if the checkpoint is damaged.
-        """
-        progress = read_progress(folder)
-        self.load_weights(folder)
-        return progress
 
     def repair(self, folder: Path, progress: Progress) -> None:
         """Repair the links and delete surplus checkpoints, after ``folder`` was loaded."""

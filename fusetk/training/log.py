@@ -288,7 +288,7 @@ class Reporter:
     def report(self, progress: Progress) -> None:
         """Report the average over the updates since the last report, if there are any."""
         if self._stats:
-            self._report_average(progress, self._rate)
+            self._report_average(progress)
             self.restart()
 
     def _refresh_values(self) -> None:
@@ -308,7 +308,7 @@ class Reporter:
             nll = float(torch.stack([stats.nll for stats in self._stats]).sum())
             self.task.values["loss"] = nll / tokens
 
-    def _report_average(self, progress: Progress, rate: float) -> None:
+    def _report_average(self, progress: Progress) -> None:
         tokens = sum(stats.tokens for stats in self._stats)
         nll = float(torch.stack([stats.nll for stats in self._stats]).sum())
         smoothed = float(torch.stack([stats.smoothed for stats in self._stats]).sum())
@@ -328,7 +328,7 @@ class Reporter:
                 "loss": loss,
                 "smoothed": smoothed_loss,
                 "ppl": perplexity(loss),
-                "lr": rate,
+                "lr": self._rate,
                 "tokens_per_second": speed,
                 "grad_norm": norm,
                 "tokens": tokens,
@@ -341,12 +341,12 @@ class Reporter:
         self.log.line(
             f"train  epoch {progress.epochs:.2f}  update {progress.update}  loss {loss:.4f} "
             f"(smoothed {smoothed_loss:.4f})  ppl {perplexity(loss):.2f}  {speed:.0f} tokens/s  "
-            f"lr {rate:.3e}  gradient norm {math.nan if norm is None else norm:.2f}  "
+            f"lr {self._rate:.3e}  gradient norm {math.nan if norm is None else norm:.2f}  "
             f"{tokens / len(self._sizes):.0f} tokens in {pairs:.1f} pairs per update  "
             f"padding {padding:.1%}  memory {memory / 2**20:.0f} MB",
             shorten=True,
         )
-        self.task.values = {"loss": loss, "speed": speed, "rate": rate}
+        self.task.values = {"loss": loss, "speed": speed, "rate": self._rate}
 
     def validation(
         self,

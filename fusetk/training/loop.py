@@ -13,16 +13,22 @@ from fusetk.errors import FusetkError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
 from fusetk.runs import CHECKPOINTS
-from fusetk.training.all_validation import AllValidation
 from fusetk.training.checkpoint import load_optimizer
 from fusetk.training.checkpoints import Checkpoints
 from fusetk.training.config import TrainingConfig
+from fusetk.training.distributed_validation import DistributedValidation
 from fusetk.training.ema import Ema
+from fusetk.training.gradients import BatchSplitter, GradientComputer
 from fusetk.training.log import Log, Reporter
 from fusetk.training.loss_scale import GradientCheck
 from fusetk.training.optimizer_check import OptimizerCheck
-from fusetk.training.oversize import BatchSplitter, GradientComputer
-from fusetk.training.progress import Progress, StageClock, update_schedule, validation_due
+from fusetk.training.progress import (
+    Progress,
+    StageClock,
+    read_progress,
+    update_schedule,
+    validation_due,
+)
 from fusetk.training.schedule import rate_of_update
 from fusetk.training.sharding import sharded
 from fusetk.training.signals import Stop
@@ -66,7 +72,7 @@ class Trainer:
         self.optimizer: torch.optim.Optimizer | None = None
         self.ema = Ema(model, config.ema) if config.ema else None
         self.checkpoints = Checkpoints(run, config, model, self.ema, fingerprint, world)
-        self.validation = AllValidation(
+        self.validation = DistributedValidation(
             validator, model, self.ema, config.precision, self.checkpoints, world
         )
         self.stages = Stages(config, model, width, corpus)
@@ -100,7 +106,8 @@ class Trainer:
 
         Raises CheckpointError if the checkpoint cannot be read.
         """
-        self.progress = self.checkpoints.resume(folder)
+        self.progress = read_progress(folder)
+        self.checkpoints.load_weights(folder)
         if self.progress.stage_update:
             self.optimizer = self.stages.optimizer(self.progress)
             load_optimizer(self.model, self.optimizer, folder)

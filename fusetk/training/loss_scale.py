@@ -92,7 +92,6 @@ class GradientCheck:
                     + ("; or train in bf16 or fp32" if self.fp16 else "")
                 )
             raise FusetkError(
-                f"{progress.skipped} updates in a row after update "
-                f"{progress.update + 1 - progress.skipped} had no finite gradient: training has "
-                f"diverged; {earlier}{join_names(remedies, 'or')}"
+                f"{progress.skipped} updates in a row after update {updates} had no finite "
+                f"gradient: training has diverged; {earlier}{join_names(remedies, 'or')}"
             )

@@ -91,14 +91,7 @@ def adam(config: AdamConfig, parameters: "Iterable[nn.Parameter]") -> "torch.opt
     """
     import torch
 
-    return torch.optim.Adam(
-        parameters,
-        lr=0.0,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+    return torch.optim.Adam(parameters, lr=0.0, fused=True, **config.model_dump(exclude={"kind"}))
 
 
 @configured_by(AdamConfig)
@@ -108,14 +101,7 @@ def adamw(config: AdamConfig, parameters: "Iterable[nn.Parameter]") -> "torch.op
     """
     import torch
 
-    return torch.optim.AdamW(
-        parameters,
-        lr=0.0,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+    return torch.optim.AdamW(parameters, lr=0.0, fused=True, **config.model_dump(exclude={"kind"}))
 
 
 def _fused_if_unsharded(parameters: Iterable[Any]) -> list[Any]:

@@ -306,10 +306,10 @@ class RnmtPlus(Schedule):
 class Plateau(Schedule):
     """lr = max(rate * factor^n, floor) after n cuts (DenseNMT section 4.3, as Gehring et al. 2017).
 
-    A validation is compared with the last validation that was not counted as worse, as in the
-    authors' toolkit, fairseq for Lua. The latter is the best validation, with two exceptions: a
-    validation that is better by `threshold` or less counts as worse, and before `not_before_epoch`
-    a worse validation replaces the best one. NaN counts as worse.
+    Each validation is compared with a reference: the last validation that did not count as worse,
+    as in fairseq for Lua, the authors' toolkit. The reference is the best validation, with two
+    exceptions: a validation that is better by `threshold` or less counts as worse, and before
+    `not_before_epoch` a worse validation becomes the reference. NaN counts as worse.
     """
 
     Config = PlateauConfig

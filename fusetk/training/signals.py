@@ -2,35 +2,50 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 class StopNow(Exception):
     """A signal arrived during work that may be abandoned at once."""
 
 
-class Stop:
-    """Within this context SIGTERM, SIGUSR1, SIGINT and SIGHUP are recorded in ``signal``.
+@contextmanager
+def signals_handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Within this context ``handler`` gets the signals that end training.
 
-    A SIGINT after one of them ends the program. An ignored SIGHUP, as under nohup, stays ignored.
+    An ignored SIGHUP, as under nohup, stays ignored. Only the main thread can set handlers; in
+    another thread, this context has no effect.
     """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        for number in SIGNALS:
+            if not (number is signal.SIGHUP and ignores_hangup):
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
 
-    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+
+class Stop:
+    """Within this context the first of ``SIGNALS`` is recorded in ``signal``.
+
+    A SIGINT after one of them ends the program.
+    """
 
     def __init__(self) -> None:
         self.signal: str | None = None  # name of the first signal
         self._raises = False
+        self._handled = signals_handled(self._record)
 
     def __enter__(self) -> "Stop":
-        self._handlers = {}
-        # Only the main thread can set handlers.
-        if threading.current_thread() is threading.main_thread():
-            ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            for number in self.SIGNALS:
-                if not (number is signal.SIGHUP and ignores_hangup):
-                    self._handlers[number] = signal.signal(number, self._record)
+        self._handled.__enter__()
         return self
 
     def __exit__(
@@ -39,8 +54,7 @@ class Stop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._handled.__exit__(kind, error, trace)
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.signal is not None:

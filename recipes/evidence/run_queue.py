@@ -6,6 +6,7 @@ trainings are done, so the queue continues after any interruption, also in a new
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -21,17 +22,17 @@ from pydantic import Field, model_validator
 from fusetk import config as configs
 from fusetk.config import Config
 from fusetk.data.text import cannot_write
-from fusetk.errors import ConfigError, FusetkError
+from fusetk.errors import EX_TEMPFAIL, ConfigError, FusetkError
 from fusetk.experiment.launch import ends_with_parent
-from fusetk.experiment.scoring import averaged
 from fusetk.files import lock, locked
+from fusetk.processor import usable_processors
 from fusetk.recipe import load
 from fusetk.reporting.deviations import short_keys
 from fusetk.reporting.result_files import RunResult, read_results
 from fusetk.reporting.runs import VALID
+from fusetk.runs import averaged_checkpoints
 
 METRICS = ("multi-bleu", "sacrebleu", "chrf")
-INTERRUPTED = 75  # exit status of a training that saved its state after a signal
 POLL = 0.5  # seconds
 
 EPOCHS = "training.stages.0.end.epochs"  # the key that ends a trial
@@ -136,21 +137,22 @@ class Results:
         self.plan = plan
         self.losses: dict[tuple[Any, ...], list[float]] = {}  # after each epoch
         self.scored: set[tuple[Any, ...]] = set()
-        self.hours: list[float] = []  # of trainings on a device of the same kind as here
+        self.hours: list[float] = []  # hours of trainings on a device of the same kind as here
         for result in results:
             if not any(result.system in wave for wave in plan.waves):
                 continue
             config = _flat(result.config)
             values = {key: config.get(key) for key in plan.steps(result.system)}
-            losses = [loss for loss in result.valid_curve["loss"] if loss is not None]
+            losses = result.valid_curve.get("loss", [])
             epochs = config.get(EPOCHS)
             key = _key(result.system, result.seed, values, epochs)
-            self.losses[key] = losses
+            self.losses[key] = [math.inf if loss is None else loss for loss in losses]
             if has_all_scores(result):
                 self.scored.add(key)
-            if epochs is None and result.training.on_gpu == torch.cuda.is_available():
-                seconds = result.training.update_seconds
-                self.hours.append((seconds or 0) / 3600)
+            seconds = result.training.update_seconds
+            same_kind = result.training.on_gpu == torch.cuda.is_available()
+            if epochs is None and same_kind and seconds is not None:
+                self.hours.append(seconds / 3600)
 
     def loss(
         self, system: str, seed: int, values: Values, epochs: int | None = None
@@ -162,9 +164,9 @@ class Results:
         """
         complete = self.losses.get(_key(system, seed, values, None))
         if complete is not None:
-            return min(complete[:epochs])
+            return min(complete[:epochs], default=math.inf)
         trial = self.losses.get(_key(system, seed, values, epochs))
-        return None if trial is None else min(trial)
+        return None if trial is None else min(trial, default=math.inf)
 
     def has(self, job: Job, own: Values) -> bool:
         """Return whether a training is done; ``own`` has the values of its recipe.
@@ -178,14 +180,19 @@ class Results:
 
 
 def has_all_scores(result: RunResult) -> bool:
-    """Whether a result has each metric of the best checkpoint and of a mean of checkpoints."""
-    metrics: dict[tuple[str, str], set[str]] = {}  # by test set and checkpoint
+    """Whether each test set has all ``METRICS`` of the best checkpoint and of an average."""
+    metrics: dict[str, dict[str, set[str]]] = {}  # by test set and checkpoint
     for score in result.scores:
         if score.set_name != VALID:
-            metrics.setdefault((score.set_name, score.checkpoint), set()).add(score.metric)
-    checkpoints = [checkpoint for _, checkpoint in metrics]
-    complete = all(metrics_of.issuperset(METRICS) for metrics_of in metrics.values())
-    return complete and "best" in checkpoints and any(map(averaged, checkpoints))
+            checkpoints = metrics.setdefault(score.set_name, {})
+            checkpoints.setdefault(score.checkpoint, set()).add(score.metric)
+    complete = [
+        [name for name, scored in checkpoints.items() if scored.issuperset(METRICS)]
+        for checkpoints in metrics.values()
+    ]
+    return bool(complete) and all(
+        "best" in names and any(map(averaged_checkpoints, names)) for names in complete
+    )
 
 
 def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iterator[list[Job]]:
@@ -351,7 +358,7 @@ class Queue:
             time.sleep(POLL)
         if self.stopped:
             print("stopped; the same command continues from here", flush=True)
-            return INTERRUPTED
+            return EX_TEMPFAIL
         return 1 if self.failed else 0
 
     def start(self) -> None:
@@ -417,7 +424,7 @@ class Queue:
                 self.saving.add(job)
                 self.start_process(job, self.save_command(job))
             # SIGTERM between two steps of `fusetk run` ends it with the status -SIGTERM.
-            elif status == INTERRUPTED or (self.stopped and status == -signal.SIGTERM):
+            elif status == EX_TEMPFAIL or (self.stopped and status == -signal.SIGTERM):
                 self.stop()
             else:
                 self.fail(job, f"failed with status {status}")
@@ -464,8 +471,8 @@ class Queue:
         left = count_left(self.plan, self.own, results)
         text = f"{left} trainings left"
         if results.hours:
-            places = max(1, len(os.sched_getaffinity(0)) // self.options.threads)
-            at_once = min(self.options.jobs, places)
+            most = max(1, usable_processors() // self.options.threads)
+            at_once = min(self.options.jobs, most)
             hours = left * sum(results.hours) / len(results.hours) / at_once
             text += f", about {hours:.0f} hours with {at_once} at a time"
         print(text)

@@ -51,6 +51,13 @@ def test_without_a_total_when_disabled_and_without_a_display(
     assert capsys.readouterr().err == "reading a  80 lines, 2.0 lines/s\n"
 
 
+def test_items_that_are_counted_together_are_all_counted() -> None:
+    with Display(clock=Clock()) as shown:
+        for _ in display.tracked("abcde", "letters", "letters", 5, step=2):
+            [task] = shown.tasks
+    assert task.count == 5
+
+
 def test_an_inner_task_hides_the_outer_one(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with Display(clock=clock), display.task("outer", "lines") as outer:

@@ -820,16 +820,16 @@ def test_a_run_and_a_checkpoint_are_found(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "state.json").write_text("{}")
     with pytest.raises(CheckpointError, match="keep it in its run folder"):
-        runs.find(folder)
+        runs.run_and_checkpoint(folder)
     (tmp_path / "run" / "config.yaml").write_text("")
-    assert runs.find(tmp_path / "run") == (tmp_path / "run", "")
+    assert runs.run_and_checkpoint(tmp_path / "run") == (tmp_path / "run", "")
     (folder.parent / "best").symlink_to(folder.name)
-    assert runs.find(tmp_path / "run") == (tmp_path / "run", "best")
-    assert runs.find(folder.parent / "best") == (tmp_path / "run", "best")
-    assert runs.find(folder) == (tmp_path / "run", "update-0000004")
+    assert runs.run_and_checkpoint(tmp_path / "run") == (tmp_path / "run", "best")
+    assert runs.run_and_checkpoint(folder.parent / "best") == (tmp_path / "run", "best")
+    assert runs.run_and_checkpoint(folder) == (tmp_path / "run", "update-0000004")
     for path in (tmp_path, tmp_path / "none", tmp_path / "run" / "config.yaml"):
         with pytest.raises(CheckpointError, match="is not a run folder"):
-            runs.find(path)
+            runs.run_and_checkpoint(path)
 
 
 def test_from_training_to_the_report(recipes: Path, tmp_path: Path) -> None:

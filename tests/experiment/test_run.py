@@ -444,7 +444,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     programs = tmp_path / "bin"
     programs.mkdir()
     sbatch = '#!/bin/sh\necho "$*" >> "$FAKE/submitted"\nwc -l < "$FAKE/submitted"\n'
-    squeue = '#!/bin/sh\ncat "$FAKE/queued" 2> /dev/null\n:\n'
+    squeue = '#!/bin/sh\necho "$*" > "$FAKE/asked"\ncat "$FAKE/queued" 2> /dev/null\n:\n'
     for name, text in (("sbatch", sbatch), ("squeue", squeue)):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
@@ -473,6 +473,13 @@ def test_slurm_gets_the_training_and_a_job_that_follows_it(cluster):
     (cluster / "queued").write_text("")
     assert slurm.submit(where, [], [], rest) == ("3", "4")
     assert "--gpus=1" in (cluster / "submitted").read_text().splitlines()[3]
+
+
+def test_jobs_on_a_named_cluster_are_searched_there(cluster):
+    (cluster / "queued").write_text("CLUSTER: other\n7\n")
+    (cluster / "record").write_text('["7;other", "8;other"]')
+    assert slurm.queued(cluster / "record") == ["7"]
+    assert "--clusters=other" in (cluster / "asked").read_text().split()
 
 
 def test_an_unknown_metric_is_an_error_before_the_first_step(config, tmp_path):

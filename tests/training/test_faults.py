@@ -260,12 +260,12 @@ def test_without_a_complete_checkpoint_training_does_not_restart(toy: Path, copy
         shutil.rmtree(folder_of(copy, update))
     (folder_of(copy, 8) / STATE).unlink()
     assert refusal(train(toy, copy, *GIVEN)).endswith(
-        "there is no other complete checkpoint in this run"
+        "no other complete checkpoint in this run: train again in a new run folder"
     )
     for name in ("best", "last"):
         (copy / "checkpoints" / name).unlink()
     assert refusal(train(toy, copy, *GIVEN)).endswith(
-        "there is no other complete checkpoint in this run"
+        "no other complete checkpoint in this run: train again in a new run folder"
     )
     assert (folder_of(copy, 8) / MODEL).exists()
 
@@ -467,7 +467,7 @@ def test_a_copied_checkpoint_is_not_one_of_training(toy: Path, copy: Path) -> No
 def test_a_run_in_a_folder_named_checkpoints(copy: Path, tmp_path: Path) -> None:
     run = tmp_path / "checkpoints" / "base"
     shutil.copytree(copy, run, symlinks=True)
-    assert runs.find(run) == (run, "best")
+    assert runs.run_and_checkpoint(run) == (run, "best")
 
 
 def test_a_run_with_an_average_is_not_translated_with_raw_weights(

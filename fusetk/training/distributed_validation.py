@@ -15,7 +15,7 @@ from fusetk.training.signals import Stop, StopNow
 from fusetk.training.validation import PartialResults, Validator
 
 
-class AllValidation:
+class DistributedValidation:
     """Validation in all processes; each validates a part of the corpus.
 
     If validation does not finish in a process, a checkpoint is saved.
