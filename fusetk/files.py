@@ -122,9 +122,9 @@ def digest(value: Any) -> str:
     ).hexdigest()
 
 
-def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file's content as hexadecimal text. Raises OSError."""
-    total = hashlib.sha256()
+def checksum(path: Path, kind: str = "sha256") -> str:
+    """Return the checksum of a file's content as hexadecimal text. Raises OSError."""
+    total = hashlib.new(kind)
     with open(path, "rb") as file:
         while block := file.read(BLOCK):
             total.update(block)

@@ -18,8 +18,9 @@ from fusetk.config import Document, Origin, Place, outside_kinds, parse
 from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.data.vocab import EOS
 from fusetk.decoding.config import SearchConfig, canonical
+from fusetk.decoding.requests import Request
 from fusetk.decoding.target_scores import score_targets
-from fusetk.decoding.translate import Request, Translation, Translator
+from fusetk.decoding.translate import Translation, Translator
 from fusetk.errors import CheckpointError, ConfigError, DataError, ImportFailed, join_names
 from fusetk.machine import describe_device, device_of
 from fusetk.models import Seq2Seq, build_model

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fusetk
-from fusetk.decoding.translate import Request
+from fusetk.decoding.requests import Request
 from fusetk.errors import ConfigError, DataError
 from fusetk.models.quantization import to_int8
 from fusetk.nn.inference_linear import in_kernels

@@ -11,7 +11,7 @@ from fusetk.cli.memory import memory_advice
 from fusetk.cli.options import check_ensemble
 from fusetk.cli.rescore_checks import check_options, checked_inputs
 from fusetk.cli.rescore_options import rescore_options
-from fusetk.data.text import readable
+from fusetk.data.text import check_inputs_and_output
 from fusetk.decoding.output_file import open_output
 from fusetk.display import Display
 
@@ -58,7 +58,7 @@ def command(**options: Any) -> None:
     check_options(inputs, options)
     check_ensemble(options["ensemble"], options["models"])
     if options["output"] != "-":
-        readable(inputs.names, Path(options["output"]))
+        check_inputs_and_output(inputs.names, Path(options["output"]))
     if "-" in inputs.names:
         standard_input()
     if options["threads"]:

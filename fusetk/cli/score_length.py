@@ -6,7 +6,7 @@ from pathlib import Path
 from fusetk.cli.score_length_options import LengthOptions
 from fusetk.cli.score_options import TextOptions
 from fusetk.cli.tables import NONE, print_json, print_warnings, show
-from fusetk.data.text import readable
+from fusetk.data.text import check_inputs_and_output
 from fusetk.errors import DataError
 from fusetk.evaluation.length import (
     BOUNDS,
@@ -39,7 +39,7 @@ def run(
 
         check_output(length.output, numbers=False)
         inputs = [*files.values(), *references, *([text.source] if text.source else [])]
-        readable(inputs, length.output)
+        check_inputs_and_output(inputs, length.output)
     texts = read_texts(files, references, text.source)
     [metric] = make_metrics(texts.reference_lines, [name], options, texts.source_lines)
     make_ranges = ranges_above if length.longer_than else length_bins
@@ -72,7 +72,7 @@ def _show(table: LengthTable) -> None:
         for name, text in table.texts.systems.items()
     ]
     reason = "" if table.texts.source else ", the first reference, because --source is not given"
-    lines.append(f"lengths: words between white space in {table.length_text.file}{reason}")
+    lines.append(f"lengths: words between white space in {table.texts.length_text.file}{reason}")
     if table.blank:
         first = table.ranges[0]
         place = f"in the row {first}" if first.contains(0) else "in no row"

@@ -9,7 +9,8 @@ from fusetk.cli.common_options import inform
 from fusetk.cli.text_filter import filter_pairs
 from fusetk.cli.text_line_commands import LINE_COMMANDS
 from fusetk.cli.text_options import count_option, make_command, path_option
-from fusetk.cli.text_streams import lines_of, output_to
+from fusetk.cli.text_streams import is_file, lines_of, output_to
+from fusetk.data.text import check_inputs_and_output
 from fusetk.errors import DataError
 
 
@@ -48,12 +49,14 @@ def learn_bpe(
     inputs: tuple[Path, ...], output: Path | None, merges: int, min_frequency: int
 ) -> None:
     """Learn byte pair encoding from tokenised text."""
-    from fusetk.data.bpe import count_words, learn
+    from fusetk.data.bpe import learn, word_frequencies
 
     if inputs.count(Path("-")) > 1:
         raise DataError("-i - is given twice, but standard input can be read only once")
     files = inputs or (None,)
-    counts = count_words(chain.from_iterable(map(lines_of, files)))
+    if output and is_file(output):
+        check_inputs_and_output([file or Path("-") for file in files], output)
+    counts = word_frequencies(chain.from_iterable(map(lines_of, files)))
     if not counts:
         source = inputs[0] if inputs else "standard input"
         raise DataError(f"{source} has no words to learn from; give text with words")

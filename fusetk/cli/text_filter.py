@@ -6,7 +6,7 @@ import click
 
 from fusetk.cli.common_options import inform
 from fusetk.cli.parameters import FilePath, FiniteRange
-from fusetk.data.text import Pair, readable
+from fusetk.data.text import FilePair, check_inputs_and_output
 from fusetk.errors import DataError
 
 
@@ -51,12 +51,12 @@ def filter_pairs(
     step = Filter.model_validate({"step": "filter", **limits})
     unique = [Deduplicate(step="deduplicate")] if deduplicate else []
     outputs = _output_paths(prefix, source, target)
-    num_kept, dropped = filter_files(Pair(source, target), outputs, step, unique)
+    num_kept, dropped = filter_files(FilePair(source, target), outputs, step, unique)
     reasons = "".join(f", {count} {reason}" for reason, count in sorted(dropped.items()))
     inform(f"{num_kept + dropped.total()} pairs in, {num_kept} out{reasons}")
 
 
-def _output_paths(prefix: str, source: Path, target: Path) -> Pair:
+def _output_paths(prefix: str, source: Path, target: Path) -> FilePair:
     """Return the prefix with the suffixes of the inputs, without .gz.
 
     Raises DataError if an input cannot be read, or if a file would be both read and written.
@@ -73,5 +73,5 @@ def _output_paths(prefix: str, source: Path, target: Path) -> Pair:
             "the outputs must differ from each other and from the inputs: give another prefix"
         )
     for path in (first, second):
-        readable((source, target), path)
-    return Pair(first, second)
+        check_inputs_and_output((source, target), path)
+    return FilePair(first, second)

@@ -8,7 +8,7 @@ from typing import IO
 
 import click
 
-from fusetk.data.text import read_lines, readable, standard_input, writer
+from fusetk.data.text import check_inputs_and_output, read_lines, standard_input, writer
 
 Watch = Callable[[Iterator[str]], Iterator[str]]  # inspects lines and returns them unchanged
 
@@ -25,7 +25,7 @@ def output_to(path: Path | None, *inputs: Path | None) -> Iterator[IO[str]]:
     The file is opened only if all inputs can be read and none of them is the file itself.
     """
     if path is not None and is_file(path):
-        readable([file or Path("-") for file in inputs], path)
+        check_inputs_and_output([file or Path("-") for file in inputs], path)
         with writer(path) as file:
             yield file
         return

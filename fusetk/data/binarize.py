@@ -17,10 +17,10 @@ from fusetk.data.encode import Encoder, NumberedLines
 from fusetk.data.filter import SUBWORDS
 from fusetk.data.parallel import chunks
 from fusetk.data.pipeline import SIDES, Pipeline, Text, load_bpe
-from fusetk.data.preprocess import BLOCK, Lines, languages, prepared_models, size_of
+from fusetk.data.preprocess import BLOCK, LinePair, languages, prepared_models, size_of
 from fusetk.data.stages import Build, Results
 from fusetk.data.steps.base import LineStep
-from fusetk.data.text import Pair, read_lines, read_pairs, writer
+from fusetk.data.text import FilePair, read_lines, read_pairs, writer
 from fusetk.data.vocab import SPECIAL, Vocabulary
 from fusetk.errors import DataError
 
@@ -46,7 +46,7 @@ def train_counts(
         shared: list[Counter[str]] = build.shared["counts"]
         return shared
     counts: list[Counter[str]] = [Counter(), Counter()]
-    files = Pair(*(build.find(f"words/train.{language}") for language in languages(config)))
+    files = FilePair(*(build.find(f"words/train.{language}") for language in languages(config)))
     lines = build.stages["words.train"]["results"]["pairs_out"]
     pairs = read_pairs(files, bom=False)
     for pair in display.tracked(pairs, "counting words", "lines", lines, BLOCK):
@@ -61,7 +61,7 @@ def train_counts(
     return counts
 
 
-def _too_long(pair: Lines, codes: dict[str, BPE], longest: int) -> bool:
+def _too_long(pair: LinePair, codes: dict[str, BPE], longest: int) -> bool:
     """Whether either line of a pair has more than ``longest`` subwords."""
     return any(len(codes[side](line)) > longest for side, line in zip(SIDES, pair, strict=True))
 
@@ -92,13 +92,14 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
         name = "words/bpe.codes" if options.one_list else f"words/bpe.codes.{language}"
         with writer(build.new(name)) as file:
             file.writelines(f"{line}\n" for line in lines)
-    for language, lines, count in zip(languages(config), codes, counts, strict=True):
-        if options.threshold:
-            subwords = bpe.count_subwords(count, BPE(lines))
+    splitters = [BPE(lines) for lines in codes]
+    if options.threshold:
+        for language, split, count in zip(languages(config), splitters, counts, strict=True):
+            subwords = bpe.count_subwords(count, split)
             most_frequent = sorted(subwords.items(), key=lambda entry: (-entry[1], entry[0]))
             with writer(build.new(f"words/bpe.vocab.{language}")) as file:
                 file.writelines(f"{token} {n}\n" for token, n in most_frequent)
-    numbers = [len(BPE(lines).merges) for lines in codes]
+    numbers = [len(split.merges) for split in splitters]
     return {"merges": numbers[0] if options.one_list else numbers}
 
 
@@ -121,6 +122,21 @@ def load_codes(build: Build, config: DataConfig) -> dict[str, BPE]:
     return load_bpe(
         lambda name: build.find(f"words/{name}"), names, config.bpe.one_list, config.bpe.threshold
     )
+
+
+def check_required_tokens(config: DataConfig, vocabularies: Sequence[Vocabulary]) -> None:
+    """Raise DataError if a vocabulary lacks tokens that a step requires."""
+    for side, vocabulary in zip(SIDES, vocabularies, strict=True):
+        for step in config.steps:
+            if not isinstance(step, LineStep) or not step.works_on(side):
+                continue
+            lacks = [token for token in step.required_tokens() if token not in vocabulary.ids]
+            if lacks:
+                raise DataError(
+                    f"the {side} vocabulary lacks {len(lacks)} tokens that the step {step.step} "
+                    f"requires, such as {lacks[0]!r}: raise data.vocabulary.size, or add them to "
+                    "the existing vocabulary"
+                )
 
 
 def make_vocabularies(build: Build, config: DataConfig) -> Results:
@@ -155,6 +171,7 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
             for counts_of in zip(SIDES, tokens, possible, strict=True)
         )
         vocabularies = source, target
+    check_required_tokens(config, vocabularies)
     text = Text(config.steps, *languages(config), prepared_models(build, config))
     Pipeline(text, codes, vocabularies).save(build.new("text/pipeline.json").parent)
     return {
@@ -214,7 +231,7 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
         f"words/train.{language}" if train else f"{split}.{language}.txt"
         for language in languages(config)
     ]
-    pairs = read_words(Pair(*(build.find(name) for name in names)))
+    pairs = read_words(FilePair(*(build.find(name) for name in names)))
     longest = config.bpe.max_subwords if config.bpe and train else None
     dropout = dropout_of(config, split)
     # Number of pairs from each corpus.
@@ -260,7 +277,7 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
     }
 
 
-def _numbered(pairs: Iterable[Lines]) -> Iterator[NumberedLines]:
+def _numbered(pairs: Iterable[LinePair]) -> Iterator[NumberedLines]:
     """Yield consecutive pairs in chunks."""
     first = 0
     for chunk in chunks(pairs, size_of):
@@ -275,7 +292,6 @@ def _open_writers(
     sizes = build.stages["vocabulary"]["results"]
     dropout = dropout_of(config, split)
     numbers = range(1, dropout.segmentations + 1) if dropout else ()
-    build.new(f"{split}.ids")
     return [
         write_sentences(
             build.aside, name, languages(config), (sizes["source"], sizes["target"]), stack
@@ -294,6 +310,6 @@ def _num_pairs(build: Build, split: str) -> int:
     return count
 
 
-def read_words(pair: Pair) -> Iterator[Lines]:
+def read_words(files: FilePair) -> Iterator[LinePair]:
     """Yield the pairs of lines of files that prep wrote."""
-    return zip(read_lines(pair.source, bom=False), read_lines(pair.target, bom=False), strict=True)
+    return zip(*(read_lines(file, bom=False) for file in files), strict=True)

@@ -13,21 +13,20 @@ from itertools import pairwise
 from pathlib import Path
 
 from fusetk import display
+from fusetk.data.cache import WordCache
 from fusetk.data.text import read_lines
 from fusetk.data.vocab import split_at_count
 from fusetk.errors import DataError
 
 JOINER = "@@"
 JOINTS = re.compile(r"(@@ )|(@@ ?$)")
-CACHED_WORDS = 1_000_000  # entries; a full cache is emptied
-CACHED_LENGTH = 100  # longer words are not cached
 FASTBPE = re.compile(r"[^ ]+ [^ ]+ [0-9]+")  # a line of codes that fastBPE wrote
 SHORT = 40  # symbols; for longer words, the time of ``merge`` is not quadratic in the length
 NO_MERGE = sys.maxsize  # rank of a pair that is never merged
 Merges = dict[tuple[str, str], int]
 
 
-def count_words(lines: Iterable[str]) -> Counter[str]:
+def word_frequencies(lines: Iterable[str]) -> Counter[str]:
     """Count the words of lines, which are separated by spaces."""
     counts: Counter[str] = Counter()
     for line in lines:
@@ -52,22 +51,6 @@ def learn(counts: Mapping[str, int], merges: int, min_frequency: int = 2) -> lis
     return ["#version: 0.2", *(f"{first} {second}" for first, second in pairs)]
 
 
-class Subwords(dict[str, str]):
-    """Cache of the subwords of each word; a missing word is split on access."""
-
-    def __init__(self, split: Callable[[str], str]):
-        super().__init__()
-        self.split = split
-
-    def __missing__(self, word: str) -> str:
-        subwords = self.split(word)
-        if len(word) <= CACHED_LENGTH:
-            if len(self) >= CACHED_WORDS:
-                self.clear()
-            self[word] = subwords
-        return subwords
-
-
 class BPE:
     """Splits words into subwords by ``codes``, the lines of a file of merges.
 
@@ -84,7 +67,7 @@ class BPE:
         for rank, pair in enumerate(pairs):
             self.merges.setdefault(pair, rank)
         self.vocabulary = dict(vocabulary) if vocabulary else None
-        self.cache = Subwords(self._split)
+        self.cache = WordCache(self._split)
 
     @cached_property
     def pairs(self) -> dict[int, tuple[str, str]]:

@@ -15,7 +15,8 @@ from hashlib import blake2b
 from itertools import count
 from struct import Struct
 
-from fusetk.data.bpe import BPE, CACHED_LENGTH, CACHED_WORDS, JOINER, merge
+from fusetk.data.bpe import BPE, JOINER, merge
+from fusetk.data.cache import LIMIT, LONGEST
 
 # Words in which more merges are left out are not cached: few of their segmentations occur twice.
 CACHED_GAPS = 2
@@ -86,7 +87,7 @@ class DropoutBPE:
         """
         left_out: tuple[int, ...] = ()
         decided = 0
-        while len(left_out) <= CACHED_GAPS and len(word) <= CACHED_LENGTH:
+        while len(left_out) <= CACHED_GAPS and len(word) <= LONGEST:
             subwords, decisions = self.cache.get((word, left_out)) or self._replay(word, left_out)
             if self.gap >= decisions - decided:
                 self.gap -= decisions - decided
@@ -100,7 +101,7 @@ class DropoutBPE:
         """Return subwords and number of decisions if only the decisions ``left_out`` do so."""
         numbers = count()
         result = self._merged(word, lambda: next(numbers) in left_out), next(numbers)
-        if len(self.cache) >= CACHED_WORDS:
+        if len(self.cache) >= LIMIT:
             self.cache.clear()
         self.cache[word, left_out] = result
         return result

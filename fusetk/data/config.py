@@ -77,10 +77,11 @@ class BPEConfig(Config):
     """Number n of segmentations of the training text that `fusetk prep` writes with `dropout`.
     Epoch e of a training reads segmentation (e - 1) mod n + 1. Provilkov et al. draw new
     segmentations in all epochs. With 10, a pair is read in a new segmentation for 10 epochs, which
-    is all of a training on a large corpus. More suit a small corpus, which is read more often.
+    is all of a training on a large corpus. A small corpus is read in more epochs and needs more.
     Disk space and the time of `fusetk prep` grow with the number."""
     seed: int = 1
-    """Seed of `dropout`. A segmentation depends on it, on its number and on the place of a line."""
+    """Seed of `dropout`. The segmentation of a line depends on the seed, the number of the
+    segmentation, the side and the number of the line."""
 
     @model_validator(mode="after")
     def _codes_or_merges(self) -> "BPEConfig":

@@ -148,12 +148,14 @@ def _open(folder: Path, split: str, side: Mapping[str, Any], entries: int) -> Se
     ids = _map(Path(f"{name}.ids"), np.dtype(side["dtype"]), side["tokens_with_end"])
     offsets = _map(Path(f"{name}.offsets"), OFFSETS, side["sentences"] + 1)
     sentences = Sentences(ids, offsets, entries, f"{name}.ids")
-    shortest = int(sentences.copy().lengths.min(initial=1))
-    if offsets[0] != 0 or offsets[-1] != len(ids) or shortest < 1:
+    problem = ""
+    if offsets[0] != 0 or offsets[-1] != len(ids):
+        problem = f"its offsets go from {offsets[0]} to {offsets[-1]}, not from 0 to {len(ids)}"
+    elif sentences.copy().lengths.min(initial=1) < 1:
+        problem = "its offsets do not ascend"
+    if problem:
         raise DataError(
-            f"{name}.offsets does not match {name}.ids: its offsets go from {offsets[0]} to "
-            f"{offsets[-1]} with a sentence of {shortest} tokens, and the file has {len(ids)} ids; "
-            "run fusetk prep again"
+            f"{name}.offsets does not match {name}.ids: {problem}; run fusetk prep again"
         )
     return sentences
 

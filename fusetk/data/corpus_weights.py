@@ -23,18 +23,19 @@ class WeightedSpan(NamedTuple):
 
 
 def sampling_spans(
-    parts: Sequence[CorpusPart], weights: Mapping[str, float] | None
+    parts: Sequence[CorpusPart], weights: Mapping[str, float] | None, stage: int = 0
 ) -> list[WeightedSpan]:
     """Return the spans of the training text with their weights; empty if all weights are 1.
 
     A corpus that ``weights`` does not name has the weight 1; a corpus with the weight 0 has no
-    span. Raises ConfigError if a name matches no corpus or several, or if no pair remains.
+    span. ``stage`` is the number of the stage, for errors. Raises ConfigError if a name matches no
+    corpus or several, or if no pair remains.
     """
     if not weights:
         return []
     part_weights = [1.0] * len(parts)
     for name, weight in weights.items():
-        prefix = find(name, [part.prefix for part in parts])
+        prefix = find(name, [part.prefix for part in parts], stage)
         for i, part in enumerate(parts):
             if part.prefix == prefix:
                 part_weights[i] = weight
@@ -44,7 +45,7 @@ def sampling_spans(
             f"{part.prefix}: {weight:g} x {part.pairs:,} pairs" for part, weight in weighted
         )
         raise ConfigError(
-            f"training.stages.N.weights leave no pair to train on ({counts}); "
+            f"training.stages.{stage}.weights leave no pair to train on ({counts}); "
             "give one corpus a weight above 0"
         )
     if all(weight == 1 for weight in part_weights):
@@ -57,7 +58,7 @@ def sampling_spans(
     ]
 
 
-def find(name: str, prefixes: Sequence[str]) -> str:
+def find(name: str, prefixes: Sequence[str], stage: int = 0) -> str:
     """Return the prefix that equals ``name``, or else the only prefix that ends with this path.
 
     Raises ConfigError if none or more than one matches.
@@ -74,10 +75,11 @@ def find(name: str, prefixes: Sequence[str]) -> str:
         return matches[0]
     if matches:
         raise ConfigError(
-            f"training.stages.N.weights: {name!r} may be {' or '.join(matches)}; "
+            f"training.stages.{stage}.weights: {name!r} may be {' or '.join(matches)}; "
             "write more of its path"
         )
     known = ", ".join(dict.fromkeys(prefixes))
     raise ConfigError(
-        f"training.stages.N.weights: no training corpus is called {name!r}; data.train has {known}"
+        f"training.stages.{stage}.weights: no training corpus is called {name!r}; data.train has "
+        f"{known}"
     )

@@ -1,53 +1,31 @@
 """Conversion of lines of words to ids."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusetk.data.bpe import CACHED_LENGTH
 from fusetk.data.bpe_dropout import DropoutBPE
+from fusetk.data.cache import WordCache
 from fusetk.data.config import BPEConfig
 from fusetk.data.corpus import flat
 from fusetk.data.pipeline import SIDES, Pipeline
-from fusetk.data.preprocess import Lines
-from fusetk.data.vocab import Vocabulary
-
-
-class Ids(dict[str, tuple[int, ...]]):
-    """Cache of the ids of each word of a side; a missing word is encoded on access."""
-
-    LIMIT = 1_000_000  # entries; a full cache is emptied
-
-    def __init__(self, vocabulary: Vocabulary, split: Callable[[str], list[str]]):
-        """``split`` returns the tokens of a word."""
-        super().__init__()
-        self.vocabulary = vocabulary
-        self.split = split
-
-    def __missing__(self, word: str) -> tuple[int, ...]:
-        ids = tuple(self.vocabulary.encode(self.split(word)))
-        if len(word) <= CACHED_LENGTH:
-            if len(self) >= self.LIMIT:
-                self.clear()
-            self[word] = ids
-        return ids
+from fusetk.data.preprocess import LinePair
 
 
 class SideEncoder:
     """Converts lines of words of a side to ids: without dropout, and in random segmentations."""
 
     def __init__(self, pipeline: Pipeline, side: str, dropout: BPEConfig | None):
-        vocabulary = pipeline.source_vocab if side == "source" else pipeline.target_vocab
+        encode = pipeline.vocabulary(side).encode
         self.side = side
-        self.ids = Ids(vocabulary, partial(pipeline.subwords, side))
+        self.ids = WordCache(lambda word: encode(pipeline.subwords(side, word)))
         self.dropout = dropout
         if dropout:
             self.bpe = DropoutBPE(pipeline.bpe[side], dropout.dropout)
-            self.ids_of_subwords = Ids(vocabulary, lambda subwords: subwords.split(" "))
+            self.ids_of_subwords = WordCache(lambda subwords: encode(subwords.split(" ")))
 
     def __call__(self, words: list[str], line: int) -> list[list[int]]:
         """Return the ids of each segmentation of a line, first those without dropout.
@@ -68,7 +46,7 @@ class NumberedLines(NamedTuple):
     """Consecutive pairs of lines."""
 
     first: int  # number of the first pair
-    pairs: list[Lines]
+    pairs: list[LinePair]
 
 
 class DroppedPair(NamedTuple):

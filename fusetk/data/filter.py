@@ -17,7 +17,7 @@ from fusetk.data.steps.base import (
     line_function,
 )
 from fusetk.data.steps.filter import EMPTY
-from fusetk.data.text import Pair, cannot_write, open_text, read_pairs, single_spaces, writer
+from fusetk.data.text import FilePair, cannot_write, open_text, read_pairs, single_spaces, writer
 
 SUBWORDS = "too many subwords"  # reason for dropping a pair after BPE
 
@@ -123,7 +123,7 @@ def _replacing(path: Path) -> Iterator[IO[str]]:
 
 
 def filter_files(
-    inputs: Pair, outputs: Pair, step: PairStep, unique: Sequence[UniquePairStep]
+    inputs: FilePair, outputs: FilePair, step: PairStep, unique: Sequence[UniquePairStep]
 ) -> tuple[int, Counter[str]]:
     """Copy the pairs of lines that the steps keep, unchanged.
 

@@ -61,12 +61,12 @@ def _changed_files(config: DataConfig, recorded: Mapping[str, Any]) -> list[str]
     codes = (config.bpe and config.bpe.codes) or []
     vocabularies = [file for side in SIDES if (file := getattr(config.vocabulary, side))]
     changes: list[str] = []
-    for stage, key, files, settings in (
-        ("bpe", "bpe", codes, bpe_settings),
-        ("vocabulary", "vocabulary", vocabularies, vocabulary_settings),
+    for key, files, settings in (
+        ("bpe", codes, bpe_settings),
+        ("vocabulary", vocabularies, vocabulary_settings),
     ):
         if files and all(Path(file).is_file() for file in files):
-            before = recorded["stages"].get(stage, {}).get("settings", {}).get(key, {})
+            before = recorded["stages"].get(key, {}).get("settings", {}).get(key, {})
             now = settings(getattr(config, key))
             changes += manifest.differences(before, {**before, **now}, f"data.{key}")
     return changes
@@ -159,13 +159,15 @@ def _check_largest_id(sentences: Sentences, record: Mapping[str, Any], size: int
 
 def check_lengths(max_positions: int | None, corpora: Iterable[Corpus]) -> None:
     """Raise DataError if a sentence has more tokens than ``max_positions``, unless that is None."""
+    if max_positions is None:
+        return
     longest = max(
         int(side.lengths.max(initial=0))
         for corpus in corpora
         for variant in corpus.variants()
         for side in (variant.source, variant.target)
     )
-    if max_positions is not None and longest > max_positions:
+    if longest > max_positions:
         raise DataError(
             f"the longest sentence has {longest} tokens and the model {max_positions} positions: "
             "raise model.max_positions, "

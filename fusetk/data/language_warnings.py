@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fusetk.data.languages import without_spaces
 from fusetk.data.steps.base import LineStep, PrepStep
-from fusetk.data.text import Pair, read_lines
+from fusetk.data.text import FilePair, read_lines
 
 
 def warnings(
-    languages: Mapping[str, str], steps: Sequence[PrepStep], texts: Sequence[Pair]
+    languages: Mapping[str, str], steps: Sequence[PrepStep], texts: Sequence[FilePair]
 ) -> Iterator[str]:
     """Yield a warning for each language and each text that the steps do not support.
 

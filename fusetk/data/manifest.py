@@ -4,6 +4,7 @@ import codecs
 import hashlib
 import json
 import platform
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fusetk import display
-from fusetk.data.text import BOM, Pair, open_bytes, read_lines, unequal
+from fusetk.data.text import BOM, FilePair, open_bytes, read_lines, unequal
 from fusetk.errors import DataError
 from fusetk.files import BLOCK, checksum, digest, replace_file
 
@@ -101,13 +102,11 @@ def _damaged(path: Path) -> DataError:
 
 
 def is_of_prep(folder: Path) -> bool:
-    """Whether a folder has a manifest of this or of another version of prep, even if damaged."""
+    """Whether a folder has a manifest of this or of another version of prep."""
     try:
         data = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    except OSError:
+    except (OSError, ValueError, RecursionError):
         return False
-    except (ValueError, RecursionError):
-        return True
     return isinstance(data, dict) and "format" in data and "stages" in data
 
 
@@ -167,7 +166,7 @@ def record(path: Path) -> Record:
     return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": checksum(path)}
 
 
-def written(path: Path) -> Record:
+def output_record(path: Path) -> Record:
     """Return the record of an output; large files have a checksum of some pieces as well."""
     entry = record(path)
     if entry["size"] > SMALL:
@@ -205,18 +204,14 @@ def count_lines(path: Path) -> int:
                 done.set(lines)
                 block = file.read(BLOCK)
             decoder.decode(b"", True)
-        except (OSError, EOFError, UnicodeDecodeError, ValueError) as error:
+        except (OSError, EOFError, ValueError, zlib.error) as error:
             for _ in read_lines(path):  # raises an error that names the line
                 pass
             raise DataError(f"{path} cannot be read: {error}") from None
-        except Exception as error:  # zlib.error is not an OSError
-            for _ in read_lines(path):
-                pass
-            raise DataError(f"{path} cannot be decompressed: {error}") from None
     return lines + (not complete)
 
 
-def check_pairs(pairs: list[Pair], inputs: Mapping[str, Record]) -> None:
+def check_pairs(pairs: list[FilePair], inputs: Mapping[str, Record]) -> None:
     """Raise DataError if the two files of a pair have unequal numbers of lines."""
     for pair in pairs:
         source = inputs[str(pair.source)]["lines"]
@@ -225,7 +220,7 @@ def check_pairs(pairs: list[Pair], inputs: Mapping[str, Record]) -> None:
             raise unequal(pair, source, target)
 
 
-def equal_texts(texts: Mapping[str, list[Pair]], inputs: Mapping[str, Record]) -> Iterator[str]:
+def equal_texts(texts: Mapping[str, list[FilePair]], inputs: Mapping[str, Record]) -> Iterator[str]:
     """Yield a warning for each pair of equal files, and for held-out text that is training text."""
     training = {_checksums(pair, inputs): pair for pair in texts["train"]}
     for name, pairs in texts.items():
@@ -241,7 +236,7 @@ def equal_texts(texts: Mapping[str, list[Pair]], inputs: Mapping[str, Record]) -
                 )
 
 
-def _checksums(pair: Pair, inputs: Mapping[str, Record]) -> tuple[Any, Any]:
+def _checksums(pair: FilePair, inputs: Mapping[str, Record]) -> tuple[Any, Any]:
     return inputs[str(pair.source)]["sha256"], inputs[str(pair.target)]["sha256"]
 
 

@@ -92,6 +92,9 @@ class Pipeline(Text):
         self.bpe = codes
         self.source_vocab, self.target_vocab = vocabularies
 
+    def vocabulary(self, side: str) -> Vocabulary:
+        return self.source_vocab if side == "source" else self.target_vocab
+
     def subwords(self, side: str, line: str) -> list[str]:
         """Return the tokens of a line of words."""
         if self.bpe:
@@ -103,7 +106,7 @@ class Pipeline(Text):
         line = " ".join(tokens)
         return bpe.join(line) if self.bpe else line
 
-    def count_words(self, tokens: Sequence[str]) -> int:
+    def num_words(self, tokens: Sequence[str]) -> int:
         """Return the number of words of target tokens, before the split into subwords."""
         if self.bpe:
             return len(self.join(tokens).split(" ")) if tokens else 0
@@ -129,7 +132,7 @@ class Pipeline(Text):
             language = self.language(side)
             if self.bpe:
                 written += self._save_bpe(folder, side, joint_bpe, has_threshold)
-            vocabulary = self.source_vocab if side == "source" else self.target_vocab
+            vocabulary = self.vocabulary(side)
             if not (joint_vocabulary and side == "target"):
                 path = folder / ("vocab" if joint_vocabulary else f"vocab.{language}")
                 vocabulary.save(path)

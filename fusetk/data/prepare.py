@@ -11,7 +11,7 @@ from fusetk.data.parallel import Workers
 from fusetk.data.pipeline import SIDES
 from fusetk.data.stages import Build, Stage, opened
 from fusetk.data.steps.base import LearnedStep, LineStep, PrepStep
-from fusetk.data.text import Pair, locate, open_bytes
+from fusetk.data.text import FilePair, locate, open_bytes
 from fusetk.errors import ConfigError, DataError
 from fusetk.files import checksum, digest
 
@@ -80,7 +80,7 @@ def prepare(
         build = Build(folder, workers, report, before)
         old_stages = old.get("stages", {})
         for stage in plan(config, texts, further):
-            build.run(stage, inputs, None if force else old_stages.get(stage.name))
+            build.run(stage, inputs, old_stages.get(stage.name), force)
         for name in old_stages:
             if name not in build.stages:
                 report(f"{name}: no longer needed, its files are deleted")
@@ -103,7 +103,7 @@ def _read_manifest(folder: Path, report: Callable[[str], None]) -> dict[str, Any
 
 
 def _inspect(
-    texts: Mapping[str, list[Pair]], known: Mapping[str, manifest.Record]
+    texts: Mapping[str, list[FilePair]], known: Mapping[str, manifest.Record]
 ) -> dict[str, manifest.Record]:
     """Check all inputs before any work: readable, UTF-8, equal numbers of lines on both sides."""
     inputs: dict[str, manifest.Record] = {}
@@ -115,7 +115,7 @@ def _inspect(
 
 
 def _warnings(
-    config: DataConfig, texts: Mapping[str, list[Pair]], inputs: Mapping[str, manifest.Record]
+    config: DataConfig, texts: Mapping[str, list[FilePair]], inputs: Mapping[str, manifest.Record]
 ) -> list[str]:
     """Return warnings about languages and texts that the steps do not support, and equal texts."""
     languages = {"source": config.source, "target": config.target}
@@ -126,7 +126,7 @@ def _warnings(
     ]
 
 
-def _check_inputs_are_outside(config: DataConfig, pairs: Sequence[Pair]) -> None:
+def _check_inputs_are_outside(config: DataConfig, pairs: Sequence[FilePair]) -> None:
     """Raise ConfigError if an input lies in `config.folder`, where its stages would replace it."""
     folder = Path(config.folder).resolve()
     vocabulary = config.vocabulary
@@ -159,7 +159,7 @@ def _prefixes(config: DataConfig) -> dict[str, list[str]]:
     return prefixes_of
 
 
-def text_files(config: DataConfig, split: str) -> list[Pair]:
+def text_files(config: DataConfig, split: str) -> list[FilePair]:
     """Return the files of a split, with further references of the validation text.
 
     Returns none if the split comes from the training text or a file is missing.
@@ -171,11 +171,11 @@ def text_files(config: DataConfig, split: str) -> list[Pair]:
         return []
 
 
-def _pair(config: DataConfig, prefix: str) -> Pair:
-    return Pair(locate(prefix, config.source), locate(prefix, config.target))
+def _pair(config: DataConfig, prefix: str) -> FilePair:
+    return FilePair(locate(prefix, config.source), locate(prefix, config.target))
 
 
-def further_references(config: DataConfig) -> list[Pair]:
+def further_references(config: DataConfig) -> list[FilePair]:
     """Return the source and the file of each further reference of the validation text.
 
     The files of the second reference of all prefixes come first. Raises DataError if a file is
@@ -183,35 +183,41 @@ def further_references(config: DataConfig) -> list[Pair]:
     """
     prefixes = config.valid if isinstance(config.valid, list) else []
     return [
-        Pair(locate(prefix, config.source), locate(prefix, f"{config.target}{number}"))
+        FilePair(locate(prefix, config.source), locate(prefix, f"{config.target}{number}"))
         for number in range(1, config.valid_references)
         for prefix in prefixes
     ]
 
 
 def plan(
-    config: DataConfig, texts: Mapping[str, list[Pair]], further: Sequence[Pair] = ()
+    config: DataConfig, texts: Mapping[str, list[FilePair]], further: Sequence[FilePair] = ()
 ) -> list[Stage]:
     """Return the stages; each stage follows the stages that it needs.
 
     ``further`` are the further references of the validation text.
     """
-    stages = [_train_words(config, texts["train"])]
-    if config.bpe:
-        stages.append(_bpe(config, config.bpe))
-    stages.append(_vocabulary(config))
-    stages.append(_ids(config, "train", ["vocabulary"]))
-    for name, pairs in texts.items():
-        if name != "train":
-            references = further if name == "valid" else ()
-            stages.append(_held_out_words(config, name, pairs, references))
-            stages.append(_ids(config, name, [f"words.{name}", "vocabulary"]))
+    train_words = _train_words(config, texts["train"])
+    held_out = [name for name in texts if name != "train"]
+    held_out_words = [
+        _held_out_words(config, name, texts[name], further if name == "valid" else ())
+        for name in held_out
+    ]
+    # Errors in the short texts should come before the work on the long one.
+    needs_model = any(isinstance(step, LearnedStep) for step in config.steps)
+    words = [train_words, *held_out_words] if needs_model else [*held_out_words, train_words]
+    ids = [_ids(config, name, [f"words.{name}", "vocabulary"]) for name in held_out]
     if "valid" not in texts:
-        stages.append(_ids(config, "valid", ["vocabulary"]))
-    return stages
+        ids.append(_ids(config, "valid", ["vocabulary"]))
+    return [
+        *words,
+        *([_bpe(config, config.bpe)] if config.bpe else []),
+        _vocabulary(config),
+        _ids(config, "train", ["vocabulary"]),
+        *ids,
+    ]
 
 
-def _train_words(config: DataConfig, pairs: list[Pair]) -> Stage:
+def _train_words(config: DataConfig, pairs: list[FilePair]) -> Stage:
     split = None if isinstance(config.valid, list) else config.valid.model_dump(mode="json")
     settings = {
         **_step_settings(config, config.steps),
@@ -228,7 +234,7 @@ def _train_words(config: DataConfig, pairs: list[Pair]) -> Stage:
 
 
 def _held_out_words(
-    config: DataConfig, split: str, pairs: list[Pair], further: Sequence[Pair]
+    config: DataConfig, split: str, pairs: list[FilePair], further: Sequence[FilePair]
 ) -> Stage:
     steps = [step for step in config.steps if isinstance(step, LineStep)]
     has_model = any(isinstance(step, LearnedStep) for step in steps)

@@ -22,11 +22,11 @@ from fusetk.data.parallel import chunks
 from fusetk.data.pipeline import SIDES, Text, load_models
 from fusetk.data.stages import Build, Results
 from fusetk.data.steps.base import LearnedStep, PairStep, PrepStep, StepModel, StepModels
-from fusetk.data.text import Pair, read_lines, read_pairs, writer
+from fusetk.data.text import FilePair, read_lines, read_pairs, writer
 from fusetk.display import Task
 from fusetk.errors import ConfigError, DataError
 
-Lines = tuple[str, str]  # a source line and a target line
+LinePair = tuple[str, str]  # a source line and a target line
 LINE_NUMBER = np.dtype("<i8")
 BLOCK = 100  # lines that progress counts together
 
@@ -35,11 +35,11 @@ def languages(config: DataConfig) -> tuple[str, str]:
     return config.source, config.target
 
 
-def size_of(pair: Lines) -> int:
+def size_of(pair: LinePair) -> int:
     return len(pair[0]) + len(pair[1])
 
 
-def all_pairs(pairs: Sequence[Pair], ends: list[int] | None = None) -> Iterator[Lines]:
+def all_pairs(pairs: Sequence[FilePair], ends: list[int] | None = None) -> Iterator[LinePair]:
     """Yield the pairs of lines of several parallel texts, one text after the other.
 
     Append the number of pairs so far to ``ends`` at the end of each text.
@@ -56,7 +56,7 @@ def all_pairs(pairs: Sequence[Pair], ends: list[int] | None = None) -> Iterator[
 # Words of the training text ----------------------------------------------------------------------
 
 
-def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Results:
+def train_words(build: Build, config: DataConfig, pairs: Sequence[FilePair]) -> Results:
     """Apply all steps to the training pairs, then move the pairs for validation.
 
     A learned step starts a new pass: its model is learned on the output of the pass before it.
@@ -65,7 +65,7 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Resu
     models: dict[tuple[str, str], StepModel] = {}
     ends: list[int] = []
     passes = _passes(config.steps)
-    read: Callable[[], Iterator[Lines]] = partial(all_pairs, pairs, ends)
+    read: Callable[[], Iterator[LinePair]] = partial(all_pairs, pairs, ends)
     numbers: Path | None = None
     total = num_kept = 0
     for i, steps in enumerate(passes):
@@ -79,7 +79,7 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Resu
         if not i:
             total = num_kept + sum(dropped_now.values())
         dropped.update(dropped_now)
-        output = Pair(*(build.aside / f"pass{i}.{language}" for language in languages(config)))
+        output = FilePair(*(build.aside / f"pass{i}.{language}" for language in languages(config)))
         read = partial(read_pairs, output, bom=False)
         numbers = build.aside / f"pass{i}.lines"
     if not num_kept:
@@ -174,7 +174,7 @@ def _save_models(build: Build, config: DataConfig, models: StepModels) -> None:
 def _run_pass(
     build: Build,
     spec: PassSpec,
-    lines: Iterator[Lines],
+    lines: Iterator[LinePair],
     numbers: Path | None,
     i: int,
     done: Task,
@@ -218,7 +218,7 @@ def _line_numbers(path: Path) -> NDArray[np.int64]:
 
 
 def _split(
-    build: Build, config: DataConfig, pairs: Sequence[Pair], num_kept: int, last: int
+    build: Build, config: DataConfig, pairs: Sequence[FilePair], num_kept: int, last: int
 ) -> NDArray[np.int64]:
     """Write the training words, without the pairs that the config moves to validation.
 
@@ -264,7 +264,10 @@ def _divide(
     chosen_file: IO[str],
     other_file: IO[str] | None,
 ) -> None:
-    """Write the lines with the chosen numbers into one file and all others into the other."""
+    """Write the lines with the chosen numbers into ``chosen_file``.
+
+    Write the others into ``other_file`` unless it is None.
+    """
     following = iter(chosen.tolist())
     next_chosen = next(following, -1)
     for number, line in enumerate(lines):
@@ -285,7 +288,7 @@ class BothSides:
     def __init__(self, steps: Sequence[PrepStep], source: str, target: str, models: StepModels):
         self.text = Text(steps, source, target, models)
 
-    def __call__(self, chunk: list[Lines]) -> list[tuple[Lines, Lines]]:
+    def __call__(self, chunk: list[LinePair]) -> list[tuple[LinePair, LinePair]]:
         """Return each raw pair and its words."""
         words = self.text.words
         return [
@@ -298,8 +301,8 @@ def held_out_words(
     build: Build,
     config: DataConfig,
     split: str,
-    pairs: Sequence[Pair],
-    further: Sequence[Pair] = (),
+    pairs: Sequence[FilePair],
+    further: Sequence[FilePair] = (),
 ) -> Results:
     """Write all lines of validation or test text, raw and as words.
 

@@ -85,8 +85,8 @@ def batches(
     order = _pool(len(target), spans, random)
     if not len(order) and spans:
         raise DataError(
-            f"epoch {epoch + 1} has no pair because the weights are too small: "
-            "raise training.stages.N.weights"
+            f"epoch {epoch + 1} has no pair because the sampling weights of its stage are too "
+            "small: raise them"
         )
     random.shuffle(order)
     counted = pair_lengths(source, target, config)
@@ -150,7 +150,7 @@ def _sorted(order: Order, source: Lengths, target: Lengths) -> Order:
     return order[keys]
 
 
-def fits(longest: int, config: BatchConfig) -> None:
+def check_fits(longest: int, config: BatchConfig) -> None:
     """Raise DataError if the longest pair, by ``pair_lengths``, is longer than a batch."""
     if config.unit != "sentences" and longest > config.size:
         what = {
@@ -173,7 +173,7 @@ def cut(lengths: Lengths, config: BatchConfig) -> NDArray[np.int64]:
     if config.unit == "sentences":
         starts = np.arange(0, len(lengths), config.size)
         return np.stack((starts, np.minimum(starts + config.size, len(lengths))), axis=1)
-    fits(int(lengths.max(initial=0)), config)
+    check_fits(int(lengths.max(initial=0)), config)
     cut_sorted = _token_bounds if config.unit == "tokens" else _padded_bounds
     bounds = cut_sorted(lengths, config.size)
     return np.stack((np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)), axis=1)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fusetk.data import manifest
 from fusetk.data.manifest import Record, differences, same
 from fusetk.data.parallel import Workers
-from fusetk.data.text import Pair, cannot_write
+from fusetk.data.text import FilePair, cannot_write
 from fusetk.errors import DataError, join_names
 from fusetk.files import digest, flush, lock
 
@@ -27,7 +27,7 @@ class Stage(NamedTuple):
 
     name: str
     settings: Mapping[str, Any]
-    pairs: list[Pair]
+    texts: list[FilePair]
     needs: list[str]  # names of earlier stages
     run: Callable[["Build"], Results]  # writes the outputs
 
@@ -66,14 +66,21 @@ class Build:
         return path
 
     def run(
-        self, stage: Stage, inputs: Mapping[str, Record], old: Mapping[str, Any] | None
+        self,
+        stage: Stage,
+        inputs: Mapping[str, Record],
+        old: Mapping[str, Any] | None,
+        force: bool = False,
     ) -> None:
         """Reuse the stage if its inputs are unchanged and its outputs exist; otherwise make it.
 
-        ``old`` is the stage's record in the manifest of an earlier build.
+        ``old`` is the stage's record in the manifest of an earlier build. With ``force`` the stage
+        is always made.
         """
         state = describe(stage, inputs, self.stages)
-        reasons = stale(self.folder, state, old, self.made)
+        reasons = reasons_to_make(self.folder, state, old, self.made)
+        if force and old:
+            reasons = ["made again by --force"]
         if old and not reasons:
             self.stages[stage.name] = {**old, "inputs": state["inputs"]}
             return
@@ -81,18 +88,18 @@ class Build:
             self.before()
         for reason in reasons or ["not made yet"]:
             self.report(f"{stage.name}: {reason}")
-        before = set(self._written())
-        self.lines = sum(inputs[str(pair.source)]["lines"] for pair in stage.pairs)
+        existing = set(self._new_names())
+        self.lines = sum(inputs[str(pair.source)]["lines"] for pair in stage.texts)
         results = stage.run(self)
         outputs = {
-            name: manifest.written(self.aside / name)
-            for name in self._written()
-            if name not in before
+            name: manifest.output_record(self.aside / name)
+            for name in self._new_names()
+            if name not in existing
         }
         self.stages[stage.name] = {**state, "outputs": outputs, "results": results}
         self.made.append(stage.name)
 
-    def _written(self) -> list[str]:
+    def _new_names(self) -> list[str]:
         return sorted(
             path.relative_to(self.aside).as_posix()
             for path in self.aside.rglob("*")
@@ -104,7 +111,7 @@ class Build:
 
         The old manifest is deleted first and the new one is written last.
         """
-        names = self._written()
+        names = self._new_names()
         for name in names:
             flush(self.aside / name)
         (self.folder / manifest.NAME).unlink(missing_ok=True)
@@ -126,13 +133,13 @@ def describe(
 
     The key is a checksum of the settings, the inputs and the keys of the needed stages.
     """
-    files = {str(path): inputs[str(path)] for pair in stage.pairs for path in pair}
-    sums = [inputs[str(path)]["sha256"] for pair in stage.pairs for path in pair]
+    files = {str(path): inputs[str(path)] for pair in stage.texts for path in pair}
+    sums = [inputs[str(path)]["sha256"] for pair in stage.texts for path in pair]
     key = digest([stage.settings, sums, [stages[name]["key"] for name in stage.needs]])
     return {"key": key, "settings": dict(stage.settings), "inputs": files, "needs": stage.needs}
 
 
-def stale(
+def reasons_to_make(
     folder: Path,
     state: Mapping[str, Any],
     old: Mapping[str, Any] | None,

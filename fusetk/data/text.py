@@ -218,11 +218,11 @@ def open_text(path: Path | str) -> IO[str]:
     return open(path, "w", 1 << 20, encoding="utf-8", newline="\n")
 
 
-def readable(inputs: Iterable[str | Path], output: Path) -> None:
-    """Raise DataError if an input cannot be opened or is the output. Call it before writing.
+def check_inputs_and_output(inputs: Iterable[str | Path], output: Path) -> None:
+    """Raise DataError if an input cannot be opened or is the output, or if its folder is missing.
 
-    The input - is standard input. Pipes are not opened: if a pipe were opened and closed, its
-    writer would end.
+    It is called before any work, so that the work is not lost. The input - is standard input. Pipes
+    are not opened: if a pipe were opened and closed, its writer would end.
     """
     for path in inputs:
         if str(path) == "-":
@@ -234,6 +234,13 @@ def readable(inputs: Iterable[str | Path], output: Path) -> None:
             is_output = output.exists() and output.samefile(path)
         if is_output:
             raise DataError(f"{output} is both read and written; write to another file")
+    check_folder_of(output)
+
+
+def check_folder_of(output: Path) -> None:
+    """Raise DataError if the folder of an output file does not exist."""
+    if not output.parent.is_dir():
+        raise DataError(f"{output}: the folder {output.parent} does not exist; create it first")
 
 
 def _is_standard_input(path: Path) -> bool:
@@ -291,14 +298,14 @@ def count_tokens(line: str) -> int:
 # Parallel files ----------------------------------------------------------------------------------
 
 
-class Pair(NamedTuple):
+class FilePair(NamedTuple):
     """The two files of a parallel text."""
 
     source: Path
     target: Path
 
 
-def read_pairs(pair: Pair, bom: bool = True) -> Iterator[tuple[str, str]]:
+def read_pairs(pair: FilePair, bom: bool = True) -> Iterator[tuple[str, str]]:
     """Yield the pairs of lines of two files.
 
     With ``bom``, a byte order mark at the start of a file is dropped.
@@ -320,7 +327,7 @@ def read_pairs(pair: Pair, bom: bool = True) -> Iterator[tuple[str, str]]:
         raise unequal(pair, source_count, target_count)
 
 
-def unequal(pair: Pair, source: int, target: int) -> DataError:
+def unequal(pair: FilePair, source: int, target: int) -> DataError:
     """Return the error for files with unequal numbers of lines.
 
     It names the line after which the files seem to be out of step. If this line is one of the last
@@ -328,17 +335,16 @@ def unequal(pair: Pair, source: int, target: int) -> DataError:
     """
     longer, shorter = (pair.source, pair.target) if source > target else (pair.target, pair.source)
     counts = f"{pair.source} has {source} lines and {pair.target} has {target}"
+    advice = "repair the files, because fusetk never drops surplus lines"
     if not (longer.is_file() and shorter.is_file()):  # a pipe cannot be read again
-        return DataError(f"{counts}; repair the files, because fusetk never drops surplus lines")
+        return DataError(f"{counts}; {advice}")
     line = first_out_of_step(longer, shorter, abs(source - target))
     end = min(source, target)
     if line > end - min(MOST_CHANCE_LINES, end // 10):
         place = f"{shorter.name} seems to end early, after line {end}"
     else:
         place = f"they seem to be out of step from line {line} on"
-    return DataError(
-        f"{counts}: {place}; repair the files, because fusetk never drops surplus lines"
-    )
+    return DataError(f"{counts}: {place}; {advice}")
 
 
 def first_out_of_step(longer: Path, shorter: Path, surplus: int) -> int:

@@ -23,15 +23,15 @@ of tokens is the same.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
 from sacremoses import MosesDetokenizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
-CACHED_WORDS = 500_000  # entries of one cache; a full cache is emptied
-CACHED_LENGTH = 60  # longer words are not cached
+from fusetk.data.cache import WordCache
+
 CONTROL = re.compile(r"[\0-\x08\x0e-\x1b]")  # control characters that are not white space
 END, LOWER, DIGIT, OTHER = range(4)  # kinds of text after a word
 
@@ -45,20 +45,8 @@ class ContextWord(NamedTuple):
     forms: tuple[str, ...]
 
 
-class WordCache(dict[str, "str | ContextWord"]):
-    """Cache of the tokens of each raw word; a missing word is tokenised on access."""
-
-    def __init__(self, make: Callable[[str], "str | ContextWord"]):
-        super().__init__()
-        self.make = make
-
-    def __missing__(self, word: str) -> "str | ContextWord":
-        tokens = self.make(word)
-        if len(word) <= CACHED_LENGTH:
-            if len(self) >= CACHED_WORDS:
-                self.clear()
-            self[word] = tokens
-        return tokens
+Words = WordCache[str | ContextWord]
+"""The tokens of each raw word."""
 
 
 class Tokenizer:
@@ -73,9 +61,9 @@ class Tokenizer:
         self.lower = frozenset(self.moses.IsLower)
         self.numeric_prefixes = frozenset(self.moses.NUMERIC_ONLY_PREFIXES)
         self.prefixes = frozenset(self.moses.NONBREAKING_PREFIXES) - self.numeric_prefixes
-        self.first = WordCache(lambda word: self._word(word, "", " "))
-        self.middle = WordCache(lambda word: self._word(word, " ", " "))
-        self.last = WordCache(lambda word: self._word(word, " ", ""))
+        self.first = Words(lambda word: self._word(word, "", " "))
+        self.middle = Words(lambda word: self._word(word, " ", " "))
+        self.last = Words(lambda word: self._word(word, " ", ""))
 
     def __call__(self, line: str) -> str:
         """Return a raw line as words separated by one space."""

@@ -116,7 +116,7 @@ def _read_tokens(path: Path) -> tuple[list[str], list[int] | None]:
         token, separator, count = split_at_count(line)
         if not separator:
             token = line
-        elif line.startswith("#fairseq:") or token.endswith(" #fairseq:overwrite"):
+        elif count == "#fairseq:overwrite":
             raise DataError(
                 f"{path}, line {number}: fairseq's overwrite marks are not supported; remove them"
             )
@@ -147,8 +147,7 @@ def _read_ids(path: Path) -> list[str]:
     ids: dict[str, int] = {}
     for token, i in entries.items():
         if not str(i).isdecimal():
-            line = _line_of(text, token)
-            raise DataError(f"{path}{line}: the id of {token!r} is {str(i)[:20]!r}, not a number")
+            raise DataError(f"{path}: the id of {token!r} is {str(i)[:20]!r}, not a number")
         ids[token] = int(str(i))
     by_id: dict[int, str] = {}
     for token, i in ids.items():
@@ -196,10 +195,3 @@ def _unique(path: Path, entries: list[tuple[Any, Any]]) -> dict[Any, Any]:
             raise DataError(f"{path} has {token!r} twice: remove one of the entries")
         mapping[token] = i
     return mapping
-
-
-def _line_of(text: str, token: str) -> str:
-    for number, line in enumerate(text.split("\n"), 1):
-        if token in line:
-            return f", line {number}"
-    return ""

@@ -1,6 +1,5 @@
 """Downloads that can be resumed, with sizes and checksums."""
 
-import hashlib
 import http.client
 import urllib.error
 import urllib.request
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from fusetk.datasets.table import ArchiveConfig
 from fusetk.errors import DataError
-from fusetk.files import BLOCK, lock
+from fusetk.files import BLOCK, checksum, lock
 
 RANGE_NOT_SATISFIABLE = 416
 
@@ -18,18 +17,15 @@ RANGE_NOT_SATISFIABLE = 416
 def fetch(archive: ArchiveConfig, folder: Path, report: Callable[[str], None]) -> Path:
     """Return the file of an archive in the folder; download it if it is missing.
 
-    An interrupted download continues where it stopped. Raises DataError if the file has no address,
-    cannot be downloaded, or is not the published file.
+    The archive must have an address. An interrupted download continues where it stopped. Raises
+    DataError if the file cannot be downloaded, or is not the published file.
     """
     path = folder / archive.file
-    if path.is_file():
-        return path
-    if archive.url is None:
-        raise DataError(f"{path} is missing: {archive.note or 'supply it'}")
+    assert archive.url is not None
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f".{archive.file}.lock", "a") as file:
         lock(file, wait=True)
-        if path.is_file():  # another process downloaded it
+        if path.is_file():  # perhaps another process downloaded it
             return path
         part = path.with_name(f"{path.name}.part")
         report(f"{archive.url} -> {path}")
@@ -47,7 +43,7 @@ def fetch(archive: ArchiveConfig, folder: Path, report: Callable[[str], None]) -
 
 
 def _download(url: str, part: Path) -> None:
-    """Append the missing bytes of the address to the file. Raises OSError.
+    """Append the bytes that ``part`` lacks of the file at the address. Raises OSError.
 
     The part is downloaded again if the file at the address may have changed since.
     """
@@ -59,16 +55,12 @@ def _download(url: str, part: Path) -> None:
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
             resumed = start > 0 and response.status == 206
-            continues = not resumed or _continues(response.headers, start, version)
-            expected = response.headers.get("Content-Length")
-            received = 0
-            if continues:
+            if not resumed or _continues(response.headers, start, version):
                 if not resumed:
                     part.unlink(missing_ok=True)
                     version_file.write_text(_version(response.headers), encoding="utf-8")
-                with open(part, "ab") as file:
-                    while block := response.read(BLOCK):
-                        received += file.write(block)
+                _append(response, part)
+                return
     except urllib.error.HTTPError as error:
         if error.code != RANGE_NOT_SATISFIABLE:
             raise
@@ -76,11 +68,17 @@ def _download(url: str, part: Path) -> None:
         size = content_range.rpartition("/")[2]
         if not size.isdecimal() or int(size) == start:  # the file has all bytes already
             return
-        continues = False
-    if not continues:  # it is not a part of this file
-        part.unlink()
-        _download(url, part)
-        return
+    part.unlink()  # it is not a part of this file
+    _download(url, part)
+
+
+def _append(response: http.client.HTTPResponse, part: Path) -> None:
+    """Append the body of a response to a file. Raises OSError if the body is incomplete."""
+    received = 0
+    with open(part, "ab") as file:
+        while block := response.read(BLOCK):
+            received += file.write(block)
+    expected = response.headers.get("Content-Length")
     if expected is not None and received != int(expected):
         raise OSError(f"it ended after {received:,} of {int(expected):,} bytes")
 
@@ -111,13 +109,5 @@ def check(archive: ArchiveConfig, path: Path) -> None:
     if archive.size is not None and size != archive.size:
         raise DataError(f"{path} has {size:,} bytes, the published file {archive.size:,}: {advice}")
     for name, expected in (("sha256", archive.sha256), ("md5", archive.md5)):
-        if expected is not None and _checksum(path, name) != expected:
+        if expected is not None and checksum(path, name) != expected:
             raise DataError(f"{path} does not have the published {name} {expected}: {advice}")
-
-
-def _checksum(path: Path, name: str) -> str:
-    total = hashlib.new(name)
-    with open(path, "rb") as file:
-        while block := file.read(BLOCK):
-            total.update(block)
-    return total.hexdigest()

@@ -26,6 +26,11 @@ class Segment(NamedTuple):
     number: str  # its id
     text: str
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """The document and the number, which are those of its translations, too."""
+        return self.document, self.number
+
 
 def line_function(text: TextConfig) -> Callable[[str], str]:
     """Return the function that changes each sentence as the description of the text says."""
@@ -104,21 +109,20 @@ def references(source: list[Segment], target: list[Segment], path: Path) -> list
     the documents may have different sysids, such as names of translators. Raises DataError if a
     segment of a reference is missing or occurs twice.
     """
-    if [entry[::2] for entry in source] == [entry[::2] for entry in target]:
+    keys = [segment.key for segment in source]
+    if keys == [segment.key for segment in target]:
         return [[segment.text for segment in target]]
     texts: dict[str, dict[tuple[str, str], str]] = {}
     for segment in target:
         reference = texts.setdefault(segment.system, {})
-        key = segment.document, segment.number
-        if key in reference:
+        if segment.key in reference:
             raise DataError(
-                f"{path}: document {key[0]}, segment {key[1]} occurs twice in the reference "
-                f"{segment.system!r}; repair the file"
+                f"{path}: document {segment.document}, segment {segment.number} occurs twice in "
+                f"the reference {segment.system!r}; repair the file"
             )
-        reference[key] = segment.text
+        reference[segment.key] = segment.text
     result = []
     for system, reference in texts.items():
-        keys = [(segment.document, segment.number) for segment in source]
         missing = [key for key in keys if key not in reference]
         if missing:
             raise DataError(

@@ -141,8 +141,8 @@ def _read_origins(raw: Path) -> dict[str, dict[str, str]]:
         return {}
     except (OSError, ValueError, TypeError, AttributeError):
         raise DataError(
-            f"{path}, which says which data set each text is from, is damaged: restore it, or "
-            "make the texts again in another folder"
+            f"{path} is damaged; it records the data set of each text: restore it, or make the "
+            "texts again in another folder"
         ) from None
 
 
@@ -217,7 +217,8 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
         return
     with tarfile.open(path) as tar:
         for entry in tar:
-            if file := tar.extractfile(entry):
+            file = tar.extractfile(entry) if entry.isfile() else None
+            if file:
                 yield entry.name, file
 
 

@@ -26,7 +26,7 @@ class ChunkOutput(NamedTuple):
     """The output of some translated lines."""
 
     text: list[str]  # the output of each line
-    sentences: int  # lines with at least one word
+    sentences: int  # lines that have a translation
     tokens: int  # number of tokens of their best translations
 
 
@@ -128,6 +128,6 @@ def _connected(world: World) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise ProcessFailed(
-            f"{world} lost the connection to the other processes, one of them has ended: "
+            f"{world} lost the connection to the other processes because one of them has ended: "
             f"{str(error).splitlines()[0]}"
         ) from None

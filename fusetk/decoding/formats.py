@@ -153,7 +153,8 @@ def find_resume_point(target: str, form: OutputFormat, start: int) -> ResumePoin
     """
     if target == "-" or Path(target).suffix == ".gz":
         raise ConfigError(
-            "--resume continues a file that is not compressed: name one by -o, and not .gz"
+            "--resume continues a file that is not compressed: give -o with a name that does not "
+            "end in .gz"
         )
     if not Path(target).exists():
         return None

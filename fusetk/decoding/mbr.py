@@ -1,6 +1,6 @@
 """Minimum Bayes risk decoding: the translation that is most similar to all others.
 
-Kumar and Byrne 2004; with samples, Eikema and Aziz 2022.
+The sources are Kumar and Byrne 2004, and Eikema and Aziz 2022 for samples.
 """
 
 import math
@@ -17,12 +17,15 @@ Utility = Callable[[str, str], float]
 """Similarity of a translation to another one, from 0 to 100."""
 
 
-def utility(name: str) -> Utility:
-    """Return the utility `chrf` or `bleu`: a score of one sentence by sacrebleu."""
+def utility(name: str, tokenize: str | None = None) -> Utility:
+    """Return the utility `chrf` or `bleu`: a score of one sentence by sacrebleu.
+
+    ``tokenize`` is the tokeniser of BLEU, by default that of sacrebleu.
+    """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    scorer: Any = CHRF() if name == "chrf" else BLEU(effective_order=True)
+    scorer: Any = CHRF() if name == "chrf" else BLEU(effective_order=True, tokenize=tokenize)
 
     def score(translation: str, other: str) -> float:
         return float(scorer.sentence_score(translation, [other]).score)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fusetk.data.vocab import BOS, EOS, PAD
 from fusetk.decoding.target_scores import (
     BATCH_TOKENS,
-    PairsWithEos,
+    IdPair,
     check_length,
     collate,
     pair_batches,
@@ -28,8 +28,8 @@ class Step(NamedTuple):
 
 
 @torch.inference_mode()
-def next_tokens(model: Seq2Seq, pairs: PairsWithEos, count: int) -> list[list[Step]]:
-    """Return the steps of each pair of source ids, EOS last, and target ids without BOS and EOS.
+def next_tokens(model: Seq2Seq, pairs: Sequence[IdPair], count: int) -> list[list[Step]]:
+    """Return the steps of each pair.
 
     A target of T tokens has T + 1 steps; the last token is EOS. Each step has the ``count`` most
     probable tokens, without PAD and BOS, which a search never produces. The model must be in

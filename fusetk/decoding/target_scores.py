@@ -21,7 +21,8 @@ from fusetk.nn.weightnorm import NormedLinear
 
 BATCH_TOKENS = 8192
 
-PairsWithEos = Sequence[tuple[Sequence[int], Sequence[int]]]
+IdPair = tuple[Sequence[int], Sequence[int]]
+"""Source ids with EOS, and target ids without BOS and EOS."""
 
 
 class TargetScores(NamedTuple):
@@ -35,13 +36,13 @@ class TargetScores(NamedTuple):
 @torch.inference_mode()
 def score_targets(
     models: Sequence[Seq2Seq],
-    pairs: PairsWithEos,
+    pairs: Sequence[IdPair],
     ensemble: str = "probability",
     batch_tokens: int = BATCH_TOKENS,
     attention: AttentionHeads | None = None,
     on_batch: Callable[[int], None] = lambda pairs: None,
 ) -> list[TargetScores]:
-    """Score each pair of source ids, EOS last, and target ids without BOS and EOS.
+    """Score each pair.
 
     ``models`` must be in evaluation mode. Several models are an ensemble; ``ensemble`` is the
     argument ``mean`` of ``decoding.scorer.Scorer``, and the attention is the mean over the models.
@@ -113,8 +114,8 @@ def log_probabilities(
     return torch.cat(log_probs)
 
 
-def collate(pairs: PairsWithEos) -> Batch:
-    """Return a batch of pairs of source ids, EOS last, and target ids without BOS and EOS."""
+def collate(pairs: Sequence[IdPair]) -> Batch:
+    """Return the pairs as a batch."""
     src, src_mask = pad([source for source, _ in pairs])
     tgt_in, tgt_mask = pad([[BOS, *target] for _, target in pairs])
     tgt_out, _ = pad([[*target, EOS] for _, target in pairs])
@@ -142,7 +143,7 @@ def pair_batches(lengths: Sequence[tuple[int, int]], max_positions: int) -> Iter
         yield batch
 
 
-def check_length(models: Sequence[Seq2Seq], pairs: PairsWithEos) -> None:
+def check_length(models: Sequence[Seq2Seq], pairs: Sequence[IdPair]) -> None:
     """Raise DataError if a pair of ``score_targets`` exceeds the positions of the models."""
     positions = max_positions(models)
     if positions is None:

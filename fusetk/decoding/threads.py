@@ -20,7 +20,9 @@ R = TypeVar("R")
 MAX_WORKERS = 4
 
 _thread = threading.local()  # ``events``: each of these events ends the work of this thread
-_in_use = threading.Lock()  # a new thread's number of threads is a setting of the process
+# PyTorch has one setting per process for the number of threads that new threads use, so only one
+# call may change it at a time.
+_in_use = threading.Lock()
 
 
 def max_workers(device: torch.device) -> int:
@@ -49,7 +51,8 @@ def map_in_threads(
 
     def begin(autocast: bool, dtype: torch.dtype) -> None:
         _thread.events = events
-        torch.get_num_threads()  # otherwise, the first operation would replace the next number
+        # PyTorch sets the number at the first use of a thread, which must be before the next line.
+        torch.get_num_threads()
         torch.set_num_threads(shares.pop())
         torch.set_autocast_enabled("cpu", autocast)
         torch.set_autocast_dtype("cpu", dtype)

@@ -17,7 +17,7 @@ from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding.alignment import AttentionHeads, hard, parse
 from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.requests import Request as Request
+from fusetk.decoding.requests import Request
 from fusetk.decoding.sample import sample
 from fusetk.decoding.target_scores import TargetScores, score_targets
 from fusetk.decoding.threads import map_in_threads, max_workers
@@ -38,7 +38,7 @@ class Extras(NamedTuple):
 
     word_scores: bool = False
     attention: AttentionHeads | None = None
-    # Replaces unknown words by this attention, or by the mean over all layers and heads.
+    # Replaces unknown words; ``attention``, or the mean over all layers and heads, aligns them.
     replace: Replacement | None = None
 
     @classmethod
@@ -167,7 +167,7 @@ class Translator:
 
     def encode(self, side: str, text: str, tokenized: bool = False) -> list[int]:
         """Return the ids of a line, without BOS and EOS. ``side`` is "source" or "target"."""
-        vocabulary = self.pipeline.source_vocab if side == "source" else self.pipeline.target_vocab
+        vocabulary = self.pipeline.vocabulary(side)
         return vocabulary.encode(self.tokens(side, text, tokenized))
 
     def tokens(self, side: str, text: str, tokenized: bool = False) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fusetk.data.text import readable
+from fusetk.data.text import check_inputs_and_output
 from fusetk.decoding.formats import OutputFormat, ResumePoint, find_resume_point
 from fusetk.decoding.output_file import OutputFile
 from fusetk.decoding.requests import (
@@ -57,7 +57,7 @@ def input_range(
     """
     if target != "-":
         dictionaries = [dictionary] if dictionary else []
-        readable([*inputs.files, *dictionaries], Path(target))
+        check_inputs_and_output([*inputs.files, *dictionaries], Path(target))
     start, end = line_range(inputs)
     point = find_resume_point(target, output_format, start) if resume else None
     return InputRange(start, end, point)

@@ -6,10 +6,11 @@ counts characters, so a word with a wrong inflection is partly right.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import SequenceMatcher
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from fusetk.decoding.mbr import utility
 from fusetk.evaluation.metrics import score
 
 SENTENCE_METRICS = ("chrf", "sacrebleu")  # the first is the default
@@ -84,23 +85,14 @@ def compare_sentences(
             ComparedSentence(line, source, None, old, new)
             for line, (source, old, new) in enumerate(zip(sources, first, second, strict=True), 1)
         ]
-    sentence_score = _sentence_scorer(metric, tokenized)
+    kind = "bleu" if metric == "sacrebleu" else "chrf"
+    sentence_score = utility(kind, "none" if tokenized else None)
     sentences = []
     rows = zip(sources, references, first, second, strict=True)
     for line, (source, reference, old, new) in enumerate(rows, 1):
         scores = (sentence_score(old, reference), sentence_score(new, reference))
         sentences.append(ComparedSentence(line, source, reference, old, new, scores))
     return sentences
-
-
-def _sentence_scorer(metric: str, tokenized: bool) -> Callable[[str, str], float]:
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
-    scorer: Any = CHRF()
-    if metric == "sacrebleu":
-        scorer = BLEU(effective_order=True, tokenize="none" if tokenized else None)
-    return lambda hypothesis, reference: float(scorer.sentence_score(hypothesis, [reference]).score)
 
 
 def summarize(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fusetk.evaluation.metric import Metric, Score
 from fusetk.evaluation.multi_bleu import split_words
-from fusetk.evaluation.texts import ScoredText, ScoredTexts
+from fusetk.evaluation.texts import ScoredTexts
 
 BOUNDS = (0, 10, 20, 30, 40, 50, 60)  # as in DTMT's Figure 3
 DEFAULT_METRIC = "multi-bleu"
@@ -37,12 +37,7 @@ class LengthTable(NamedTuple):
     ranges: Sequence[LengthRange]
     sentences: Sequence[int]  # in each range
     scores: Mapping[str, Sequence[float | None]]  # by system, one for each range
-    blank: int  # lines without words in ``length_text``
-
-    @property
-    def length_text(self) -> ScoredText:
-        """The text that gives the lengths: the source, or else the first reference."""
-        return self.texts.source or self.texts.references[0]
+    blank: int  # lines without words in ``texts.length_text``
 
     def as_dict(self) -> dict[str, Any]:
         """Return the table for JSON."""
@@ -50,10 +45,10 @@ class LengthTable(NamedTuple):
         return {
             "metric": self.metric,
             "signature": self.signature,
-            "sentences": len(self.length_text.lines),
+            "sentences": len(self.texts.length_text.lines),
             "lengths": {
                 "of": "source" if self.texts.source else "reference",
-                **self.length_text.as_dict(),
+                **self.texts.length_text.as_dict(),
                 "blank": self.blank,
             },
             "systems": [{"name": name, **text.as_dict()} for name, text in systems],
@@ -84,7 +79,7 @@ def ranges_above(bounds: Sequence[int]) -> list[LengthRange]:
     return [LengthRange(bound + 1) for bound in bounds]
 
 
-def count_words(lines: Sequence[str]) -> list[int]:
+def word_counts(lines: Sequence[str]) -> list[int]:
     """Return the number of words of each line, split at ASCII white space."""
     return [len(split_words(line)) for line in lines]
 
@@ -112,7 +107,7 @@ def score_by_length(
 
     Lengths are those of the source, or of the first reference if the source was not read.
     """
-    lengths = count_words((texts.source or texts.references[0]).lines)
+    lengths = word_counts(texts.length_text.lines)
     groups = group_by_range(ranges, lengths)
     results = {
         name: score_groups(metric, text.lines, groups) for name, text in texts.systems.items()

@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding.scores import PENALTIES
-from fusetk.decoding.target_scores import check_length, score_targets
+from fusetk.decoding.target_scores import IdPair, check_length, score_targets
 from fusetk.decoding.translate import Translator
-
-IdPair = tuple[list[int], list[int]]  # source ids with EOS, target ids without BOS and EOS
 
 
 class ScoreRule(NamedTuple):
@@ -75,10 +73,10 @@ class Rescorer:
             None if pair is None else self._scored(pair[1], next(results).scores) for pair in pairs
         ]
 
-    def _scored(self, target: list[int], scores: list[float]) -> ScoredTarget:
+    def _scored(self, target: Sequence[int], scores: list[float]) -> ScoredTarget:
         pipeline = self.translator.pipeline
         tokens = pipeline.target_vocab.decode(target)
-        return ScoredTarget(tokens, scores, pipeline.count_words(tokens), target.count(UNK))
+        return ScoredTarget(tokens, scores, pipeline.num_words(tokens), target.count(UNK))
 
 
 class CorpusScore:

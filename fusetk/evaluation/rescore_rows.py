@@ -16,8 +16,9 @@ from fusetk.decoding.requests import (
     open_texts,
     parallel_lines,
 )
+from fusetk.decoding.target_scores import IdPair
 from fusetk.errors import DataError, join_names
-from fusetk.evaluation.rescore import IdPair, Rescorer, ScoredTarget, ScoreRule
+from fusetk.evaluation.rescore import Rescorer, ScoredTarget, ScoreRule
 
 Encode = Callable[[str, str], list[int]]  # side, line
 

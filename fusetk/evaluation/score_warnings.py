@@ -236,11 +236,11 @@ def _blank_warnings(hypotheses: Sequence[str], references: Sequence[Sequence[str
     warnings = []
     if blank_hypotheses > limit:
         warnings.append(
-            f"lines of the hypothesis that are blank where the reference is not: {blank_hypotheses}"
+            f"the hypothesis is blank and the reference is not: {blank_hypotheses} lines"
         )
     if blank_references > limit:
         warnings.append(
-            f"lines in which the reference is blank and the hypothesis is not: {blank_references}"
+            f"the reference is blank and the hypothesis is not: {blank_references} lines"
         )
     return warnings
 

@@ -110,8 +110,9 @@ def score_files(
     Metrics that the user did not name are not checked for tokenised text; see ``text_warnings``.
     Raises DataError if a text or an option cannot be used.
     """
-    named = [] if ALL in metrics else list(metrics)
-    names = list(METRICS) if ALL in metrics else named or list(DEFAULT_METRICS)
+    named = [metric for metric in metrics if metric != ALL]
+    names = list(dict.fromkeys([*METRICS, *named])) if ALL in metrics else named
+    names = names or list(DEFAULT_METRICS)
     warnings = ignored_options(names, options)
     texts = read_texts(files, references, source)
     built = make_metrics(texts.reference_lines, names, options, texts.source_lines)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.data.text import Pair, display_name, read_lines, standard_input, unequal
+from fusetk.data.text import FilePair, display_name, read_lines, standard_input, unequal
 from fusetk.errors import DataError, join_names
 from fusetk.evaluation.metric import Metric, MetricOptions
 from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS
@@ -37,6 +37,11 @@ class ScoredTexts(NamedTuple):
         return next(iter(self.systems.values()))
 
     @property
+    def length_text(self) -> ScoredText:
+        """The text that gives the lengths: the source, or else the first reference."""
+        return self.source or self.references[0]
+
+    @property
     def source_lines(self) -> Sequence[str] | None:
         """The lines of the source, None if it was not read."""
         return self.source.lines if self.source else None
@@ -63,7 +68,8 @@ def read_texts(
     expected = len(texts[files[0]].lines)
     for file, text in texts.items():
         if len(text.lines) != expected:
-            raise _unequal_lines(files[0], file, expected, len(text.lines))
+            names = FilePair(Path(display_name(files[0])), Path(display_name(file)))
+            raise unequal(names, expected, len(text.lines))
     return ScoredTexts(
         {name: texts[file] for name, file in systems.items()},
         [texts[file] for file in references],
@@ -77,15 +83,6 @@ def _read_text(file: str) -> ScoredText:
         raise DataError(f"{display_name(file)} is empty: there is nothing to score")
     words = sum(len(split_words(line)) for line in lines)
     return ScoredText(display_name(file), words, lines)
-
-
-def _unequal_lines(first: str, second: str, first_lines: int, second_lines: int) -> DataError:
-    if "-" not in (first, second):
-        return unequal(Pair(Path(first), Path(second)), first_lines, second_lines)
-    return DataError(
-        f"{display_name(first)} has {first_lines} lines and {display_name(second)} has "
-        f"{second_lines}: both need the same number of lines"
-    )
 
 
 def describe_inputs(hypothesis: ScoredText, references: Sequence[ScoredText]) -> str:

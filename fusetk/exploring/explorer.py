@@ -165,7 +165,7 @@ class Explorer:
 
     def _ids(self, side: str, tokens: Sequence[str]) -> list[int]:
         pipeline = self.translator.pipeline
-        vocabulary = pipeline.source_vocab if side == "source" else pipeline.target_vocab
+        vocabulary = pipeline.vocabulary(side)
         return vocabulary.encode(tokens)
 
     def _unknown(self, side: str, tokens: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fusetk.data.text import readable
+from fusetk.data.text import check_inputs_and_output
 from fusetk.errors import DataError, join_names
 from fusetk.plotting import attention
 from fusetk.plotting.figure import check_output
@@ -113,5 +113,7 @@ def input_pairs(choices: PlotOptions) -> Iterator[InputPair] | Sequence[InputPai
     """
     if choices.source_file is None:
         return command_line_pairs(choices.sources, choices.targets)
-    readable(filter(None, (choices.source_file, choices.target_file)), choices.output)
+    check_inputs_and_output(
+        filter(None, (choices.source_file, choices.target_file)), choices.output
+    )
     return file_pairs(choices.source_file, choices.target_file, choices.lines)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fusetk.data.text import cannot_write
+from fusetk.data.text import cannot_write, check_folder_of
 from fusetk.errors import DataError
 from fusetk.plotting.style import SCREEN
 from fusetk.plotting.text_width import missing_glyphs_ignored
@@ -52,8 +52,7 @@ def check_output(path: Path, pages: bool = False, numbers: bool = True) -> None:
         raise DataError(
             f"{path}: the name must end in {', '.join(PICTURES)} for a picture{page}{number}"
         )
-    if not path.parent.is_dir():
-        raise DataError(f"{path}: the folder {path.parent} does not exist; create it first")
+    check_folder_of(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the name of a file")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusetk.data.pipeline import Pipeline
-from fusetk.data.text import Pair, read_lines, read_pairs, standard_input
+from fusetk.data.text import FilePair, read_lines, read_pairs, standard_input
 from fusetk.data.vocab import UNK
 from fusetk.errors import DataError
 
@@ -68,7 +68,7 @@ def file_pairs(source: str, target: str | None, lines: range | None) -> Iterator
     elif "-" in (source, target):
         raise DataError("with a file of translations (-r), neither file can be standard input (-)")
     else:
-        pairs = iter(read_pairs(Pair(Path(source), Path(target))))
+        pairs = iter(read_pairs(FilePair(Path(source), Path(target))))
     number = 0
     for number, (left, right) in enumerate(pairs, 1):
         if lines is None or number in lines:
@@ -127,7 +127,7 @@ class Reader:
         return tokens
 
     def _ids(self, side: str, words: list[str]) -> list[int]:
-        vocabulary = self.pipeline.source_vocab if side == "source" else self.pipeline.target_vocab
+        vocabulary = self.pipeline.vocabulary(side)
         ids = list(vocabulary.encode(words))
         unknown = [word for word, i in zip(words, ids, strict=True) if i == UNK]
         self.unknown[side] |= dict.fromkeys(unknown)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.data.text import (
-    Pair,
+    FilePair,
+    check_inputs_and_output,
     display_name,
     read_lines,
-    readable,
     standard_input,
     unequal,
     writer,
@@ -106,15 +106,13 @@ def _check_output(output: Path, inputs: Sequence[Path]) -> None:
         raise DataError(
             f"{output}: the name must end in .json; the text is printed to standard output"
         )
-    readable([path for path in inputs if path.is_file()], output)
-    if not output.parent.is_dir():
-        raise DataError(f"{output}: there is no folder {output.parent}; make it first")
+    check_inputs_and_output([path for path in inputs if path.is_file()], output)
 
 
 def _read(path: Path | str, source: str, sentences: int) -> list[str]:
     lines = list(read_lines(path))
     if len(lines) != sentences:
-        raise unequal(Pair(Path(source), Path(path)), sentences, len(lines))
+        raise unequal(FilePair(Path(source), Path(path)), sentences, len(lines))
     return lines
 
 

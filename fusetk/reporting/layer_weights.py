@@ -4,7 +4,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusetk.data.text import Pair, read_pairs
+from fusetk.data.text import FilePair, read_pairs
 from fusetk.errors import CheckpointError, DataError
 from fusetk.reporting.result_files import SavedPanel, SavedWeights
 from fusetk.runs import MODEL, find_checkpoint, read_state
@@ -56,7 +56,7 @@ def _panels(checkpoint: Path, source: Path, target: Path) -> "tuple[list[Panel],
     loaded = system.load_model(checkpoint, "cpu")
     model = loaded.model
     reader = Reader(loaded.pipeline, tokenized=True, positions=model.max_positions, strict=False)
-    lines = islice(read_pairs(Pair(source, target)), SENTENCES)
+    lines = islice(read_pairs(FilePair(source, target)), SENTENCES)
     inputs = [InputPair(number, *pair) for number, pair in enumerate(lines, 1)]
     pairs = [(sentence.source_ids, sentence.target_ids) for sentence in reader(inputs)]
     panels: list[Panel] = []

@@ -40,9 +40,8 @@ class BadRequest(Exception):
 async def read_object(request: Request, keys: Sequence[str], size: int) -> dict[str, Any]:
     """Return the JSON object of a request.
 
-    Raises BadRequest if the body has more than ``size`` bytes, as soon as they have arrived, if it
-    has not arrived within ``BODY_SECONDS``, if it is not a JSON object, or if the object has other
-    keys than ``keys``.
+    Raises BadRequest if the body is not a JSON object with keys of ``keys``, if it has not arrived
+    within ``BODY_SECONDS``, or as soon as it has more than ``size`` bytes.
     """
     try:
         body = await asyncio.wait_for(_body(request, size), BODY_SECONDS)

@@ -6,7 +6,7 @@ import torch
 
 from fusetk.data.corpus import Corpus
 from fusetk.data.corpus_weights import WeightedSpan, sampling_spans
-from fusetk.data.sampler import Groups, batches, fits, groups, pair_lengths
+from fusetk.data.sampler import Groups, batches, check_fits, groups, pair_lengths
 from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
@@ -35,7 +35,9 @@ class Stages:
         self.width = width
         self.corpus = corpus
         # For each stage, the parts of the corpus to sample; empty for all pairs in equal shares.
-        self.spans = [sampling_spans(corpus.parts, stage.weights) for stage in self.configs]
+        self.spans = [
+            sampling_spans(corpus.parts, stage.weights, i) for i, stage in enumerate(self.configs)
+        ]
         self._check_dropout()
         self._check_lengths()
 
@@ -61,7 +63,7 @@ class Stages:
                     int(lengths[start:end].max(initial=0))
                     for start, end, _ in spans or [WeightedSpan(0, len(corpus), 1.0)]
                 )
-                fits(max(longest), stage.batch)
+                check_fits(max(longest), stage.batch)
 
     def config(self, progress: Progress) -> StageConfig:
         return self.configs[progress.stage]

@@ -89,7 +89,7 @@ def make(folder: Path, pairs: int, tokens: int) -> Path:
         {"prefix": "second", "pairs": pairs - pairs // 2},
     ]
     for name in outputs:
-        outputs[name] = manifest.written(prepared / name)
+        outputs[name] = manifest.output_record(prepared / name)
     manifest.write(prepared, data)
     return config
 

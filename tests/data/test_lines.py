@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from fusetk.data.text import Pair, cannot_write, locate, read_lines, read_pairs, readable, writer
+from fusetk.data.text import (
+    FilePair,
+    cannot_write,
+    check_inputs_and_output,
+    locate,
+    read_lines,
+    read_pairs,
+    writer,
+)
 from fusetk.errors import DataError
 
 ODD = "a\u2028b\u0085c\u00a0d\x0ce\tf\0g\rh\x1ci"
@@ -36,7 +44,7 @@ def test_a_carriage_return_within_a_line_is_a_character(tmp_path: Path) -> None:
 
 def test_a_pipe_is_not_opened_before_it_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # without a writer, opening it would not end
-    readable([tmp_path / "pipe"], tmp_path / "out")
+    check_inputs_and_output([tmp_path / "pipe"], tmp_path / "out")
 
 
 def test_a_mark_alone_is_no_line(tmp_path: Path) -> None:
@@ -137,17 +145,17 @@ def test_unequal_counts_name_the_place(tmp_path: Path) -> None:
         DataError,
         match=r"300 lines and .* 299: they seem to be out of step from line (119|12[0-3]) on",
     ):
-        list(read_pairs(Pair(source, target)))
+        list(read_pairs(FilePair(source, target)))
     target.write_text("".join("words " * n + "\n" for n in lengths[:250]))
     with pytest.raises(
         DataError, match=r"300 lines and .* 250: x\.en seems to end early, after line 250"
     ):
-        list(read_pairs(Pair(source, target)))
+        list(read_pairs(FilePair(source, target)))
     # The last lines of the shorter file have lengths that fit later lines of the other file.
     cut = lengths[:248] + lengths[298:]
     target.write_text("".join("words " * n + "\n" for n in cut))
     with pytest.raises(DataError, match=r"x\.en seems to end early, after line 250"):
-        list(read_pairs(Pair(source, target)))
+        list(read_pairs(FilePair(source, target)))
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -358,7 +358,9 @@ def test_again_with_nothing_changed(folder: Path, monkeypatch: pytest.MonkeyPatc
     os.utime(folder / "train.de")
     os.utime(folder / "out" / "train.de.ids")
     assert again(config(folder))[0].made == []
-    assert again(config(folder), force=True)[0].made == list(first.data["stages"])
+    forced, said = again(config(folder), force=True)
+    assert forced.made == list(first.data["stages"])
+    assert said == [f"{name}: made again by --force" for name in forced.made]
     assert contents(folder / "out") == before
 
 
@@ -384,13 +386,13 @@ def test_again_with_nothing_changed(folder: Path, monkeypatch: pytest.MonkeyPatc
             {"steps": STEPS[1:]},
             "words.train: steps: ",
             [
+                "words.valid",
+                "words.test.one",
                 "words.train",
                 "bpe",
                 "vocabulary",
                 "ids.train",
-                "words.valid",
                 "ids.valid",
-                "words.test.one",
                 "ids.test.one",
             ],
         ),
@@ -464,7 +466,7 @@ prepare(DataConfig.model_validate_json({chosen.model_dump_json()!r}))
     ):
         Corpus.open(folder / "out", "train")
     manifest = prepare(chosen)
-    assert manifest.made[0] == "words.train"
+    assert manifest.made[0] == "words.valid"
     prepare(config(folder, folder=str(folder / "fresh")))
     assert contents(folder / "out") == contents(folder / "fresh")
 
@@ -562,8 +564,12 @@ def test_a_validation_text_of_blank_lines_is_refused(folder: Path) -> None:
     chosen = config(folder)
     (folder / f"blank.{chosen.source}").write_text("ein Haus\n")
     (folder / f"blank.{chosen.target}").write_text(" \n")
+    reported: list[str] = []
     with pytest.raises(DataError, match=f"the validation text has no word in {chosen.target}"):
-        prepare(chosen.model_copy(update={"valid": [str(folder / "blank")]}))
+        prepare(
+            chosen.model_copy(update={"valid": [str(folder / "blank")]}), report=reported.append
+        )
+    assert reported == ["words.valid: not made yet"], "before the work on the training text"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -614,10 +620,11 @@ def test_an_incomplete_manifest_is_damaged(folder: Path, place: tuple[str, ...])
     assert prepare(config(folder)).made
 
 
-def test_a_foreign_folder_with_a_manifest_is_left_alone(folder: Path) -> None:
+@pytest.mark.parametrize("content", ['{"name": "my web app"}', "// mine\n{}"])
+def test_a_foreign_folder_with_a_manifest_is_left_alone(folder: Path, content: str) -> None:
     out = folder / "out"
     (out / "text").mkdir(parents=True)
-    (out / "manifest.json").write_text('{"name": "my web app"}')
+    (out / "manifest.json").write_text(content)
     (out / "text" / "vocab.de").write_text("mine")
     with pytest.raises(DataError, match="was not made by fusetk prep"):
         prepare(config(folder))

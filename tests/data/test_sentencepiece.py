@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fusetk.data.binarize import check_required_tokens
+from fusetk.data.config import DataConfig
 from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.prepare import prepare
 from fusetk.data.steps.base import Side
@@ -76,6 +78,23 @@ def test_raw_text_returns_unchanged(toy: Path, tmp_path: Path) -> None:
             assert vocabulary.decode(vocabulary.encode(tokens)) == tokens, "no token is unknown"
             assert pipeline.raw(pipeline.join(tokens)) == line
     assert len(pipeline.subwords("source", pipeline.words("source", CHINESE[0]))) < 7
+
+
+def test_a_vocabulary_without_room_for_the_bytes_is_an_error(tmp_path: Path) -> None:
+    data = DataConfig.model_validate(
+        {
+            "source": "zh",
+            "target": "en",
+            "folder": str(tmp_path),
+            "train": ["train"],
+            "valid": ["valid"],
+            "steps": [{"step": "sentencepiece", "side": "target"}],
+        }
+    )
+    all_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
+    check_required_tokens(data, (Vocabulary(["x"]), Vocabulary([*all_bytes, "x"])))
+    with pytest.raises(DataError, match=r"target vocabulary lacks 6 tokens .* as '<0xFA>'"):
+        check_required_tokens(data, (Vocabulary(["x"]), Vocabulary(all_bytes[:250])))
 
 
 def test_the_model_is_learned_again_identically(toy: Path, tmp_path: Path) -> None:

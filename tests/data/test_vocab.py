@@ -55,12 +55,13 @@ def test_formats(tmp_path: Path, name: str, content: str) -> None:
     ("name", "content", "message"),
     [
         ("v", "a 1\nb x\n", "v, line 2"),
+        ("v", "a 1\nb 2 #fairseq:overwrite\n", "v, line 2: fairseq's overwrite marks"),
         ("v", "a\n\nb\n", "v, line 2: the token is missing"),
         ("v", "a 1\na 2\n", "v: the vocabulary has the token 'a' twice"),
         ("v.json", '{"a": 1,\n "b": }', "v.json, line 2: not valid JSON"),
         ("v.json", "[1]", "a mapping of tokens to ids"),
         ("v.yml", 'a: 1\nb: [\n"', "v.yml, line 3: not valid YAML"),
-        ("v.yml", "a: 1\nb: x\n", "v.yml, line 2: the id of 'b' is 'x'"),
+        ("v.yml", "a: 1\nb: x\n", "v.yml: the id of 'b' is 'x'"),
     ],
 )
 def test_malformed(tmp_path: Path, name: str, content: str, message: str) -> None:

@@ -89,3 +89,8 @@ def test_a_missing_library_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> 
 def test_all_metrics_are_without_comet() -> None:
     result = CliRunner().invoke(main, ["score", "hyp", "-r", "ref", "--metric", "all"])
     assert result.exit_code == 0 and "COMET" not in result.stdout
+
+
+@pytest.mark.usefixtures("texts")
+def test_comet_is_computed_beside_all_other_metrics_if_it_is_named() -> None:
+    assert "the metric comet needs the source" in score("--metric", "all").stderr

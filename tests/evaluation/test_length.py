@@ -7,12 +7,12 @@ import pytest
 from fusetk.evaluation.length import (
     BOUNDS,
     LengthRange,
-    count_words,
     group_by_range,
     length_bins,
     ranges_above,
     score_by_length,
     score_groups,
+    word_counts,
 )
 from fusetk.evaluation.metric import MetricOptions
 from fusetk.evaluation.metrics import METRICS, make_metrics, score
@@ -44,7 +44,7 @@ def corpus(seed: int, references: int = 1) -> tuple[list[str], list[list[str]], 
 )
 def test_each_row_is_the_score_of_its_sentences(metric: str, rows: list[LengthRange]) -> None:
     hypotheses, streams, source = corpus(1, references=2)
-    groups = group_by_range(rows, count_words(source))
+    groups = group_by_range(rows, word_counts(source))
     assert all(groups)
     for options in ({}, {"lowercase": True}, {"tokenize": "char"}, {"compound_split": True}):
         [built] = make_metrics(streams, [metric], MetricOptions(**options))
@@ -57,14 +57,14 @@ def test_each_row_is_the_score_of_its_sentences(metric: str, rows: list[LengthRa
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("bounds", [BOUNDS, (0,), (3, 4, 50), (200,)])
 def test_each_sentence_is_in_one_bin(seed: int, bounds: tuple[int, ...]) -> None:
-    sizes = count_words(corpus(seed)[2])
+    sizes = word_counts(corpus(seed)[2])
     groups = group_by_range(length_bins(bounds), sizes)
     assert sorted(i for group in groups for i in group) == list(range(len(sizes)))
     assert {i for i, size in enumerate(sizes) if not size} <= set(groups[0])  # blank lines
 
 
 def test_a_range_above_a_bound_joins_the_bins_above_it() -> None:
-    sizes = count_words(corpus(2)[2])
+    sizes = word_counts(corpus(2)[2])
     apart, together = (
         group_by_range(length_bins(BOUNDS), sizes),
         group_by_range(ranges_above(BOUNDS), sizes),
@@ -81,10 +81,10 @@ def test_the_range_above_zero_is_the_complete_text(metric: str) -> None:
     hypotheses, streams, _ = corpus(3)
     [built] = make_metrics(streams, [metric], MetricOptions())
     [whole] = score_groups(
-        built, hypotheses, group_by_range(ranges_above([0]), count_words(streams[0]))
+        built, hypotheses, group_by_range(ranges_above([0]), word_counts(streams[0]))
     )
     [same] = score_groups(
-        built, hypotheses, group_by_range(length_bins([0]), count_words(streams[0]))
+        built, hypotheses, group_by_range(length_bins([0]), word_counts(streams[0]))
     )
     assert [whole] == [same] == score(hypotheses, streams, [metric])
 
@@ -124,7 +124,7 @@ def test_names_of_ranges() -> None:
 
 
 def test_words_are_split_at_ascii_white_space() -> None:
-    assert count_words(["", " \t", "a\tb  c ", "a\u00a0b\u2028c"]) == [0, 0, 3, 1]
+    assert word_counts(["", " \t", "a\tb  c ", "a\u00a0b\u2028c"]) == [0, 0, 3, 1]
 
 
 def test_each_sentence_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,11 +127,11 @@ def test_blank_and_untranslated_lines() -> None:
     assert score_warnings(["", *reference[1:]], [reference]) == []
     assert score_warnings(["", "", *reference[2:]], [["", *reference[1:]]]) == []
     assert score_warnings(["", " ", "", *reference[3:]], [reference]) == [
-        "lines of the hypothesis that are blank where the reference is not: 3"
+        "the hypothesis is blank and the reference is not: 3 lines"
     ]
     missing = ["", " ", "", *reference[3:]]
     assert score_warnings(reference, [missing]) == [
-        "lines in which the reference is blank and the hypothesis is not: 3"
+        "the reference is blank and the hypothesis is not: 3 lines"
     ]
     assert score_warnings(reference, [missing, reference]) == []
     copied = [*source[:10], *reference[10:]]

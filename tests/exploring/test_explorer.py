@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fusetk import system
-from fusetk.decoding.translate import Request
+from fusetk.decoding.requests import Request
 from fusetk.errors import DataError
 from fusetk.exploring.explorer import Explorer, Heatmap, Search, views, wiring
 from fusetk.models import MODELS
