@@ -61,15 +61,16 @@ def remove_temporary_files(folder: Path, names: Iterable[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def write_if_changed(path: Path, content: bytes) -> None:
-    """Replace a file unless it has this content already. Create its folder if it is missing.
+def write_if_changed(path: Path, content: bytes) -> bool:
+    """Replace a file unless it has this content already; return whether it was written.
 
-    Raises OSError if the file cannot be read or written.
+    Creates its folder if it is missing. Raises OSError if the file cannot be read or written.
     """
     if path.is_file() and path.read_bytes() == content:
-        return
+        return False
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, content)
+    return True
 
 
 def flush(path: Path) -> None:

@@ -246,6 +246,7 @@ def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
         *((f"encoder: {'[' * n}{']' * n}", "at most 100 levels") for n in (101, 4900, 400_000)),
         (ALIASES, "with its aliases it has more than 100,000 values"),
         (MERGES, "with its aliases it has more than 100,000 values"),
+        ("encoder: &a {layers: *a}", "not valid YAML: an alias is inside its own value"),
         ("encoder:\n  layers: 010", r"a\.yaml, line 2: .*'010' is not a decimal number .* as 8\);"),
         ("encoder: {layers: -0_7}", "as -7"),
         ("encoder: {layers: 1:30}", "as 90"),

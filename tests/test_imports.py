@@ -78,6 +78,7 @@ ALLOWED = {
         "plotting",
         "system",
         "recipe",
+        "models",
         "data",
         "runs",
     },

@@ -29,6 +29,22 @@ debug_option = click.option(
 )
 
 
+def keep_quiet(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    """Store for ``inform`` whether the user gave -q."""
+    context.meta[QUIET] = value
+    return value
+
+
+quiet_messages_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=keep_quiet,
+    help="Do not print messages other than warnings and errors to standard error.",
+)
+
+
 def with_common_options(command: click.Command) -> click.Command:
     """Add -q and --debug to a command or to each member of a group, if it does not have them.
 
@@ -40,9 +56,9 @@ def with_common_options(command: click.Command) -> click.Command:
         return command
     names = {name for parameter in command.params for name in parameter.opts}
     if "--quiet" not in names:
-        _append(command, _quiet_option)
+        quiet_messages_option(command)
     if "--debug" not in names:
-        _append(command, debug_option)
+        debug_option(command)
         _refuse_long_names_after_one_dash(command)
     for parameter in command.params:
         _complete_and_expand(parameter, command)
@@ -84,12 +100,6 @@ def is_quiet() -> bool:
     return context is not None and bool(context.meta.get(QUIET))
 
 
-def keep_quiet(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
-    """Store for ``inform`` whether the user gave -q."""
-    context.meta[QUIET] = value
-    return value
-
-
 def print_traceback(context: click.Context) -> None:
     """Print the traceback of the current error if the user gave --debug."""
     if context.meta.get(DEBUG):
@@ -117,27 +127,6 @@ def input_argument(option: str) -> Callable[[Callable[..., Any]], Callable[..., 
 def input_or_argument(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """Return the file that was given as an argument, or the value of -i."""
     return parameter.type_cast_value(context, context.meta.get(INPUT, value))
-
-
-def _append(command: click.Command, option: Callable[[Any], Any]) -> None:
-    """Add an option at the end of the list in the help."""
-
-    def holder() -> None:
-        """Hold the option until it is moved to the command."""
-
-    option(holder)
-    command.params += holder.__click_params__  # type: ignore[attr-defined]
-
-
-def _quiet_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "-q",
-        "--quiet",
-        is_flag=True,
-        expose_value=False,
-        callback=keep_quiet,
-        help="Do not print messages other than warnings and errors to standard error.",
-    )(command)
 
 
 def _complete_and_expand(parameter: click.Parameter, command: click.Command) -> None:

@@ -74,8 +74,9 @@ def command(
     import torch
 
     from fusetk.decoding.distributed import INPUT_TIMEOUT, all_succeed
-    from fusetk.decoding.mbr import MbrTranslator, utility
+    from fusetk.decoding.mbr import MbrTranslator
     from fusetk.decoding.translate import Extras, Translator
+    from fusetk.decoding.utility import utility
     from fusetk.processes import connect, local_device
     from fusetk.system import changed, load_ensemble
 

@@ -50,11 +50,15 @@ def command(out: Path, plain: bool, overrides: tuple[str, ...]) -> None:
 
 
 def _call(words: Sequence[str]) -> None:
-    """Run a command of fusetk in this process, with the -q and --debug of the demo."""
+    """Run a command of fusetk in this process, with the -q and --debug of the demo.
+
+    After Ctrl-C, it prints the advice for the demo.
+    """
     context = click.get_current_context()
     name, *others = words
     flags = [flag for flag, key in (("-q", QUIET), ("--debug", DEBUG)) if context.meta.get(key)]
     main = context.find_root().command
-    status = main.main([name, *flags, *others], prog_name="fusetk", standalone_mode=False)
+    arguments = [name, *flags, *others]
+    status = main.main(arguments, prog_name="fusetk", standalone_mode=False, obj="demo")
     if status:
         context.exit(status)

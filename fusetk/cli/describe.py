@@ -1,12 +1,14 @@
 """``fusetk describe``."""
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
 from fusetk.cli.options import config_argument, set_option
+from fusetk.cli.parameters import all_of
 from fusetk.cli.recipes import load_recipe
+from fusetk.cli.tables import print_json
+from fusetk.cli.vocabulary_options import VOCABULARY_OPTIONS, given_sizes
 from fusetk.config import outside_kinds
 from fusetk.reporting.parameters import count_parameters, matches_printed, vocabulary_sizes
 
@@ -20,18 +22,7 @@ EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml"
 @click.command("describe", epilog=EXAMPLE)
 @config_argument
 @set_option
-@click.option(
-    "--src-vocab-size",
-    type=click.IntRange(5),
-    help="Number of entries of the source vocabulary, special tokens included. "
-    "Default: the size of the prepared vocabulary.",
-)
-@click.option(
-    "--tgt-vocab-size",
-    type=click.IntRange(5),
-    help="Number of entries of the target vocabulary. If only one size is given, it is used for "
-    "both sides.",
-)
+@all_of(VOCABULARY_OPTIONS)
 @click.option(
     "--config",
     "only_config",
@@ -67,11 +58,7 @@ def command(
     if only_config:
         click.echo(sections.dump(recipe), nl=False)
         return
-    source = src_vocab_size or tgt_vocab_size
-    if source:
-        sizes = (source, tgt_vocab_size or source)
-    else:
-        sizes = vocabulary_sizes(recipe)
+    sizes = given_sizes(src_vocab_size, tgt_vocab_size) or vocabulary_sizes(recipe)
     parts = count_parameters(recipe, sizes)
     if kinds := sorted(outside_kinds(recipe.model.model_dump())):
         from fusetk.system import build
@@ -91,7 +78,7 @@ def command(
             "parts": parts,
             "parameters_at_paper_vocabulary": paper_total,
         }
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
         return
     click.echo(sections.dump(recipe))
     click.echo(f"with {sizes[0]:,} source and {sizes[1]:,} target entries:")

@@ -1,11 +1,11 @@
 """``fusetk doctor``."""
 
-import json
 from typing import Any
 
 import click
 
 from fusetk.cli.options import threads_option
+from fusetk.cli.tables import print_json
 from fusetk.processor import usable_processors
 
 
@@ -29,7 +29,7 @@ def command(threads: int | None, measure_again: bool, as_json: bool) -> None:
 
     description = examine(usable_processors(), threads, measure_again)
     if as_json:
-        click.echo(json.dumps(description, indent=2))
+        print_json(description)
     else:
         click.echo("\n".join(_lines(description)))
 

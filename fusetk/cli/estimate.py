@@ -1,6 +1,5 @@
 """``fusetk estimate``."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -8,6 +7,8 @@ import click
 from fusetk.cli.estimate_options import estimate_options
 from fusetk.cli.estimate_output import as_document, print_estimate
 from fusetk.cli.recipes import load_recipe
+from fusetk.cli.tables import print_json
+from fusetk.cli.vocabulary_options import given_sizes
 from fusetk.errors import ConfigError, join_names
 
 if TYPE_CHECKING:
@@ -70,8 +71,7 @@ def command(
             f"--measure needs --device auto, cpu or cuda: the speed of {device} is a share of the "
             "peak in its data sheet (--share)"
         )
-    source = src_vocab_size or tgt_vocab_size
-    sizes = (source, tgt_vocab_size or source) if source else vocabulary_sizes(recipe)
+    sizes = given_sizes(src_vocab_size, tgt_vocab_size) or vocabulary_sizes(recipe)
     text = text_of(recipe, src_length, tgt_length, pairs)
     cost = estimate(recipe, sizes, text)
     if device in DEVICES:
@@ -84,7 +84,7 @@ def command(
     hours = training_hours(cost.stages, devices * speed)
     document = as_document(cost, speed, how, devices, hours, price)
     if as_json:
-        click.echo(json.dumps(document, indent=1))
+        print_json(document)
         return
     where = f"{text.pairs:,} prepared pairs" if text.corpus else "pairs of assumed length"
     click.echo(

@@ -5,6 +5,8 @@ import click
 from fusetk import DEVICE
 from fusetk.cli.options import config_argument, set_option, threads_option
 from fusetk.cli.parameters import Decorator, FiniteRange, all_of
+from fusetk.cli.vocabulary_options import VOCABULARY_OPTIONS
+from fusetk.estimate.devices import SHARE, UPDATES
 
 OPTIONS: tuple[Decorator, ...] = (
     config_argument,
@@ -21,15 +23,15 @@ OPTIONS: tuple[Decorator, ...] = (
         "--share",
         type=FiniteRange(0, 1, min_open=True),
         metavar="S",
-        help="Share of the peak that training reaches on h100, a100 or v100. Default: 0.3, an "
-        "assumption.",
+        help="Share of the peak that training reaches on h100, a100 or v100. Default: "
+        f"{SHARE}, an assumption.",
     ),
     click.option(
         "--measure",
         type=click.IntRange(1),
         metavar="N",
-        help="Number of updates that are measured on this machine. Default: 6. Not for h100, a100 "
-        "and v100.",
+        help=f"Number of updates that are measured on this machine. Default: {UPDATES}. Not for "
+        "h100, a100 and v100.",
     ),
     click.option(
         "--devices",
@@ -42,17 +44,7 @@ OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--price", type=FiniteRange(0), metavar="P", help="Price of a device for an hour."
     ),
-    click.option(
-        "--src-vocab-size",
-        type=click.IntRange(5),
-        help="Entries of the source vocabulary. Default: as for `fusetk describe`.",
-    ),
-    click.option(
-        "--tgt-vocab-size",
-        type=click.IntRange(5),
-        help="Entries of the target vocabulary. If only one size is given, it is used for both "
-        "sides.",
-    ),
+    *VOCABULARY_OPTIONS,
     click.option(
         "--src-length",
         type=FiniteRange(1),

@@ -18,7 +18,9 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 @port_option
 @limit_option("max-characters", 500, "Largest number of characters in a sentence.")
 @limit_option("max-beam", 20, "Largest beam that the page offers.")
-@limit_option("max-cells", 1_000_000, "Largest number of cells of the heatmaps of one view.")
+@limit_option(
+    "max-cells", 1_000_000, "Largest number of cells of the attention heatmaps of one view."
+)
 @raw_option
 @device_option
 @threads_option

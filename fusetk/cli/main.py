@@ -17,7 +17,7 @@ from fusetk.errors import EXIT_INTERRUPTED, FusetkError
 COLLECT_AFTER = 10_000  # new objects between two runs of the garbage collector
 
 COMMANDS = {
-    "demo": "Train a small model that fuses its layers, and show what it does.",
+    "demo": "Train a small model that fuses its layers, and show its translations.",
     "dataset": "Make the raw text of a published data set.",
     "prep": "Convert raw parallel text to memory-mapped token ids.",
     "text": "Run single steps of prep as pipes.",
@@ -36,7 +36,7 @@ COMMANDS = {
     "serve": "Translate over HTTP.",
     "export": "Write a model for CTranslate2.",
     "describe": "Print a resolved config and its parameter counts.",
-    "doctor": "Describe this machine and what is slow on it.",
+    "doctor": "Describe this machine and the causes of slow computation.",
 }
 
 

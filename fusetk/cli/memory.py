@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fusetk.errors import FusetkError
+from fusetk.errors import FusetkError, out_of_memory
 
 
 @contextmanager
@@ -12,8 +12,6 @@ def memory_advice(advice: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        from fusetk.errors import out_of_memory
-
         if not (isinstance(error, MemoryError) or out_of_memory(error)):
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

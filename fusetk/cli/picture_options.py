@@ -29,7 +29,7 @@ def size_option(height: str) -> Decorator:
 
 
 def check_picture(output: Path, size: Size | None, style: str) -> None:
-    """Raise DataError if the size or the style of another file than a picture is given."""
+    """Raise DataError if --size or --style paper is given for a file that is not a picture."""
     if output.suffix.lower() in PICTURES:
         return
     for option, is_given in (("--size", size is not None), ("--style paper", style == "paper")):

@@ -100,8 +100,7 @@ def command(
     quantities = [part.strip() for part in (what or "").split(",") if part.strip()]
     kinds = [kind for kind, selected in zip(KINDS, (train, valid), strict=True) if selected]
     chosen = curves(metrics, quantities, kinds or KINDS)
-    picture = {"title": title, "style": STYLES[style], "size": size}
-    plot(chosen, output, x=x, window=window, **picture)  # type: ignore[arg-type]
+    plot(chosen, output, x=x, window=window, title=title, style=STYLES[style], size=size)
 
 
 def _folder_names(runs: tuple[Path, ...]) -> list[str]:

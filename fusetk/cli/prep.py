@@ -1,6 +1,5 @@
 """``fusetk prep``: convert raw parallel text to ids."""
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 from fusetk.cli.common_options import inform, is_quiet
 from fusetk.cli.options import config_argument, set_option
 from fusetk.cli.recipes import load_recipe
-from fusetk.cli.tables import print_complete
+from fusetk.cli.tables import print_complete, print_json
 from fusetk.data.config import DataConfig, load_data
 from fusetk.data.prepare import Manifest, prepare
 from fusetk.display import Display
@@ -89,7 +88,7 @@ def run(
         inform(f"{folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}")
     if as_json:
         keys = ("fingerprint", "splits", "vocabulary", "bpe")
-        click.echo(json.dumps({key: manifest.data[key] for key in keys}, indent=2))
+        print_json({key: manifest.data[key] for key in keys})
 
 
 def print_table(manifest: Manifest) -> None:

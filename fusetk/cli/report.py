@@ -6,7 +6,7 @@ import click
 
 from fusetk.cli.report_options import report_options
 from fusetk.cli.report_output import inform_unmatched, save_and_inform, show_tables
-from fusetk.cli.tables import print_json
+from fusetk.cli.tables import print_json, print_warnings
 from fusetk.reporting.layout import table_as_dict, text_table
 from fusetk.reporting.result_files import holds_results
 from fusetk.reporting.result_layout import result_table_as_dict, text_tables
@@ -125,8 +125,7 @@ def command(
                 texts = [text for table in result_tables for text in text_tables(table)]
                 show_tables(texts, output)
         finally:  # also if the process that reads the output has ended
-            for table in result_tables:
-                table.p_values.save()
+            result_tables[0].p_values.save()
         return
     if page:
         raise click.UsageError("--html needs a folder of results, which --save makes")
@@ -138,10 +137,9 @@ def command(
         return
     for row in rows:
         count_row(row)
-    tables = make_tables(rows, all_scores or any(choices.values()))
+    tables = make_tables(rows, chosen)
     select_columns(tables, choices)
-    for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+    print_warnings(warnings)
     if as_json:
         contents = [table_as_dict(table) for table in tables]
         print_json({"tables": contents, "unmatched_runs": unmatched_runs, "warnings": warnings})

@@ -22,7 +22,7 @@ def guarded() -> Iterator[None]:
     Using a closed standard input or output raises DataError. Messages to a standard error that is
     closed or cannot be written are discarded: they are never the result of a command. Files that
     are opened in this context never get the descriptors 0 to 2. Standard input becomes blocking:
-    Python's buffered files take a pause in a non-blocking input for the end of the file.
+    Python's buffered files treat a pause in a non-blocking input as the end of the file.
     """
     streams = sys.stdin, sys.stdout, sys.stderr
     _occupy()

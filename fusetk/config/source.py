@@ -265,7 +265,7 @@ def _forget_origins(document: Document, place: Place) -> None:
 def _merge_values(
     base: dict[str, Any], top: dict[str, Any], place: Place, alternatives: Alternatives
 ) -> Iterator[Place]:
-    """Merge mapping by mapping, except those that replace the one in ``base``.
+    """Merge ``top`` into ``base``. A mapping is merged key by key, or replaces the one in ``base``.
 
     Yield the places of the values that are replaced.
     """
@@ -449,18 +449,24 @@ def _nodes_and_values(loader: Any) -> tuple[yaml.Node | None, Any]:
         loader.dispose()
 
 
+BEING_COUNTED = -1
+
+
 def _count_values(node: yaml.Node | None, known: dict[int, int]) -> int:
     """Return the number of values of a node, with the repetitions by aliases.
 
-    ``known`` has the numbers of the nodes that were counted, by id.
+    ``known`` has the numbers of the nodes that were counted, by id. Raises ValueError for an alias
+    inside its own value.
     """
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) not in known:
-        known[id(node)] = 0  # for an alias in its own value
+        known[id(node)] = BEING_COUNTED
         pairs = isinstance(node, yaml.MappingNode)
         values = [value for _, value in node.value] if pairs else node.value
         known[id(node)] = 1 + sum(_count_values(value, known) for value in values)
+    elif known[id(node)] == BEING_COUNTED:
+        raise ValueError("an alias is inside its own value")
     return known[id(node)]
 
 

@@ -5,32 +5,13 @@ The sources are Kumar and Byrne 2004, and Eikema and Aziz 2022 for samples.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from fusetk.decoding.requests import Request
 from fusetk.decoding.translate import Translation, Translator
+from fusetk.decoding.utility import Utility
 
 CANDIDATES = 16  # translations of a sentence that are compared, by default
-
-Utility = Callable[[str, str], float]
-"""Similarity of a translation to another one, from 0 to 100."""
-
-
-def utility(name: str, tokenize: str | None = None) -> Utility:
-    """Return the utility `chrf` or `bleu`: a score of one sentence by sacrebleu.
-
-    ``tokenize`` is the tokeniser of BLEU, by default that of sacrebleu.
-    """
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
-    scorer: Any = CHRF() if name == "chrf" else BLEU(effective_order=True, tokenize=tokenize)
-
-    def score(translation: str, other: str) -> float:
-        return float(scorer.sentence_score(translation, [other]).score)
-
-    return score
 
 
 def expected_utilities(

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import re
 from pathlib import Path
 
 from fusetk.demo.results import (
@@ -14,8 +13,9 @@ from fusetk.demo.results import (
     sentence_to_plot,
     trained_models,
 )
-from fusetk.demo.terminal import METRICS
+from fusetk.demo.terminal import METRIC_LABELS
 from fusetk.files import write_if_changed
+from fusetk.plotting.html import insert
 
 TEMPLATE = Path(__file__).with_name("page.html")
 EXAMPLES = 12
@@ -69,8 +69,7 @@ def render(files: DemoFiles) -> str:
         ),
     }
     template = TEMPLATE.read_text(encoding="utf-8")
-    # One pass: placeholders inside inserted text are not replaced.
-    return re.sub(f"@({'|'.join(parts)})@", lambda match: parts[match[1]], template)
+    return insert(template, parts)
 
 
 def _picture(path: Path, caption: str) -> str:
@@ -83,10 +82,13 @@ def _picture(path: Path, caption: str) -> str:
 
 
 def _scores(files: DemoFiles) -> str:
-    heads = "".join(f"<th>{name}</th>" for name in ("model", "parameters", *METRICS.values()))
+    heads = "".join(f"<th>{name}</th>" for name in ("model", "parameters", *METRIC_LABELS.values()))
     rows = ""
     for model in trained_models(files):
-        numbers = [f"{model.parameters:,}", *(f"{model.scores[metric]:.1f}" for metric in METRICS)]
+        numbers = [
+            f"{model.parameters:,}",
+            *(f"{model.scores[metric]:.1f}" for metric in METRIC_LABELS),
+        ]
         cells = "".join(f'<td class="number">{number}</td>' for number in numbers)
         rows += f"<tr><td>{html.escape(model.title)}</td>{cells}</tr>\n"
     return f"<tr>{heads}</tr>\n{rows}"

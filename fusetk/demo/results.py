@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.data.text import read_lines
+from fusetk.errors import DataError
 from fusetk.reporting import score_log
-from fusetk.runs import CHECKPOINTS, METRICS
+from fusetk.runs import CHECKPOINTS, CONFIG, read_metrics
 
 FUSING = "dec_sa"  # the configs of the demo
 PLAIN = "transformer"
@@ -99,7 +100,11 @@ def sentence_to_plot(files: DemoFiles, words: int = 8) -> tuple[str, str]:
 
     If possible, it has a subordinate clause and a translation that equals the reference.
     """
-    sentences = translated(files)
+    sentences = [sentence for sentence in translated(files) if sentence.translation]
+    if not sentences:
+        raise DataError(
+            f"all translations in {files.translation} are empty: train the model longer"
+        )
     right = [sentence for sentence in sentences if sentence.is_right]
     clauses = [sentence for sentence in right if ", " in sentence.source]
     chosen = min(
@@ -140,7 +145,7 @@ def trained_models(files: DemoFiles) -> list[DemoModel]:
 def facts(files: DemoFiles) -> list[tuple[str, str]]:
     """Return names and values that describe the model, its text and its training."""
     manifest = json.loads((files.folder / "data" / "manifest.json").read_text(encoding="utf-8"))
-    records = [json.loads(line) for line in read_lines(files.run / METRICS)]
+    records = [record for record in read_metrics(files.run) if record is not None]
     splits = manifest["splits"]
     pairs = [f"{splits[split]['pairs_out']:,}" for split in ("train", "valid", "test.demo")]
     return [
@@ -163,15 +168,11 @@ def describe_training(records: list[dict[str, Any]]) -> str:
 
 
 def describe_model(files: DemoFiles) -> str:
-    """Return the kind, the depth and the width of the trained model."""
+    """Return the backbone, the depths, the connections and the width of the trained model."""
+    from fusetk.models.description import describe
+
     config = _model_config(files)
-    sides = [side for side in ("encoder", "decoder", "stack") if hasattr(config, side)]
-    depths = []
-    for name in sides:
-        side = getattr(config, name)
-        depth = f"depth {side.layers if hasattr(side, 'layers') else side.depth}"
-        depths.append(f"{name} of {depth}")
-    return f"{config.kind}, {', '.join(depths)}, width {config.width}"
+    return f"{describe(config)}; width {config.width}"
 
 
 def attention_to_source(files: DemoFiles) -> str:
@@ -182,7 +183,7 @@ def attention_to_source(files: DemoFiles) -> str:
 def _model_config(files: DemoFiles) -> Any:
     from fusetk import recipe
 
-    return recipe.load(files.run / "config.yaml").model
+    return recipe.load(files.run / CONFIG).model
 
 
 def next_commands(files: DemoFiles) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from fusetk.demo.results import FUSING, PLAIN, DemoFiles, attention_to_source, s
 from fusetk.errors import DataError
 from fusetk.experiment.products import Products
 from fusetk.files import checksum, replace_file
-from fusetk.runs import STATE
+from fusetk.runs import METRICS, STATE
 
 CONFIGS = Path(__file__).parent  # the folder of the configs
 
@@ -119,7 +119,7 @@ class Demo:
         self._make(
             products,
             curves,
-            checksum(files.run / "metrics.jsonl"),
+            checksum(files.run / METRICS),
             "draw: loss and accuracy during training",
             *("plot-curves", files.run, "-o", curves),
         )

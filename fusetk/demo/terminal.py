@@ -16,7 +16,7 @@ from fusetk.demo.results import (
 )
 
 EXAMPLES = 5
-METRICS = {"sacrebleu": "BLEU", "chrf": "chrF"}
+METRIC_LABELS = {"sacrebleu": "BLEU", "chrf": "chrF"}
 
 
 def show(files: DemoFiles, seconds: int, console: Console) -> None:
@@ -49,10 +49,10 @@ def facts_table(named_values: list[tuple[str, str]]) -> Table:
 
 def score_table(files: DemoFiles) -> Table:
     """Return a table with the scores of each trained model of the demo."""
-    numbers = [Column(name, justify="right") for name in ("parameters", *METRICS.values())]
+    numbers = [Column(name, justify="right") for name in ("parameters", *METRIC_LABELS.values())]
     table = Table(Column("model"), *numbers, box=box.SIMPLE)
     for model in trained_models(files):
-        scores = [f"{model.scores[metric]:.1f}" for metric in METRICS]
+        scores = [f"{model.scores[metric]:.1f}" for metric in METRIC_LABELS]
         table.add_row(model.title, f"{model.parameters:,}", *(Text(s, "bold") for s in scores))
     return table
 

@@ -12,7 +12,8 @@ from fusetk.decoding.next_tokens import Step, next_tokens
 from fusetk.decoding.scores import value
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError
-from fusetk.models.seq2seq import ModelConfig, Seq2Seq
+from fusetk.models.description import describe
+from fusetk.models.seq2seq import Seq2Seq
 from fusetk.plotting import attention, connect, fusion
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.choices import WHATS
@@ -23,8 +24,6 @@ from fusetk.system import Loaded, changed
 NEXT_TOKENS = 8  # probable tokens of a step
 # Kinds of attention; `self` is the two others together.
 ATTENTION = ("cross", "mixed", "encoder-self", "decoder-self")
-# Kinds of wiring that are not named in the description of a model.
-USUAL = ("last", "top", "plain")
 
 
 class Search(NamedTuple):
@@ -62,8 +61,8 @@ class Explorer:
     """
 
     def __init__(self, name: str, loaded: Loaded, largest: int):
-        """``name`` is the name that the user gave to the run. Heatmaps have at most ``largest``
-        cells."""
+        """``name`` is the name that the user gave to the run. Heatmaps of attention have at most
+        ``largest`` cells."""
         self.name = name
         self.largest = largest
         self.checkpoint = loaded.checkpoint
@@ -80,7 +79,7 @@ class Explorer:
         return {
             "name": self.name,
             "checkpoint": self.checkpoint.name,
-            "model": wiring(self.recipe.model),
+            "model": describe(self.recipe.model),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "source": pipeline.source_language,
             "target": pipeline.target_language,
@@ -217,7 +216,11 @@ class Explorer:
         }
 
     def _given(self, text: str, steps: Sequence[Step], config: SearchConfig) -> dict[str, Any]:
-        """Return a translation that the user gave. It has no value if that needs the coverage."""
+        """Return a translation that the user gave.
+
+        It has no normalised score if the search has a coverage penalty, because forced decoding
+        does not record the coverage.
+        """
         score = sum(step.score for step in steps)
         normalized = None if config.coverage_penalty else value(score, len(steps), config)
         return {**self._translation(steps, score, normalized), "text": text.strip()}
@@ -270,22 +273,3 @@ def views(model: Seq2Seq) -> list[View]:
             side = what.split("-")[0] + " " if "-" in what else ""
             all_views.append(View(what, side + WHATS[what], list(heads), max(heads.values()), []))
     return all_views
-
-
-def wiring(config: ModelConfig) -> str:
-    """Return the backbone, the depth and the unusual wiring of a model as a phrase."""
-    parts = [config.kind]
-    for side in ("encoder", "decoder", "stack"):
-        stack = getattr(config, side, None)
-        if stack is None:
-            continue
-        if hasattr(stack, "layers"):
-            phrase = f"{side} of {stack.layers} layer{'s' if stack.layers > 1 else ''}"
-        else:
-            phrase = f"{side} of depth {stack.depth}"
-        for site in ("connect", "residual", "fuse", "attend"):
-            choice = getattr(stack, site, None)
-            if choice is not None and choice.kind not in USUAL:
-                phrase += f", {site} {choice.kind}"
-        parts.append(phrase)
-    return "; ".join(parts)

@@ -249,7 +249,7 @@ def _missing(weights: Collection[str], side: str, kind: str) -> DataError:
 
 
 def columns(panels: Sequence[Panel]) -> int:
-    """Return the largest number of panels of a layer: a row of the figure is then a layer."""
+    """Return the number of panels in a row of the figure, so that a row shows one layer."""
     return max(Counter(panel.name.partition(".head")[0] for panel in panels).values())
 
 

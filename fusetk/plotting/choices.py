@@ -38,14 +38,18 @@ def parse_head(text: str) -> str | int:
     """Parse a number from 1, ``mean`` or ``all``. Raises ValueError."""
     if text in ("mean", "all"):
         return text
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and int(text) >= 1:
         return int(text)
     raise ValueError(f"{text!r} is not a number from 1, mean or all")
 
 
 def parse_step(text: str) -> str | int:
-    """Parse a number from 1, or a word."""
-    return int(text) if text.isascii() and text.isdigit() else text
+    """Parse a number from 1, or a word. Raises ValueError for 0."""
+    if not (text.isascii() and text.isdigit()):
+        return text
+    if int(text) < 1:
+        raise ValueError(f"{text} is neither a number from 1 nor a word")
+    return int(text)
 
 
 def check_options(choices: PlotOptions) -> None:

@@ -300,11 +300,10 @@ def draw(
         of_panel = [curve for curve in curves if curve.what == what]
         _style_panel(axes, what, x, np.concatenate([curve.value for curve in of_panel]), style)
         for curve in of_panel:
-            color = colors(len(runs))[runs.index(curve.run)]
-            _draw_curve(axes, curve, x, window, color, style)
+            _draw_curve(axes, curve, x, window, colors_of_runs[curve.run], style)
         if len(runs) <= MOST_NUMBERS:
             marked = [curve for curve in of_panel if curve.best() is not None]
-            hues = [colors(len(runs))[runs.index(curve.run)] for curve in marked]
+            hues = [colors_of_runs[curve.run] for curve in marked]
             numbers.append(
                 [_write_best(axes, *each, x, style) for each in zip(marked, hues, strict=True)]
             )

@@ -156,7 +156,7 @@ def _frame(
 ) -> _Frame:
     """Return the size of the figure, and the place of its only colour bar.
 
-    The label of the bar has so many ``lines``.
+    ``lines`` is the number of lines of the bar's label.
     """
     head = MARGIN + 1.3 * style.heading / 72 * len(heading)
     cells = layout.above[0] + layout.height[0]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fusetk.errors import DataError
 from fusetk.plotting.figure import (
@@ -44,8 +43,8 @@ def save(
         save_page(pages, path, title, colors)
     else:
         check_one(len(pages), path)
-        layout: dict[str, Any] = {"columns": columns, "style": style, "size": size}
-        figure = draw(pages[0].panels, title=title, colors=colors, **layout)
+        panels = pages[0].panels
+        figure = draw(panels, title=title, colors=colors, columns=columns, style=style, size=size)
         save_picture(figure, path, style.dpi)
 
 

@@ -102,9 +102,9 @@ def _differences(actual: Any, expected: Any, key: str) -> list[Difference]:
     """Return each key with different values in the two configs.
 
     If the two configs select different components, all keys of the first one are compared: without
-    its options, two configs of a component would be equal. Else a key that only one config has
-    exists in one version of fusetk only. It is ignored, except below `data.test`. `data.valid` and
-    each list below `data.test` are compared as one value.
+    its options, two configs of a component would be equal. If they select the same one, a key
+    that only one config has is from another version of fusetk. It is ignored, except below
+    `data.test`. `data.valid` and each list below `data.test` are compared as one value.
     """
     pairs: list[tuple[str, Any, Any]] = []
     if isinstance(actual, dict) and isinstance(expected, dict) and key != "data.valid":

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from fusetk.reporting.runs import MeanScore
 
-SEEDS = 3  # the least number
-LEVEL = 0.05  # of significance
-SHARE = Fraction(2, 3)  # of the seeds, with a significant difference
+SEEDS = 3  # least number of seeds
+LEVEL = 0.05  # significance level
+SHARE = Fraction(2, 3)  # least share of the seeds with a significant difference
 # The protocol of the evidence, `results/README.md`, quotes this text.
 RULE = (
     f"the mean over at least {SEEDS} seeds is better than that of the system's own baseline, by "

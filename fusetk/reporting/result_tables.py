@@ -216,8 +216,9 @@ class ResultTable(NamedTuple):
     def gain(self, row: ResultRow) -> str | None:
         """Return whether the first score of a row is a gain, by ``gain.RULE``.
 
-        It is ``yes``, ``no``, what is missing to decide it, or empty for a baseline. It is None if
-        there is no score.
+        It is ``yes`` or ``no``; ``open: ...`` with the numbers of seeds or tests that the rule
+        needs; ``no baseline`` if that row is missing; or empty for the baseline itself. It is None
+        if there is no score.
         """
         base = self.base_of(row)
         if base is row:
@@ -236,7 +237,7 @@ class ResultTable(NamedTuple):
     ) -> float | None:
         """Return a speed relative to the baseline; None if it is unknown.
 
-        If no costs were measured, the speed of training is that of the trainings.
+        If no costs were measured, the training speeds are those of the logs of the trainings.
         """
         base = self.base_of(row)
         if base is None:
@@ -312,6 +313,9 @@ def read_tables(
         rows.setdefault(result.row, []).append(SavedRun(path.stem, result))
     p_values = PValues(folder, TEST)
     costs = read_costs(folder)
+    by_default = not all_scores and not any(choices.values())
+    all_runs = [run for rows in groups.values() for runs in rows.values() for run in runs]
+    chosen = chosen_columns(_columns(all_runs), choices)
     tables = []
     for title, members in sorted(groups.items()):
         all_rows = sorted(map(ResultRow, members.values()), key=_position)
@@ -319,9 +323,8 @@ def read_tables(
         hidden_rows = [row for row in all_rows if row not in rows_of_table]
         baseline = all_rows[0] if all_rows[0] in rows_of_table else None
         runs = [run for row in rows_of_table for run in row.runs]
-        columns = _columns(runs)
-        by_default = not all_scores and not any(choices.values())
-        columns = _default_columns(columns) if by_default else chosen_columns(columns, choices)
+        columns = [column for column in _columns(runs) if column in chosen]
+        columns = _default_columns(columns) if by_default else columns
         tables.append(
             ResultTable(
                 title, rows_of_table, columns, p_values, by_default, costs, hidden_rows, baseline

@@ -38,7 +38,7 @@ from fusetk.reporting.result_files import (
 )
 from fusetk.reporting.runs import VALID, MeasuredRun, is_outdated
 from fusetk.reporting.tables import PaperRow
-from fusetk.runs import TEXT, is_finite_number, read_metrics, read_sessions
+from fusetk.runs import CONFIG, TEXT, is_finite_number, read_metrics, read_sessions
 
 # Columns of the curves, and the significant digits that are kept.
 TRAIN_CURVE = ("update", "epoch", "loss", "lr", "grad_norm")
@@ -216,8 +216,8 @@ def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveR
     ]
     for (path, stem, result), contents in zip(changes, texts, strict=True):
         for name, content in contents.items():
-            _write_file(translations_path(folder, stem, name), content)
-        _write_file(folder / f"{stem}.json", result_text(result).encode())
+            write_if_changed(translations_path(folder, stem, name), content)
+        write_if_changed(folder / f"{stem}.json", result_text(result).encode())
         if stem != path.stem:
             report.renamed.append((path, folder / f"{stem}.json"))
     names = {stem for _, stem, _ in changes}
@@ -344,7 +344,7 @@ def _parameters(run: MeasuredRun) -> int | None:
     from fusetk import recipe
 
     try:
-        loaded = recipe.load(run.folder / "config.yaml")
+        loaded = recipe.load(run.folder / CONFIG)
         return sum(count_parameters(loaded, vocabulary_sizes_of(run.folder / TEXT)).values())
     except FusetkError:
         return None
@@ -443,7 +443,7 @@ def _write(folder: Path, stem: str, saved: RunContents, report: SaveReport) -> N
     for name, columns in saved.translations.items():
         changed |= _write_columns(translations_path(folder, stem, name), columns)
     path = folder / f"{stem}.json"
-    changed |= _write_file(path, result_text(saved.result).encode())
+    changed |= write_if_changed(path, result_text(saved.result).encode())
     (report.written if changed else report.unchanged).append(path)
 
 
@@ -454,12 +454,4 @@ def _write_columns(path: Path, columns: Columns) -> bool:
             return False
     except DataError:
         pass  # missing or damaged: it is written again
-    return _write_file(path, columns_bytes(columns))
-
-
-def _write_file(path: Path, content: bytes) -> bool:
-    """Write a file unless it has this content; return whether it was written."""
-    if path.is_file() and path.read_bytes() == content:
-        return False
-    write_if_changed(path, content)
-    return True
+    return write_if_changed(path, columns_bytes(columns))

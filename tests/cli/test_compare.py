@@ -196,7 +196,7 @@ def test_on_a_terminal_words_are_in_colour(monkeypatch: pytest.MonkeyPatch) -> N
         (["a", "none", "-i", "src"], "none is neither a run folder nor a file"),
         (["folder", "b", "-i", "src"], "folder is not a run folder"),
         (["a", "b", "-i", "src", "-o", "c.html"], "must end in .json"),
-        (["a", "b", "-i", "src", "-o", "nowhere/c.json"], "no folder nowhere"),
+        (["a", "b", "-i", "src", "-o", "nowhere/c.json"], "the folder nowhere does not exist"),
         (["a", "text.json", "-i", "src", "-o", "text.json"], "both read and written"),
         (["a", "b", "-i", "src", "--top", "0"], "--top"),
         (

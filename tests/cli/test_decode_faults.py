@@ -113,7 +113,7 @@ def test_a_source_that_is_too_long(trained, caplog):
         (["--prefix", "none"], "none does not exist"),
         (["-i", "none"], "none does not exist"),
         (["-i", "."], "is a folder"),
-        (["-o", "no/out"], "no/out cannot be written"),
+        (["-o", "no/out"], "no/out: the folder no does not exist"),
         (["-o", "."], "cannot be written"),
         (["--precision", "fp8"], "fp8"),
         (["--chunk", "0"], "--chunk"),

@@ -24,6 +24,7 @@ from fusetk.demo.results import (
     next_commands,
     sentence_to_plot,
 )
+from fusetk.errors import DataError
 from fusetk.runs import checkpoints
 
 # torch compiles the forward derivative of layer normalisation by torch.jit.script.
@@ -133,13 +134,13 @@ def test_the_plain_model_uses_the_same_text_and_its_page_has_both_models(demo) -
     [
         (
             "kind: recurrent, width: 16",
-            "recurrent, encoder of depth 1, decoder of depth 1",
+            "recurrent; encoder of depth 1; decoder of depth 1",
             "cross",
         ),
-        ("kind: coordinated, stack: {layers: 2}", "coordinated, stack of depth 2", "mixed"),
+        ("kind: coordinated, stack: {layers: 2}", "coordinated; stack of 2 layers", "mixed"),
         (
             "kind: coordinated, stack: {layers: 2}, mixed_attention: false",
-            "coordinated, stack of depth 2",
+            "coordinated; stack of 2 layers",
             "cross",
         ),
     ],
@@ -207,6 +208,30 @@ def test_a_failing_step_ends_the_demo_with_its_error(demo) -> None:
     result = call("--out", str(folder), "--set", "model.widht=8")
     assert result.exit_code == 2 and "did you mean 'width'" in result.stderr
     assert "== translate" not in result.stderr
+
+
+def test_ctrl_c_in_a_step_gives_the_advice_for_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fusetk.cli.prep.prepare", interrupt)
+    result = call("--out", str(tmp_path / "demo"))
+    assert result.exit_code == 130
+    assert result.stderr.endswith(
+        "the complete steps are kept: run the same command again to continue\n"
+    )
+
+
+def test_translations_without_words_are_an_error(tmp_path: Path) -> None:
+    files = DemoFiles(tmp_path, PLAIN)
+    files.raw.mkdir()
+    for path, line in ((files.raw / "test.de", "a"), (files.raw / "test.en", "b")):
+        path.write_text(f"{line}\n")
+    files.translation.write_text("\n")
+    with pytest.raises(DataError, match="are empty: train the model longer"):
+        sentence_to_plot(files)
 
 
 @pytest.mark.usefixtures("commands")

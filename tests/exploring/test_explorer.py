@@ -10,8 +10,9 @@ import pytest
 from fusetk import system
 from fusetk.decoding.requests import Request
 from fusetk.errors import DataError
-from fusetk.exploring.explorer import Explorer, Heatmap, Search, views, wiring
+from fusetk.exploring.explorer import Explorer, Heatmap, Search, views
 from fusetk.models import MODELS
+from fusetk.models.description import describe
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.pages import panel_function
 from tests.contracts.systems import BACKBONES, build, sides
@@ -115,7 +116,7 @@ def test_every_backbone_has_views(kind: str) -> None:
             assert panels and all(np.isfinite(panel.matrix).any() for panel in panels)
     config = MODELS[kind].Config.model_validate({**BACKBONES[kind].sizes, "kind": kind})
     depth = "depth 1" if kind == "recurrent" else "2 layers"
-    assert wiring(config).startswith(kind + ";") and depth in wiring(config)
+    assert describe(config).startswith(kind + ";") and depth in describe(config)
 
 
 def test_heatmaps_are_those_of_plot_attention(fused: Explorer) -> None:

@@ -54,6 +54,17 @@ def score_of(folder: Path, stem: str, checkpoint: str, metric: str) -> float:
     return scores[SET, checkpoint, metric]
 
 
+def test_a_chosen_test_set_may_be_missing_in_a_table(saved: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved, tmp_path / "saved")
+    path = folder / "other.seed1.json"
+    text = path.read_text().replace('"table": "', '"table": "another ')
+    path.write_text(text.replace(f'"{SET}"', '"more"'))
+    both = output(folder, "--csv", "--set-name", SET, "--set-name", "more")
+    assert "another " in both
+    assert "another " in output(folder, "--csv", "--set-name", "more", "--metric", "chrf")
+    assert "there is no such score" in call(folder, "--set-name", "none").stderr
+
+
 def test_means_deviations_and_differences(saved: Path) -> None:
     table = cells(saved)
     assert list(table) == ["plain", "fused", "other"], "in the order of the recipes' lines"
