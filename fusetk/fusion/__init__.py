@@ -34,7 +34,7 @@ AnyFusionConfig = Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)
 
 
 def fusion_class(config: FusionConfig) -> type[Fusion]:
-    """Return the class that ``config.kind`` names. Raises ValueError if there is none."""
+    """Return the class that ``config.kind`` names. Raises ValueError if no class has this name."""
     cls: type[Fusion] = resolve(config.kind, FUSIONS, Fusion)
     return cls
 
@@ -42,6 +42,6 @@ def fusion_class(config: FusionConfig) -> type[Fusion]:
 def build_fusion(config: FusionConfig, widths: Sequence[int], width: int, name: str) -> Fusion:
     """Build the fusion that ``config.kind`` names; for the arguments see ``Fusion``.
 
-    Raises ValueError if there is none.
+    Raises ValueError if no class has this name.
     """
     return fusion_class(config)(config, widths, width, name)

@@ -11,6 +11,9 @@ class AverageFusionConfig(LayerFusionConfig):
 
     kind: str = "average"
 
+    def check(self, layers: int) -> None:
+        self.check_two_layers(layers)
+
 
 class AverageFusion(LayerFusion):
     """phi(Z) = 1/L sum_l z^l (MLRF Table 1, "Avg-pooling").

@@ -32,7 +32,8 @@ class Fusion(nn.Module):
 
     Config: type[FusionConfig] = FusionConfig
     reads_next_input = False
-    """Whether ``forward`` gets one tensor only: the input that one more layer would receive."""
+    """Whether the fusion reads only the last tensor of the history, which is the input that one
+    more layer would receive. The other tensors may be missing."""
     fuses_several = True
     """Whether the fusion combines several layers."""
     config: Any

@@ -63,4 +63,4 @@ class GroupFusion(LayerFusion):
     def fuse(self, layers: list[Tensor]) -> Tensor:
         weights = self.weight.sigmoid() / len(self.selected)
         trace.record_selected(f"{self.name}.weights", weights, self.selected, self.num_layers)
-        return weighted_sum([layers[i] for i in self.selected], weights)
+        return weighted_sum(weights, [layers[i] for i in self.selected])

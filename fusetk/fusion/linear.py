@@ -68,7 +68,7 @@ class ScalarMix(nn.Module):
         """L layers (..., D) -> (..., D)."""
         w = self.weight if self.normalize == "none" else self.weight.softmax(0)
         trace.record(self.name, w)
-        return weighted_sum(layers, w)
+        return weighted_sum(w, layers)
 
 
 class MatrixMix(nn.Module):

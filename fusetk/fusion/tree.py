@@ -21,8 +21,9 @@ class TreeFusionConfig(AggregateConfig):
     kind: str = "tree"
     embedding: bool = False
     """Allow the word embedding to be a leaf. It is the lowest leaf if the stack has one layer fewer
-    than `leaves`. The residual connection of the first node reads the embedding also with `false`,
-    if the embedding is the input of the lowest leaf."""
+    than `leaves`. In a deeper stack it would be no leaf, so this option is refused. If the stack
+    has exactly `leaves` layers, the residual connection of the first node reads the embedding, even
+    with `false`."""
     leaves: int = Field(4, ge=2)
     """Number of the highest layers that are aggregated, a power of two. RTAL uses 4, with stacks of
     4 and of 6 layers."""
@@ -40,6 +41,11 @@ class TreeFusionConfig(AggregateConfig):
         return leaves
 
     def check(self, layers: int) -> None:
+        if self.embedding and layers >= self.leaves:
+            raise ValueError(
+                f"fuse: tree has {self.leaves} leaves, and this stack has {layers} layers, so the "
+                "embedding would be no leaf: remove embedding: true, or set leaves to more"
+            )
         available = layers + self.embedding
         if available < self.leaves:
             counted = " with the embedding" if self.embedding else ""

@@ -9,7 +9,7 @@ from fusetk.errors import ConfigError, FusetkError, out_of_memory
 from fusetk.models.conv import Conv
 from fusetk.models.coordinated import Coordinated
 from fusetk.models.recurrent import Recurrent
-from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
+from fusetk.models.seq2seq import ModelConfig, Seq2Seq
 from fusetk.models.transformer import Transformer
 
 MODELS: dict[str, type[Seq2Seq]] = {
@@ -19,7 +19,7 @@ MODELS: dict[str, type[Seq2Seq]] = {
     "recurrent": Recurrent,
 }
 
-__all__ = ["MODELS", "Memory", "Seq2Seq", "State", "build_model"]
+__all__ = ["MODELS", "Seq2Seq", "build_model"]
 
 
 def build_model(config: ModelConfig, source_size: int, target_size: int) -> Seq2Seq:

@@ -108,7 +108,7 @@ class DenseConcatSource(AttendedSources):
         return [sum(self.history_widths)]
 
     def sources(self, memory: Memory) -> Sequence[Tensor]:
-        return [torch.cat(memory.history, -1)]
+        return [torch.cat(tuple(memory.history), -1)]
 
 
 class DenseSumSources(AttendedSources):
@@ -122,7 +122,7 @@ class DenseSumSources(AttendedSources):
         return self.history_widths
 
     def sources(self, memory: Memory) -> Sequence[Tensor]:
-        return memory.history
+        return tuple(memory.history)
 
 
 class LayerwiseSources(AttendedSources):
@@ -140,7 +140,7 @@ class LayerwiseSources(AttendedSources):
         return self.history_widths[1:]
 
     def sources(self, memory: Memory) -> Sequence[Tensor]:
-        return memory.history[1:]
+        return tuple(memory.history[1:])
 
     def sources_of(self, layer: int) -> slice:
         return slice(layer, layer + 1)
@@ -197,7 +197,7 @@ class TransparentSources(AttendedSources):
         sources = []
         for j, column in enumerate(weights.unbind(1)):
             trace.record(f"decoder.attend.layer{j + 1}", column)
-            sources.append(weighted_sum(layers, column))
+            sources.append(weighted_sum(column, layers))
         return sources
 
     def sources_of(self, layer: int) -> slice:
@@ -219,7 +219,7 @@ AnyAttendConfig = Annotated[
 
 
 def attended_sources_class(config: ComponentConfig) -> type[AttendedSources]:
-    """Return the class that ``config.kind`` names. Raises ValueError if there is none."""
+    """Return the class that ``config.kind`` names. Raises ValueError if no class has this name."""
     cls: type[AttendedSources] = resolve(config.kind, ATTENDS, AttendedSources)
     return cls
 
@@ -229,6 +229,6 @@ def build_attended_sources(
 ) -> AttendedSources:
     """Build the class that ``config.kind`` names; for the arguments see ``AttendedSources``.
 
-    Raises ValueError if there is none.
+    Raises ValueError if no class has this name.
     """
     return attended_sources_class(config)(config, history_widths, output_width, layers)

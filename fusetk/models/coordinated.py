@@ -145,9 +145,10 @@ class CoordinatedLayer(TransformerLayer):
             )
 
     def sublayers(self) -> list[tuple[Residual, nn.Module]]:
-        if self.cross is None or self.cross_residual is None:
+        if self.cross_residual is None:
             return super().sublayers()
-        return [*super().sublayers(), (self.cross_residual, self.cross)]
+        # Shared attention to the source has the weights of self-attention.
+        return [*super().sublayers(), (self.cross_residual, self.cross or nn.Identity())]
 
     def _trace_name(self, what: str, side: str = "decoder") -> str:
         return f"{side}.layer{self.layer + 1}.{what}"
@@ -315,14 +316,14 @@ class Coordinated(Seq2Seq):
         initialise_parts(self)
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
-        history, output, keys_values = self._run_source(
+        history, output, layer_sources = self._run_source(
             self.source(src), src_mask[:, None, None, :]
         )
-        return Memory(history, output, src_mask, layer_sources=keys_values)
+        return Memory(history, output, src_mask, layer_sources=layer_sources)
 
     def _run_source(
         self, embedding: Tensor, mask: Tensor | Rows
-    ) -> tuple[tuple[Tensor, ...], Tensor, tuple[Tensor, ...]]:
+    ) -> tuple[Sequence[Tensor], Tensor, tuple[Tensor, ...]]:
         """Return the history, the output, and the tensor that each target layer attends to."""
         stack = self.source_stack or self.stack
         top = len(stack.layers) - 1
@@ -336,12 +337,12 @@ class Coordinated(Seq2Seq):
         per_sentence = (() if self.mixed else tuple(keys_values), memory.mask, caches)
         return State(per_sentence, no_slots(memory.mask), 0)
 
-    def _keys_values(self, of_layers: Sequence[Tensor]) -> list[Tensor]:
+    def _keys_values(self, layer_sources: Sequence[Tensor]) -> list[Tensor]:
         """Return the source keys and values of each layer (B, S, 2D)."""
         layers = [layer for layer in self.stack.layers if isinstance(layer, CoordinatedLayer)]
         return [
             source if layer.cross is None else layer.cross.keys_values([source])
-            for layer, source in zip(layers, of_layers, strict=True)
+            for layer, source in zip(layers, layer_sources, strict=True)
         ]
 
     def _first_caches(self, keys_values: Sequence[Tensor]) -> tuple[Cache, ...]:
@@ -367,8 +368,8 @@ class Coordinated(Seq2Seq):
         return features, State((keys_values, mask, caches), slots, step)
 
     def decode_packed(self, src: Tensor, source: Rows, tgt_in: Tensor, target: Rows) -> Tensor:
-        _, _, of_layers = self._run_source(self.source(src, rows=source), source)
-        keys_values = self._keys_values(of_layers)
+        _, _, layer_sources = self._run_source(self.source(src, rows=source), source)
+        keys_values = self._keys_values(layer_sources)
         layouts = MixedRows(target, source)
         contexts = self._target_contexts(
             self._first_caches(keys_values),

@@ -16,6 +16,7 @@ are True at real tokens and False at padding. Models do not deal with devices, p
 or files.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pydantic import Field
@@ -31,12 +32,13 @@ from fusetk.nn.weightnorm import NormedLinear
 class Memory(NamedTuple):
     """The encoder's result, which the decoder reads."""
 
-    history: tuple[Tensor, ...]
+    history: Sequence[Tensor]
     """The embedding (or the output of the last summary layer, if there is one), and the outputs of
     the layers above it, each (B, S, D_i). Layers that the decoder does not read may be missing."""
     output: Tensor
-    """The output of the encoder (B, S, D): the fused layers, or the highest layer. ``coordinated``
-    without a fusion has the highest layer that a decoder layer reads."""
+    """The output of the encoder (B, S, D): the fused layers, or the highest layer. In
+    ``coordinated`` it is the output of the layer below the highest one, because nothing reads the
+    output of the highest layer."""
     mask: Tensor
     """True at real source tokens (B, S)."""
     embedding: Tensor | None = None
@@ -103,11 +105,6 @@ class Seq2Seq(nn.Module):
                 cls.packs = False
                 return
 
-    @property
-    def kind(self) -> str:
-        """The kind of the model in the config, for messages."""
-        return str(self.Config.model_fields["kind"].default)
-
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         """Encode source ids (B, S) with their mask (B, S).
 
@@ -123,7 +120,7 @@ class Seq2Seq(nn.Module):
         """Read the next T target tokens (B * K, T); return their features (B * K, T, D).
 
         ``output`` maps the features to logits. T is the length of the target in training and 1 in
-        search; both use the same code. Rows are padded on the right with PAD; features at padding
+        search. Rows are padded on the right with PAD; features at padding
         are undefined. B is the number of rows in ``state.per_sentence``; the K hypotheses of a
         sentence are consecutive rows of ``tgt_in``.
         """

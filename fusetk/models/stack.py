@@ -92,10 +92,26 @@ class Layer(nn.Module):
         return []
 
 
+class StreamStates(Sequence[Tensor]):
+    """The state of each stream, (..., D). A state is computed when it is read: few models do."""
+
+    def __init__(self, streams: Iterable[Stream], ends: StreamEnds):
+        self._streams = tuple(streams)
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(map(self._ends.state, self._streams[index]))
+        return self._ends.state(self._streams[index])
+
+
 class StackOutput(NamedTuple):
     """The result of one pass through a stack."""
 
-    history: tuple[Tensor, ...]
+    history: Sequence[Tensor]
     """The embedding (or the output of the last summary layer, if there is one), and the outputs of
     the layers above it."""
     output: Tensor
@@ -218,11 +234,13 @@ class Stack(nn.Module):
             history.append(output)
             if self._feeds_connection(i):
                 outputs = self.connect.append(outputs, output, layer_input)
-        tensors = tuple(self.ends.state(item) for item in history)
+        tensors: Sequence[Tensor] = tuple(history)
+        if not self.has_plain_stream:
+            tensors = StreamStates(history, self.ends)
         if output is None:
             return StackOutput(tensors, tensors[-1], tuple(states))
-        to_fuse = [self.readout(self.connect.end(outputs))] if self.fuses_next_input else tensors
-        fused = self.fuse(to_fuse)
+        next_input = [self.readout(self.connect.end(outputs))] if self.fuses_next_input else None
+        fused = self.fuse(next_input or tuple(tensors))
         check_shape(fused, positions, self.out_width, self.fuse)
         return StackOutput(tensors, fused, tuple(states))
 

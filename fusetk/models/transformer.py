@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fusetk.config import component
 from fusetk.errors import ConfigError
 from fusetk.fusion.base import share_layer_embedding
-from fusetk.models import steps
+from fusetk.models import cpu_inference
 from fusetk.models.attend import attended_sources_class, build_attended_sources
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS, initialise_parts
@@ -305,9 +305,9 @@ class TransformerEncoderLayer(TransformerLayer):
         if (
             type(self) is TransformerEncoderLayer
             and isinstance(context, Tensor)
-            and steps.encoder_layer_is_usable(self, x)
+            and cpu_inference.encoder_layer_is_usable(self, x)
         ):
-            return steps.encoder_layer(self, x, context.flatten(1)), None
+            return cpu_inference.encoder_layer(self, x, context.flatten(1)), None
         x, stream = self.attention_residual.before(self.read(x))
         y = self.attention(x, context)
         return self.feed_forward(self.attention_residual.after(stream, y)), None
@@ -360,14 +360,14 @@ class TransformerDecoderLayer(TransformerLayer):
         return [*super().sublayers(), (self.cross_residual, self.cross)]
 
     def forward(
-        self, x: Stream, context: DecoderContext | steps.StepContext
+        self, x: Stream, context: DecoderContext | cpu_inference.StepContext
     ) -> tuple[Stream, Cache | tuple[Tensor, ...]]:
         """(B * K, T, input width) -> (B * K, T, D), and the extended cache.
 
         The input and the output may be streams of such tensors.
         """
-        if isinstance(context, steps.StepContext):
-            return steps.decoder_layer(self, x, context)
+        if isinstance(context, cpu_inference.StepContext):
+            return cpu_inference.decoder_layer(self, x, context)
         x, stream = self.attention_residual.before(self.read(x))
         y, cache = self.attention.step(x, context.cache, context.visible, start=context.start)
         stream = self.attention_residual.after(stream, y)
@@ -547,12 +547,12 @@ class Transformer(Seq2Seq):
 
     def start(self, memory: Memory) -> State:
         keys_values = self._keys_values(
-            memory, lambda cross, sources: steps.keys_values(cross, sources, memory.mask)
+            memory, lambda cross, sources: cpu_inference.keys_values(cross, sources, memory.mask)
         )
         layers = self._decoder_layers()
         ordinary = all(type(layer) is TransformerDecoderLayer for layer in layers)
-        if ordinary and steps.decoder_is_usable(layers, keys_values[0]):
-            return State(None, steps.start(layers, keys_values, memory.mask), 0)
+        if ordinary and cpu_inference.decoder_is_usable(layers, keys_values[0]):
+            return State(None, cpu_inference.start(layers, keys_values, memory.mask), 0)
         return self._start_with_caches(keys_values, memory.mask)
 
     def _start_with_caches(self, keys_values: tuple[Tensor, ...], mask: Tensor) -> State:
@@ -583,8 +583,8 @@ class Transformer(Seq2Seq):
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         hypotheses = state.per_hypothesis
-        if isinstance(hypotheses, steps.Hypotheses):
-            if not (hypotheses.unchanged and steps.needs_caches(self.decoder, tgt_in)):
+        if isinstance(hypotheses, cpu_inference.Hypotheses):
+            if not (hypotheses.unchanged and cpu_inference.needs_caches(self.decoder, tgt_in)):
                 return self._decode_in_steps(tgt_in, hypotheses, state.step)
             state = self._start_with_caches(hypotheses.shared.keys_values, hypotheses.shared.mask)
         keys_values, mask, caches = state.per_sentence
@@ -622,7 +622,7 @@ class Transformer(Seq2Seq):
         return self._features(output)
 
     def _decode_in_steps(
-        self, tgt_in: Tensor, hypotheses: steps.Hypotheses, step: int
+        self, tgt_in: Tensor, hypotheses: cpu_inference.Hypotheses, step: int
     ) -> tuple[Tensor, State]:
         """Read target tokens (R, T) one by one with the kernels for inference."""
         features = []

@@ -146,6 +146,7 @@ class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float, name: str, bias: bool = True):
         super().__init__()
         self.width = width
+        self.keys_width = width  # fewer features than the queries if heads share keys
         self.heads = heads
         self.dropout = Dropout(dropout)
         self.name = name

@@ -9,7 +9,7 @@ from fusetk.nn.fused import streams as fused_streams
 from fusetk.nn.precision import product_dtype, without_autocast
 
 
-def weighted_sum(layers: Sequence[Tensor], weights: Sequence[Tensor] | Tensor) -> Tensor:
+def weighted_sum(weights: Sequence[Tensor] | Tensor, layers: Sequence[Tensor]) -> Tensor:
     """Return sum_l w_l h_l for L layers (..., D) and L weights, which may broadcast."""
     total = layers[0] * weights[0]
     for i in range(1, len(layers)):
@@ -17,7 +17,7 @@ def weighted_sum(layers: Sequence[Tensor], weights: Sequence[Tensor] | Tensor) -
     return total
 
 
-def combine(weights: Tensor, layers: Tensor) -> Tensor:
+def weighted_sums(weights: Tensor, layers: Tensor) -> Tensor:
     """Return weighted sums of layers: (m, n) or (..., m, n), (..., n, D) -> (..., m, D).
 
     The product has the type of ``layers``, even with autocast: rounding them would change the
@@ -34,12 +34,12 @@ def combine(weights: Tensor, layers: Tensor) -> Tensor:
         return weights @ layers
 
 
-def combine_and_add(weights: Tensor, layers: Tensor, write: Tensor, y: Tensor) -> Tensor:
-    """Return ``combine(weights, layers)`` plus y (..., D) times each weight of ``write`` (..., m).
+def add_weighted_sums(weights: Tensor, layers: Tensor, write: Tensor, y: Tensor) -> Tensor:
+    """Return ``weighted_sums`` plus y (..., D) times each weight of ``write`` (..., m).
 
     The result has the shape (..., m, D) and the type of ``layers``.
     """
     if fused_streams.usable(layers, y) and y.shape == (*layers.shape[:-2], layers.shape[-1]):
         weights, write = weights.to(layers.dtype), write.to(layers.dtype)
         return fused_streams.weighted_sums(weights, layers, write, y)
-    return combine(weights, layers) + write.unsqueeze(-1) * y.unsqueeze(-2)
+    return weighted_sums(weights, layers) + write.unsqueeze(-1) * y.unsqueeze(-2)

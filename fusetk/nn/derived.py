@@ -11,8 +11,9 @@ T = TypeVar("T", bound="DerivedTensor")
 class DerivedTensor(nn.Module):
     """A module whose tensor ``derived`` depends on its parameters only.
 
-    In evaluation without gradients, the tensor is computed once and cached until the mode, the
-    number type, the device or, by ``load_state_dict``, the parameters change.
+    In evaluation without gradients, the tensor is computed once and cached. A change of the mode,
+    the number type or the device discards it, and so does ``load_state_dict``. A change of the
+    parameters in place does not: call ``train()`` after it.
     """
 
     _cached: Tensor | None = None

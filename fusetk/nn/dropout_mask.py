@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusetk.nn import splitmix
 from fusetk.nn.fused.build import library
-from fusetk.nn.fused.structs import INT, POINTER, address, struct
+from fusetk.nn.fused.structs import INT, POINTER, call, fill, struct
 
 UNIT = 2**-16  # a rate is a multiple of this number
 
@@ -40,7 +40,7 @@ class DropoutMask(NamedTuple):
 
     Element i of a tensor has 16 random bits: those of the SplitMix64 generator (Steele et al. 2014)
     at ``seed``, four elements in each word of 64 bits. It is 0 if its bits, as a signed number, are
-    below ``threshold``, and multiplied by ``scale`` otherwise.
+    below ``threshold(units)``, and multiplied by ``scale(units)`` otherwise.
     """
 
     seed: int
@@ -54,14 +54,6 @@ class DropoutMask(NamedTuple):
         seed = torch.empty((), dtype=torch.int64).random_(-(2**63), None)
         return cls(int(seed), units)
 
-    @property
-    def threshold(self) -> int:
-        return threshold(self.units)
-
-    @property
-    def scale(self) -> float:
-        return scale(self.units)
-
     def random_bits(self, shape: Sequence[int]) -> Tensor:
         """Return the random int16 in [-32768, 32767] of each element."""
         count = math.prod(shape)
@@ -71,12 +63,14 @@ class DropoutMask(NamedTuple):
 
 def random_words(seed: int, count: int) -> Tensor:
     """Return the first ``count`` words of SplitMix64 at ``seed`` as int64."""
-    kernels = library("transformer")
-    if kernels is None:
+    if library("transformer") is None:
         return plain_random_words(seed, count)
     words = torch.empty(count, dtype=torch.int64)
-    arguments = _RandomWords(torch.get_num_threads(), count, seed % 2**64, address(words))
-    kernels.random_words(ctypes.byref(arguments))
+    call(
+        "transformer",
+        "random_words",
+        fill(_RandomWords(), count=count, seed=seed % 2**64, words=words),
+    )
     return words
 
 

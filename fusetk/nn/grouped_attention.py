@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fusetk.nn.attention import SelfAttention, scaled_dot_product
+from fusetk.nn.attention import SelfAttention
 from fusetk.nn.cache import Cache
 from fusetk.nn.heads import join_heads, split_heads
 from fusetk.nn.inference_linear import linear_part
@@ -132,11 +132,6 @@ class GroupedSelfAttention(SelfAttention):
         return q, k, v
 
     def _mix(self, q: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:
-        k, v = (split_heads(t, self.groups) for t in keys_values.chunk(2, dim=-1))
-        shared = self.heads // self.groups
-        if shared > 1:
-            k = k.repeat_interleave(shared, 1)
-            v = v.repeat_interleave(shared, 1)
-        q = split_heads(q, self.heads)
-        contexts = scaled_dot_product(q, k, v, mask, self.dropout.active_rate, name)
-        return self.out(join_heads(contexts))
+        if self.groups != self.heads:
+            keys_values = self._shared(keys_values)
+        return super()._mix(q, keys_values, mask, name)

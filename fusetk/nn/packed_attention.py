@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.dropout import Dropout
-from fusetk.nn.dropout_mask import DropoutMask
+from fusetk.nn.dropout_mask import DropoutMask, scale, threshold
 from fusetk.nn.fused import transformer as fused_transformer
 from fusetk.nn.heads import join_heads, split_heads
 from fusetk.nn.rows import AttentionLayout
@@ -61,5 +61,5 @@ def plain_packed_attention(
         bits = rows.unpack(bits).transpose(1, 2)  # (B, H, T, stride)
         number = torch.cat(numbers, 1).clamp_max(stride - 1)[:, None, None]
         bits = bits.gather(-1, number.expand(-1, layout.heads, length, -1))
-        weights = weights * (bits >= dropout_mask.threshold) * dropout_mask.scale
+        weights = weights * (bits >= threshold(dropout_mask.units)) * scale(dropout_mask.units)
     return rows.pack(join_heads(weights.to(v.dtype) @ v))

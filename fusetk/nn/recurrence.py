@@ -40,7 +40,7 @@ def run_recurrence(
     sizes: Sequence[int],
     dropout: Dropout,
     decoder: DecoderAttention | None = None,
-    weights: bool = False,
+    return_weights: bool = False,
 ) -> RecurrenceOutput:
     """Run a recurrence over N slots, with fused kernels if they can be used.
 
@@ -48,7 +48,7 @@ def run_recurrence(
     states before the first step. ``sizes`` are the numbers of rows of each step, as in a
     ``StepLayout``; slots after the last step are not computed. With ``decoder``, the rows are
     hypotheses, and each sentence has the same number of them. ``dropout`` applies to each
-    candidate. ``weights``: whether to return the attention weights.
+    candidate.
     """
     cells: list[Cell] = [*first.cells, *(decoder.above.cells if decoder else ())]
     random_bits = None
@@ -60,7 +60,9 @@ def run_recurrence(
     one_hypothesis = decoder is None or len(decoder.keys) == h.shape[1]
     kernels_suffice = one_hypothesis or not torch.is_grad_enabled()
     if not kernels_suffice or not fused.usable(x, h, attention):
-        return _run_step_by_step(first, cells, x, h, sizes, dropout, random_bits, decoder, weights)
+        return _run_step_by_step(
+            first, cells, x, h, sizes, dropout, random_bits, decoder, return_weights
+        )
     spec = LoopSpec(
         cells=cells,
         below_attention=len(first.cells),
@@ -70,7 +72,7 @@ def run_recurrence(
         scale=scale(dropout.units),
         attention=attention,
         mask=decoder.mask.contiguous() if decoder else None,
-        keep_weights=weights or torch.is_grad_enabled(),
+        keep_weights=return_weights or torch.is_grad_enabled(),
     )
     attention_inputs = (decoder.keys, decoder.values, decoder.input_weight) if decoder else ()
     return RecurrenceOutput(*fused.run(spec, x, h, attention_inputs))

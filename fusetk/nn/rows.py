@@ -96,9 +96,10 @@ class AttentionLayout(NamedTuple):
     rows: Rows
     """The layout of the queries, and of the keys and values beside them."""
     own: bool
-    """Whether the queries attend to keys beside them, which follow them in the same tensor."""
+    """Whether a query attends to its own sentence. The keys and values of the sentence are in the
+    same tensor, in the columns after the queries."""
     causal: bool
-    """Whether they attend to those at their own and at earlier positions only."""
+    """Whether a query attends only to its own and earlier positions of its own sentence."""
     source: Rows | None = None
     """The layout of keys and values in another tensor."""
 

@@ -15,6 +15,7 @@ from fusetk import trace
 from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.shape_check import class_name
 
 MAX_VARIANTS = 64  # compiled variants of one kind of layer: different widths, a batch of one pair
 
@@ -29,7 +30,7 @@ def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
     if not layers:
         raise ConfigError(
             "training.compile has nothing to compile in this model: it compiles layers, and the "
-            f"model kind {model.kind} lists none; remove training.compile"
+            f"model {class_name(model)} lists none; remove training.compile"
         )
     settings = torch._dynamo.config
     # The limit had another name before torch 2.7.

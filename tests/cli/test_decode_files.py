@@ -149,7 +149,9 @@ def test_an_output_that_does_not_belong_to_the_input(trained, text, tmp_path):
 
 def test_outputs_that_cannot_be_resumed(trained, text, tmp_path):
     assert "give -o with a name" in refused("-m", trained, "-i", text, "--resume")
-    assert "not end in .gz" in refused("-m", trained, "-i", text, "-o", tmp_path / "out.gz", "--resume")
+    assert "not end in .gz" in refused(
+        "-m", trained, "-i", text, "-o", tmp_path / "out.gz", "--resume"
+    )
     assert "is a folder" in refused("-m", trained, "-i", text, "-o", tmp_path, "--resume")
     os.mkfifo(tmp_path / "pipe")
     assert "a pipe" in refused("-m", trained, "-i", text, "-o", tmp_path / "pipe", "--resume")

@@ -23,7 +23,7 @@ from fusetk.decoding.sample import sample
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.token_mask import EncodedRequest
 from fusetk.errors import ConfigError
-from fusetk.models import steps
+from fusetk.models import cpu_inference
 from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.models.transformer import Transformer
@@ -198,7 +198,7 @@ def test_attention_of_a_step_is_that_of_forced_decoding(model):
     for token in tokens.split(1, dim=1):
         with trace.listen(alignment.PATTERN) as records:
             _, state = model.decode(token, state)
-        steps.append(records)
+        cpu_inference.append(records)
     pairs = [
         (source, row[1:])
         for source, row in zip(
@@ -335,7 +335,7 @@ def test_a_layer_in_one_call_computes_what_its_parts_compute(system, convert, mo
     model = convert(SYSTEMS[system]())
     sources = SOURCES * 20  # more hypotheses than the kernel computes at once
     in_one_call = begin(model, sources)
-    monkeypatch.setattr(steps, "_fused_layer", lambda layer: None)
+    monkeypatch.setattr(cpu_inference, "_fused_layer", lambda layer: None)
     in_parts = begin(model, sources)
     for state, expected in ((in_one_call, True), (in_parts, False)):
         layers = state.per_hypothesis.shared.fused_layers
@@ -350,7 +350,7 @@ def test_a_layer_in_one_call_computes_what_its_parts_compute(system, convert, mo
 def test_the_encoder_may_read_groups_of_sentences(searched_model, max_numbers, monkeypatch):
     config = SearchConfig(beam=2, max_length_extra=6)
     together = search([searched_model], *batch(SOURCES), config)
-    divide = steps._groups
+    divide = cpu_inference._groups
     numbers = [1]
 
     def counted(*arguments):
@@ -358,8 +358,8 @@ def test_the_encoder_may_read_groups_of_sentences(searched_model, max_numbers, m
         numbers.append(len(groups))
         return groups
 
-    monkeypatch.setattr(steps, "_groups", counted)
-    monkeypatch.setattr(steps, "PIECE", max_numbers)
+    monkeypatch.setattr(cpu_inference, "_groups", counted)
+    monkeypatch.setattr(cpu_inference, "PIECE", max_numbers)
     in_groups = search([searched_model], *batch(SOURCES), config)
     for hypotheses, expected in zip(in_groups, together, strict=True):
         assert_same(hypotheses, expected)
@@ -368,15 +368,15 @@ def test_the_encoder_may_read_groups_of_sentences(searched_model, max_numbers, m
 
 
 def test_groups_of_sentences_are_as_large_as_possible():
-    assert steps._groups([3, 2, 2, 5, 1], 6) == [
+    assert cpu_inference._groups([3, 2, 2, 5, 1], 6) == [
         (slice(0, 2), 3),
         (slice(2, 3), 2),
         (slice(3, 4), 5),
         (slice(4, 5), 1),
     ]
-    assert steps._groups([9, 1, 1], 6) == [(slice(0, 1), 9), (slice(1, 3), 1)]
-    assert steps._groups([2, 2], 0) == [(slice(0, 1), 2), (slice(1, 2), 2)]
-    assert steps._groups([4, 4, 4], 12) == [(slice(0, 3), 4)]
+    assert cpu_inference._groups([9, 1, 1], 6) == [(slice(0, 1), 9), (slice(1, 3), 1)]
+    assert cpu_inference._groups([2, 2], 0) == [(slice(0, 1), 2), (slice(1, 2), 2)]
+    assert cpu_inference._groups([4, 4, 4], 12) == [(slice(0, 3), 4)]
 
 
 @pytest.mark.parametrize("uses_kernels", [False, True])

@@ -99,6 +99,20 @@ def test_a_tree_may_have_the_embedding_as_a_leaf() -> None:
     StackConfig.model_validate({"layers": 3, "fuse": {"kind": "tree", "embedding": True}})
 
 
+def test_an_embedding_that_would_be_no_leaf_is_refused() -> None:
+    config = FUSIONS["tree"].Config.model_validate({"kind": "tree", "embedding": True})
+    config.check(3)
+    with pytest.raises(ValueError, match="the embedding would be no leaf"):
+        config.check(4)
+
+
+def test_an_average_of_one_layer_is_refused() -> None:
+    config = FUSIONS["average"].Config.model_validate({"kind": "average", "embedding": False})
+    config.check(2)
+    with pytest.raises(ValueError, match="needs two layers or more"):
+        config.check(1)
+
+
 def test_leaves_are_a_power_of_two() -> None:
     with pytest.raises(ValueError, match="power of two"):
         FUSIONS["tree"].Config.model_validate({"kind": "tree", "leaves": 6})

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fusetk.models.connect import CONNECTIONS, LayerInputs
 from fusetk.models.stack import StackConfig
-from fusetk.models.transformer import TransformerConfig
+from fusetk.models.transformer import Transformer, TransformerConfig
 
 D, LAYERS = 6, 4
 OPTIONS: list[dict[str, Any]] = [
@@ -149,13 +149,27 @@ def test_a_period_needs_an_input_that_is_read() -> None:
         if allowed:
             TransformerConfig.model_validate(config)
             continue
-        with pytest.raises(ValueError, match="period 2 has no effect if a stack makes 2 inputs"):
+        with pytest.raises(ValueError, match=r"period 2 has no effect, .* has only 2 inputs"):
             TransformerConfig.model_validate(config)
+
+
+@pytest.mark.parametrize("fuse", ["last", "average"])
+def test_a_number_of_layers_that_leaves_none_to_sum_is_refused(fuse: str) -> None:
+    inputs = 5 if fuse == "last" else 4  # of a stack of 4 layers
+    for last in range(1, 5):
+        side = {"layers": 4, "fuse": fuse, "connect": {"kind": "cross", "last": last}}
+        config = {"width": 8, "heads": 2, "encoder": side, "decoder": {"layers": 2}}
+        if last <= inputs - 3:
+            mixes = Transformer(TransformerConfig.model_validate(config), 9, 9).encoder.connect.mix
+            assert max(mix.merged for mix in mixes) > 1
+        else:
+            with pytest.raises(ValueError, match=f"last: {last} has no effect"):
+                TransformerConfig.model_validate(config)
 
 
 def test_a_period_above_the_depth_is_refused() -> None:
     connect = {"kind": "depth-weighted", "period": 3}
-    with pytest.raises(ValueError, match="period 3 has no effect if a stack makes 3 inputs"):
+    with pytest.raises(ValueError, match=r"period 3 has no effect, .* has only 3 inputs"):
         StackConfig.model_validate({"layers": 2, "connect": connect})
     for layers, refused in ((3, True), (4, False)):  # `average` does not read the input after them
         values = {"layers": layers, "connect": connect, "fuse": "average"}

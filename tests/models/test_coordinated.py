@@ -8,6 +8,7 @@ import torch
 
 from fusetk import trace
 from fusetk.models.coordinated import Coordinated, CoordinatedConfig
+from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.transformer import Transformer, TransformerConfig
 from fusetk.nn.positions import sinusoids
 
@@ -280,6 +281,17 @@ def test_deep_norm_scales_the_values_of_the_highest_source_layer() -> None:
     (keys, values), (deep_keys, deep_values) = weights
     torch.testing.assert_close(deep_keys, keys)
     torch.testing.assert_close(deep_values, values * (8 * 3) ** -0.25)
+
+
+@pytest.mark.parametrize("cross_weights", ["shared", "own"])
+def test_every_residual_connection_is_initialised(
+    cross_weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    initialised = []
+    monkeypatch.setattr(PlainResidual, "initialise", lambda self, _: initialised.append(self))
+    model = make(mixed_attention=False, cross_weights=cross_weights)
+    expected = [module for module in model.modules() if isinstance(module, PlainResidual)]
+    assert len(expected) == 3 * 3 and set(initialised) == set(expected)
 
 
 def test_own_cross_weights_need_two_sublayers() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fusetk.models.connect.cross import ResidualMix
 from fusetk.models.residual.manifold import sinkhorn
-from fusetk.nn.combine import combine_and_add
+from fusetk.nn.combine import add_weighted_sums
 from fusetk.nn.feature_buffer import FeatureBuffer
 from fusetk.nn.fused import streams as fused_streams
 
@@ -57,7 +57,7 @@ def test_an_output_of_another_shape_is_broadcast(shape: tuple[int, ...]) -> None
     torch.manual_seed(1)
     x, y, weights, write = normal(2, 5, 4, D), normal(*shape), normal(3, 4), normal(3)
     assert_equal(
-        combine_and_add,
+        add_weighted_sums,
         lambda weights, x, write, y: weights @ x + write.unsqueeze(-1) * y.unsqueeze(-2),
         *(weights, x, write, y),
     )

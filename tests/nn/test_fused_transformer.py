@@ -8,7 +8,13 @@ from torch.nn import functional as F
 from fusetk.models.residual.base import ResidualConfig, SubLayer
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.nn.dropout import Dropout
-from fusetk.nn.dropout_mask import DropoutMask, plain_random_words, random_words
+from fusetk.nn.dropout_mask import (
+    DropoutMask,
+    plain_random_words,
+    random_words,
+    scale,
+    threshold,
+)
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import transformer as fused_transformer
 from fusetk.training.loss import plain_cross_entropy
@@ -22,7 +28,8 @@ DROPOUT_MASKS = [None, DropoutMask(12345, 13_107)]
 def dropped(x: torch.Tensor, dropout_mask: DropoutMask | None) -> torch.Tensor:
     if dropout_mask is None:
         return x
-    return x * (dropout_mask.random_bits(x.shape) >= dropout_mask.threshold) * dropout_mask.scale
+    units = dropout_mask.units
+    return x * (dropout_mask.random_bits(x.shape) >= threshold(units)) * scale(units)
 
 
 def compare(results, tensors, tolerance=1e-5) -> None:

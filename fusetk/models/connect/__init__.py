@@ -10,7 +10,6 @@ from fusetk.models.connect.base import (
     Connection,
     LayerInputs,
     PlannedModule,
-    SummaryMode,
 )
 from fusetk.models.connect.cross import CrossConnection
 from fusetk.models.connect.dense import DenseConnection, DenseConnectionConfig
@@ -26,7 +25,6 @@ __all__ = [
     "DenseConnectionConfig",
     "LayerInputs",
     "PlannedModule",
-    "SummaryMode",
     "build_connection",
 ]
 
@@ -41,6 +39,9 @@ CONNECTIONS: dict[str, type[Connection]] = {
 
 
 def build_connection(config: ConnectConfig, name: str) -> Connection:
-    """Build the connection that ``config.kind`` names. Raises ValueError if there is none."""
+    """Build the connection that ``config.kind`` names.
+
+    Raises ValueError if no class has this name.
+    """
     connection: Connection = resolve(config.kind, CONNECTIONS, Connection)(config, name)
     return connection

@@ -28,6 +28,15 @@ class CrossConnectionConfig(ConnectConfig):
     def separate_inputs(self) -> bool:
         return True
 
+    def check_inputs(self, inputs: int) -> None:
+        most = inputs - 3  # more layers than the embedding, a sum of two layers, and one input
+        if self.last is not None and self.last > most:
+            advice = f"give at most {most}, or remove last" if most > 0 else "remove last"
+            raise ValueError(
+                f"last: {self.last} has no effect, because this stack has too few layers to sum "
+                f"the layers below the highest {self.last}: {advice}"
+            )
+
 
 class ResidualSources(NamedTuple):
     """The sources of the next layer."""
@@ -74,7 +83,7 @@ class ResidualMix(nn.Module):
                     weights = torch.cat((weights[..., :1], middle, weights[..., 2:]), -1)
                 trace.record(name, weights)
             factors = [self.static[k, i] + s[..., k : k + 1] for i, s in enumerate(scores)]
-            mixes.append(weighted_sum(sources, factors))
+            mixes.append(weighted_sum(factors, sources))
         return mixes
 
 

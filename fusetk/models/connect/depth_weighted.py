@@ -23,8 +23,9 @@ class DepthWeightedConfig(ConnectConfig):
         if self.period >= inputs:
             advice = f"give at most {inputs - 1}" if inputs > 1 else "choose another connection"
             raise ValueError(
-                f"period {self.period} has no effect if a stack makes {inputs} "
-                f"input{'s' if inputs > 1 else ''} of layers: {advice}"
+                f"period {self.period} has no effect, because this stack has only {inputs} "
+                f"input{'s' if inputs > 1 else ''} that could be a sum (one of each layer, and the "
+                f"output with fuse: last): {advice}"
             )
         highest = (inputs - 1) // self.period * self.period  # outputs below the highest sum
         if self.dilation > highest:
@@ -66,4 +67,4 @@ class DepthWeightedConnection(SourcesConnection):
         weight = self.weights[str(i)]
         selected = slice(i % self.dilation, None, self.dilation)
         trace.record_selected(f"{self.name}.layer{i + 1}", weight, selected, i + 1)
-        return weighted_sum(outputs[selected], weight)
+        return weighted_sum(weight, outputs[selected])

@@ -37,7 +37,6 @@ class LinearConnection(SourcesConnection):
 
     def __init__(self, config: LinearConnectionConfig, name: str):
         super().__init__(config, name)
-        self.config = config
         self.norm_layers = nn.ModuleList()
         self.combine = nn.ModuleList()
         self.norm = nn.ModuleList()
@@ -49,12 +48,11 @@ class LinearConnection(SourcesConnection):
 
     def register_input(self) -> int:
         normalize = self.config.normalize
-        outputs = len(self.norm_layers)
-        reader = len(self.combine) + 1
+        outputs = self.num_outputs  # the input of layer n reads the embedding and n - 1 layers
         if normalize == "softmax" and outputs == 1:  # the weight would always be 1
             self.combine.append(SingleInput())
         else:
-            self.combine.append(ScalarMix(outputs, normalize, f"{self.name}.layer{reader}"))
+            self.combine.append(ScalarMix(outputs, normalize, f"{self.name}.layer{outputs}"))
         self.norm.append(nn.LayerNorm(self.width) if self.config.norm else nn.Identity())
         return self.width
 

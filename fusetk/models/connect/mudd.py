@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fusetk import trace
 from fusetk.models.connect.base import ConnectConfig, LayerInputs, SourcesConnection
-from fusetk.nn.combine import combine
+from fusetk.nn.combine import weighted_sums
 from fusetk.nn.feature_buffer import FeatureBuffer
 from fusetk.nn.norm import RMS_EPSILON
 
@@ -58,7 +58,7 @@ class DepthAggregate(nn.Module):
         weights = (F.gelu(normed @ self.w1) @ self.w2).unflatten(-1, self.shape) + self.static
         for name, weight in zip(self.names, weights.unbind(-2), strict=True):
             trace.record(name, weight)
-        return combine(weights, layers).unbind(-2)
+        return weighted_sums(weights, layers).unbind(-2)
 
 
 class MuddConnection(SourcesConnection):

@@ -15,7 +15,7 @@ from fusetk.models.residual.base import (
     SubLayer,
     require_norm,
 )
-from fusetk.nn.combine import combine
+from fusetk.nn.combine import weighted_sums
 from fusetk.nn.feature_buffer import FeatureBuffer
 from fusetk.nn.fused import streams as fused_streams
 from fusetk.nn.norm import inverse_rms
@@ -71,15 +71,15 @@ class DepthQuery(nn.Module):
             if partial is not None:
                 scales = torch.cat((scales, inverse_rms(partial)), -1)
             return fused_streams.depth_attention(layers, partial, scales, query)
-        scores = combine(query.unsqueeze(0), layers.mT).squeeze(-2) * scales
+        scores = weighted_sums(query.unsqueeze(0), layers.mT).squeeze(-2) * scales
         if partial is None:
             weights = scores.softmax(-1)
             trace.record(self.name, weights)
-            return combine(weights.unsqueeze(-2), layers).squeeze(-2)
+            return weighted_sums(weights.unsqueeze(-2), layers).squeeze(-2)
         score = (partial * query).sum(-1, keepdim=True) * inverse_rms(partial)
         weights = torch.cat((scores, score), -1).softmax(-1)
         trace.record(self.name, weights)
-        complete = combine(weights[..., None, :-1], layers).squeeze(-2)
+        complete = weighted_sums(weights[..., None, :-1], layers).squeeze(-2)
         return torch.addcmul(complete, weights[..., -1:], partial)
 
 

@@ -61,9 +61,7 @@ class DeepNormResidual(Residual):
 def _scaled_weights(sublayer: nn.Module) -> list[Tensor]:
     """Return the weights that DeepNorm scales: not those of queries and keys."""
     if isinstance(sublayer, SelfAttention):
-        weight = sublayer.project.weight
-        rows = (len(weight) - weight.shape[1]) // 2  # of the keys, and of the values after them
-        return [weight[-rows:], sublayer.out.weight]
+        return [sublayer.project.weight[-sublayer.keys_width :], sublayer.out.weight]
     if isinstance(sublayer, KeysValues):
         return [sublayer.weight.chunk(2)[1]]
     if isinstance(sublayer, CrossAttention):

@@ -16,7 +16,7 @@ from fusetk.models.residual.base import (
     SubLayer,
     require_norm,
 )
-from fusetk.nn.combine import combine, combine_and_add
+from fusetk.nn.combine import add_weighted_sums, weighted_sums
 from fusetk.nn.fused import streams as fused_streams
 from fusetk.nn.norm import EPSILON
 
@@ -80,11 +80,11 @@ class MixedStreams(Residual):
         for name, values in zip(("read", "write", "mix"), weights, strict=True):
             trace.record(f"{self.name}.{name}", values)
         read, write, mix = weights
-        x = combine(read.unsqueeze(-2), stream).squeeze(-2)
+        x = weighted_sums(read.unsqueeze(-2), stream).squeeze(-2)
         return self.normed_input(x), WeightedStreams(stream, write, mix)
 
     def after(self, stream: WeightedStreams, y: Tensor) -> Tensor:
-        return combine_and_add(stream.mix, stream.streams, stream.write, self.dropout(y))
+        return add_weighted_sums(stream.mix, stream.streams, stream.write, self.dropout(y))
 
 
 class HyperResidual(MixedStreams):

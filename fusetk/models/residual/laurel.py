@@ -117,6 +117,6 @@ class LaurelPreviousResidual(Residual):
 
     def after(self, stream: States, y: Tensor) -> States:
         x = stream[0]
-        total = weighted_sum(stream[: len(self.factors)], self.factors)
+        total = weighted_sum(self.factors, stream[: len(self.factors)])
         new = x + self.dropout(y) + self.map(total)
         return (self.normed_output(new), *stream[: self.states - 1])

@@ -1,6 +1,6 @@
-"""Fused kernels: of recurrences, of Transformers in training, and of Transformers in inference.
+"""Fused kernels of recurrences, connections and Transformers, and products of matrices.
 
-Those for training have hand-written gradients.
+The kernels for training have hand-written gradients.
 """
 
 import os

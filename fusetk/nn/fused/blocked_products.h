@@ -66,7 +66,7 @@ struct GroupEpilogue {
 #endif
 };
 
-// The numbers of a block, which are loaded once for all rows of a group
+// The arguments of the last operations for a block. `of_group` loads those of one group.
 struct Epilogue {
     const float *bias;
     Vector lowest;

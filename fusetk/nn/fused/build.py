@@ -19,7 +19,7 @@ from fusetk.processor import instructions
 
 FOLDER = Path(__file__).parent
 # The effect of missing kernels, by source file.
-LOSSES = {
+EFFECTS = {
     "recurrence": "recurrent models run several times slower on CPU",
     "transformer": "Transformers train about half as fast on CPU",
     "streams": "connections with several streams or sources train about half as fast on CPU",
@@ -40,7 +40,7 @@ _compilation = threading.Lock()  # several threads may need the same kernels
 
 @cache
 def library(name: str) -> ctypes.CDLL | None:
-    """Return the compiled kernels of the source file ``name``.cpp, one of ``LOSSES``.
+    """Return the compiled kernels of the source file ``name``.cpp, one of ``EFFECTS``.
 
     Returns None if FUSETK_KERNELS disables them, or, with a warning, if they cannot be compiled.
     """
@@ -81,7 +81,7 @@ def _compiler(name: str) -> list[str] | None:
 
 
 def _warn(name: str, reason: str) -> None:
-    warnings.warn(f"{LOSSES[name]} without compiled kernels: {reason}", stacklevel=2)
+    warnings.warn(f"{EFFECTS[name]} without compiled kernels: {reason}", stacklevel=2)
 
 
 def _load(compiler: list[str], source: Path, path: Path) -> ctypes.CDLL:

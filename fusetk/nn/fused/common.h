@@ -26,15 +26,15 @@ struct Scratch {
 // Memory of one thread for several arrays. `start` frees all of them, and `take` returns the next
 // one. Memory that is too small is replaced.
 struct Buffer {
-    enum { LARGEST = 16 };
-    float *blocks[LARGEST];
-    Int sizes[LARGEST];
+    enum { MAX_ARRAYS = 16 };
+    float *blocks[MAX_ARRAYS];
+    Int sizes[MAX_ARRAYS];
     int used;
     Buffer() : used(0) {
-        for (int i = 0; i < LARGEST; i++) blocks[i] = 0, sizes[i] = 0;
+        for (int i = 0; i < MAX_ARRAYS; i++) blocks[i] = 0, sizes[i] = 0;
     }
     ~Buffer() {
-        for (int i = 0; i < LARGEST; i++) free(blocks[i]);
+        for (int i = 0; i < MAX_ARRAYS; i++) free(blocks[i]);
     }
     void start() { used = 0; }
     float *take(Int size) {

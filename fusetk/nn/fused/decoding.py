@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk.nn.fused.build import library
-from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct
-from fusetk.nn.fused.transformer import transformed
+from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct, transformed
 from fusetk.nn.precision import product_dtype
 
 LANES = 16  # numbers in a vector, and outputs in a GROUP of blocked_products.h
@@ -29,7 +28,7 @@ BLOCK_ROWS = 32  # rows that are computed together
 def usable(x: Tensor) -> bool:
     """Return whether the kernels can compute with ``x``: in inference, float32, on CPU.
 
-    They have no derivatives, also not those of ``torch.func``.
+    They compute no derivatives, so ``torch.func`` and forward-mode derivatives do not use them.
     """
     return (
         x.device.type == "cpu"

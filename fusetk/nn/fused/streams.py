@@ -6,6 +6,7 @@ its inputs only for the backward pass. The functions accept float32 tensors.
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ from fusetk.nn.fused.structs import (
     INT,
     POINTER,
     address,
+    call,
     fill,
     struct,
+    transformed,
 )
-from fusetk.nn.fused.transformer import transformed
 
 # The structs have the same members in the same order as in streams.cpp.
 _WeightedSums = struct(
@@ -75,11 +77,7 @@ def usable(*tensors: Tensor) -> bool:
     )
 
 
-def _call(name: str, arguments: Any, *mode: int) -> None:
-    kernels = library("streams")
-    assert kernels is not None
-    arguments.threads = torch.get_num_threads()
-    getattr(kernels, name)(ctypes.byref(arguments), *mode)
+_call = partial(call, "streams")
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Any:

@@ -3,7 +3,10 @@
 import ctypes
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from fusetk.nn.fused.build import library
 
 INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 # Modes of the functions that have several passes; only the attention of a recurrence has the third.
@@ -27,6 +30,23 @@ def fill(arguments: Any, **members: Any) -> Any:
     for name, value in members.items():
         setattr(arguments, name, address(value) if isinstance(value, Tensor) else value)
     return arguments
+
+
+def call(source: str, function: str, arguments: Any, *mode: int) -> None:
+    """Call a function of the kernels in ``source``.cpp, with all threads of PyTorch."""
+    kernels = library(source)
+    assert kernels is not None
+    arguments.threads = torch.get_num_threads()
+    getattr(kernels, function)(ctypes.byref(arguments), *mode)
+
+
+def transformed() -> bool:
+    """Return whether ``torch.func`` or forward-mode derivatives wrap tensors.
+
+    Kernels cannot read such tensors.
+    """
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    return forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def address(tensor: Tensor | None, row: int = 0) -> int | None:

@@ -1,11 +1,12 @@
 """Transformer layers in fused kernels on CPU: calls of ``transformer.cpp``, with their gradients.
 
 Each function computes the same as the modules of ``fusetk.nn`` that call it, in fewer passes over
-memory. The functions accept float32 tensors; in bf16 under autocast, products are in bf16.
+memory. The functions accept float32 tensors. With autocast to bf16, they compute products in bf16.
 """
 
 import ctypes
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fusetk.errors import ConfigError
-from fusetk.nn.dropout_mask import DropoutMask
+from fusetk.nn.dropout_mask import DropoutMask, scale, threshold
 from fusetk.nn.fused.build import library
 from fusetk.nn.fused.structs import (
     BACKWARD,
@@ -21,8 +22,10 @@ from fusetk.nn.fused.structs import (
     FORWARD,
     INT,
     POINTER,
+    call,
     fill,
     struct,
+    transformed,
 )
 from fusetk.nn.precision import product_dtype
 from fusetk.nn.rows import AttentionLayout, Rows
@@ -85,20 +88,7 @@ def usable(x: Tensor, parameters: Iterable[Tensor] = ()) -> bool:
     )
 
 
-def transformed() -> bool:
-    """Return whether ``torch.func`` or forward-mode derivatives wrap tensors.
-
-    Kernels cannot read such tensors.
-    """
-    forward_mode = torch.autograd.forward_ad._current_level >= 0
-    return forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _call(name: str, arguments: Any, *mode: int) -> None:
-    kernels = library("transformer")
-    assert kernels is not None
-    arguments.threads = torch.get_num_threads()
-    getattr(kernels, name)(ctypes.byref(arguments), *mode)
+_call = partial(call, "transformer")
 
 
 def _fill_shape(arguments: Any, products: Tensor, rows: int, width: int) -> Any:
@@ -112,7 +102,8 @@ def _fill_shape(arguments: Any, products: Tensor, rows: int, width: int) -> Any:
 def _dropout(dropout_mask: DropoutMask | None) -> Any:
     if dropout_mask is None:
         return _Dropout(0, 0, 0.0)
-    return _Dropout(dropout_mask.seed % 2**64, dropout_mask.threshold, dropout_mask.scale)
+    units = dropout_mask.units
+    return _Dropout(dropout_mask.seed % 2**64, threshold(units), scale(units))
 
 
 def _partial(*shape: int) -> Tensor:

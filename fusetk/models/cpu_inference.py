@@ -1,10 +1,10 @@
 """Transformer layers in inference on CPU: the kernels of ``fusetk.nn.fused.decoding``.
 
-The results are those of the layers' ordinary code, up to rounding. Layers of other classes, with
-modules of other classes or with hooks use their ordinary code. A search state holds the
-projections of each step as the step computed them. Each hypothesis has a list of the rows that hold
-its tokens, so a search that reorders or drops hypotheses selects rows of this list only. Layers and
-residual connections are those of ``fusetk.models.transformer``, which imports this module.
+The results are those of the layers' ordinary code, up to rounding. A layer uses its ordinary
+code if it or one of its modules has another class or a hook. A search state holds the projections
+of each step as the step computed them. Each hypothesis has a list of the rows that hold its tokens,
+so a search that reorders or drops hypotheses selects rows of this list only. Layers and residual
+connections are those of ``fusetk.models.transformer``, which imports this module.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
