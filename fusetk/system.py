@@ -3,12 +3,14 @@
 This module does not import the training loop.
 """
 
+import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -29,6 +31,7 @@ from fusetk.recipe import Recipe
 from fusetk.runs import CONFIG, EMA, MODEL, TEXT, changed_modules, find_checkpoint
 from fusetk.weights import load_weights, read_state
 
+META = torch.device("meta")
 CONVERSIONS = {"fp32": to_kernels, "bf16": to_bf16, "int8": to_int8}
 PRECISIONS = tuple(CONVERSIONS)
 
@@ -134,10 +137,28 @@ class Ensemble(NamedTuple):
 def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
     """Build the model of a recipe with initial weights from its seed.
 
+    The seed also fixes the numbers of ``random`` and NumPy, which classes outside fusetk may draw.
     Vocabulary sizes include the special tokens.
     """
     torch.manual_seed(recipe.training.seed)
-    return build_model(recipe.model, source_size, target_size)
+    before = random.getstate(), np.random.get_state()
+    random.seed(recipe.training.seed)
+    np.random.seed(recipe.training.seed)
+    try:
+        return build_model(recipe.model, source_size, target_size)
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+def build_shapes(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
+    """Build the model of a recipe on the device ``meta``: shapes without memory and values.
+
+    A model with a class outside fusetk is built on the CPU first, because the class may read values
+    of tensors.
+    """
+    with nullcontext() if outside_kinds(recipe.model.model_dump()) else META:
+        return build(recipe, source_size, target_size).to(META)
 
 
 class _NoRandomWeights(TorchFunctionMode):

@@ -357,6 +357,19 @@ def test_a_kind_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert top.encoder.fuse.depth == 2
 
 
+def test_mistakes_in_a_module_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outside_gates.py").write_text(
+        "from fusetk.config import ComponentConfig\n"
+        "class Base:\n    Config = ComponentConfig\n"
+        "class Gates(Base):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ImportFailed, match=r"outside_gates.py has no 'Gate'; did you mean 'Gates'"):
+        parse(tmp_path, "encoder: {layers: 3, fuse: 'outside_gates:Gate'}")
+    with pytest.raises(ConfigError, match="outside_gates:Gates has no option depth: add `Config"):
+        parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_gates:Gates', depth: 2}}")
+
+
 def test_a_missing_module_from_outside_names_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

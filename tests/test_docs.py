@@ -361,6 +361,15 @@ def test_every_kind_has_a_page(site: str) -> None:
             assert sum(f"`{kind}`" in text or f": {kind}" in text for text in texts) >= 2, kind
 
 
+@pytest.mark.parametrize("site", ["connect", "residual", "fuse", "attend"])
+def test_every_option_is_on_a_page(site: str) -> None:
+    pages = [page for page in DOCS if page.parent.name == "fusions"]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    for kind, cls in config_page.REGISTRIES[site].items():
+        for option in cls.Config.model_fields.keys() - {"kind"}:
+            assert re.search(rf"`[^`\n]*\b{option}\b", text), f"{kind}: {option}"
+
+
 def test_every_fusion_has_a_picture() -> None:
     for page in (ROOT / "docs/fusions").glob("*.md"):
         assert any(token.type == "image" for token in tokens(page)), page

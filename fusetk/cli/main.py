@@ -96,6 +96,22 @@ class _LazyGroup(click.Group):
             print_traceback(context)
             click.echo(f"fusetk: {sentence}", err=True)
             context.exit(2)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except Exception as error:
+            from fusetk.config import place_outside_libraries
+
+            place = place_outside_libraries(error)
+            if not place:
+                raise
+            print_traceback(context)
+            text = " ".join(str(error).split())
+            click.echo(
+                f"fusetk: code outside fusetk failed: {type(error).__name__}: {text}{place}; "
+                "--debug prints the traceback",
+                err=True,
+            )
+            context.exit(1)
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:
         if args[0] not in COMMANDS and not context.resilient_parsing:

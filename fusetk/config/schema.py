@@ -166,11 +166,17 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
             f"unknown kind {kind!r}; {hint}known kinds: {', '.join(table)}; or package.module:Name"
         )
     try:
-        component_class = getattr(importlib.import_module(module), name)
+        loaded = importlib.import_module(module)
+        component_class = getattr(loaded, name, None)
     except (Exception, SystemExit) as error:  # an outside module may raise anything
         raise ComponentImportError(
             f"{kind!r} cannot be imported: {_import_problem(error, kind)}"
         ) from error
+    if component_class is None:
+        near = difflib.get_close_matches(name, vars(loaded), 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        file = getattr(loaded, "__file__", None) or f"the module {module}"
+        raise ComponentImportError(f"{kind!r} cannot be imported: {file} has no {name!r}{hint}")
     if base is object:
         if not callable(component_class):
             raise ValueError(f"{kind!r} is neither a class nor a function")
@@ -192,7 +198,7 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
 
 def _import_problem(error: BaseException, kind: str) -> str:
     """Return the error of the import of ``kind``, its place outside of libraries, and advice."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     module = kind.partition(":")[0]
     package = module.partition(".")[0]
     if module.endswith(".py") or "/" in module:
@@ -260,12 +266,22 @@ class component:
             context = {"what": self.description, "known": ", ".join(self.table)}
             raise PydanticCustomError("choice", "{what}: give its kind, one of {known}", context)
         try:
-            config: type[Config] = resolve(value["kind"], self.table, self.base).Config
+            found = resolve(value["kind"], self.table, self.base)
+            config: type[Config] = found.Config
         except ValueError as error:
             context = {"what": self.description, "error": str(error)}
             if isinstance(error, ComponentImportError):
                 raise PydanticCustomError("import", "{what}: {error}", context) from error
             raise PydanticCustomError("choice", "{what}: {error}", context) from error
+        own = self.table.get(value["kind"]) is None and "Config" not in vars(found)
+        if own and (unknown := value.keys() - config.model_fields.keys()):
+            context = {
+                "what": self.description,
+                "kind": value["kind"],
+                "option": sorted(unknown)[0],
+            }
+            message = "{what}: {kind} has no option {option}: add `Config = ...` to the class"
+            raise PydanticCustomError("choice", message, context)
         try:
             return config.model_validate(value)
         except pydantic.ValidationError as error:  # `parse` combines the paths of nested errors

@@ -13,7 +13,7 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.corpus_weights import sampling_spans
 from fusetk.data.sampler import batches, split_size
 from fusetk.errors import DataError
-from fusetk.estimate.operations import META, BatchShape, batch_cost, optimizer_bytes
+from fusetk.estimate.operations import BatchShape, batch_cost, optimizer_bytes
 from fusetk.models import Seq2Seq
 from fusetk.recipe import Recipe
 from fusetk.training import optim
@@ -76,8 +76,7 @@ def text_of(
 
 def estimate(recipe: Recipe, sizes: tuple[int, int], text: TextLengths) -> TrainingCost:
     """Return the cost of a recipe's training with these vocabulary sizes."""
-    with META:
-        model = system.build(recipe, *sizes).train()
+    model = system.build_shapes(recipe, *sizes).train()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     copies = 3 if recipe.training.ema else 2  # weights, gradients, and the moving average
     optimizers = [

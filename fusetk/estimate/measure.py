@@ -7,7 +7,7 @@ import torch
 
 from fusetk import system
 from fusetk.estimate.cost import TextLengths, sample_batches
-from fusetk.estimate.operations import META, batch_cost
+from fusetk.estimate.operations import batch_cost
 from fusetk.machine import computing
 from fusetk.recipe import Recipe
 from fusetk.training import optim
@@ -28,8 +28,7 @@ def measured_speed(
     stage = recipe.training.stages[0]
     smoothing = recipe.training.label_smoothing
     shapes, _ = sample_batches(stage.batch, text, recipe.training.seed, stage.weights)
-    with META:
-        counted = system.build(recipe, *sizes).train()
+    counted = system.build_shapes(recipe, *sizes).train()
     # Counting between the updates would slow them down.
     operations = [batch_cost(counted, shape, smoothing).multiply_adds for shape in shapes]
     model = system.build(recipe, *sizes).to(device).train()

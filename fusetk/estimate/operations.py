@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from fusetk.config import place_outside_libraries
 from fusetk.data.batch import Batch
+from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.special_tokens import EOS
+from fusetk.system import META
 from fusetk.training.step import batch_loss
-
-META = torch.device("meta")
 
 
 class BatchShape(NamedTuple):
@@ -48,15 +49,24 @@ class BatchCost(NamedTuple):
 def batch_cost(model: Seq2Seq, shape: BatchShape, smoothing: float = 0.0) -> BatchCost:
     """Return the cost of a batch. The model must be on `meta`, in training mode.
 
-    Element-wise operations are not counted. Activations are in float32.
+    Element-wise operations are not counted. Activations are in float32. Raises ConfigError if a
+    class outside fusetk reads values of tensors.
     """
     memory = _KeptMemory(model)
     counter = FlopCounterMode(display=False, custom_mapping=_IN_PLACE)
-    with counter:
-        with torch.autograd.graph.saved_tensors_hooks(memory.add, lambda tensor: tensor):
-            sums = batch_loss(model, shape.batch().to(META), smoothing)
-        activations = memory.bytes
-        sums.smoothed.backward()
+    try:
+        with counter:
+            with torch.autograd.graph.saved_tensors_hooks(memory.add, lambda tensor: tensor):
+                sums = batch_loss(model, shape.batch().to(META), smoothing)
+            activations = memory.bytes
+            sums.smoothed.backward()
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):
+            raise
+        raise ConfigError(
+            "the cost of this model cannot be counted, because a class reads values of tensors"
+            f"{place_outside_libraries(error)}: {str(error).splitlines()[0]}"
+        ) from error
     model.zero_grad(set_to_none=True)
     return BatchCost(counter.get_total_flops() // 2, activations)
 

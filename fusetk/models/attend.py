@@ -79,12 +79,29 @@ class AttendedSources(nn.Module):
             check_shape(source, memory.output.shape[:-1], width, self)
         return sources
 
-    def sources_of(self, layer: int) -> slice:
-        """Return the slice of sources that decoder layer ``layer`` (0 is the lowest) attends to.
+    def sources_of(self, layer: int) -> slice | list[int]:
+        """Return the numbers of the sources that decoder layer ``layer`` (0 is the lowest) reads.
 
         The layer attends to each of them separately and sums the results.
         """
         return slice(None)
+
+    def indices_of(self, layer: int) -> list[int]:
+        """Return ``sources_of`` as a list. Raises ConfigError if it selects no source."""
+        chosen = self.sources_of(layer)
+        numbers = range(len(self.widths))
+        try:
+            indices = [
+                numbers[i] for i in (numbers[chosen] if isinstance(chosen, slice) else chosen)
+            ]
+        except (IndexError, TypeError):
+            indices = []
+        if not indices:
+            raise ConfigError(
+                f"{class_name(self)}.sources_of({layer}) returned {chosen!r}, which selects none "
+                f"of the {len(numbers)} sources: return a slice or a list of their numbers"
+            )
+        return indices
 
 
 class OutputSource(AttendedSources):
@@ -229,6 +246,9 @@ def build_attended_sources(
 ) -> AttendedSources:
     """Build the class that ``config.kind`` names; for the arguments see ``AttendedSources``.
 
-    Raises ValueError if no class has this name.
+    Raises ValueError if no class has this name, and ConfigError if a layer would read no source.
     """
-    return attended_sources_class(config)(config, history_widths, output_width, layers)
+    attended = attended_sources_class(config)(config, history_widths, output_width, layers)
+    for layer in range(layers):
+        attended.indices_of(layer)
+    return attended

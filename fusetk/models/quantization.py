@@ -14,6 +14,7 @@ from fusetk.nn.exact import is_exactly
 from fusetk.nn.inference_linear import Bf16Linear, InferenceLinear, KernelLinear, uses_kernels
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
 from fusetk.nn.output import OutputProjection
+from fusetk.nn.shape_check import is_outside
 from fusetk.nn.weightnorm import NormedLinear
 
 
@@ -103,9 +104,14 @@ def _kernel_bf16(weight: Tensor, bias: Tensor | None) -> KernelLinear:
 def _replace_maps(
     model: Transformer, convert: Callable[[Tensor, Tensor | None], InferenceLinear]
 ) -> None:
-    """Replace the linear maps of the layers; ``convert`` gets a map's weight and bias."""
+    """Replace the linear maps of the layers; ``convert`` gets a map's weight and bias.
+
+    Maps in modules outside fusetk remain, because these modules may read the weights.
+    """
     for layer in model.layers():
         for parent in list(layer.modules()):
+            if is_outside(parent):
+                continue
             for name, child in parent.named_children():
                 if is_exactly(child, nn.Linear):
                     setattr(parent, name, convert(child.weight, child.bias))

@@ -534,7 +534,7 @@ class Transformer(Seq2Seq):
         input_width: int,
     ) -> Layer:
         """Build a decoder layer, a ``TransformerDecoderLayer`` or a subclass of it."""
-        source_widths = self.attend.widths[self.attend.sources_of(planned.layer)]
+        source_widths = [self.attend.widths[i] for i in self.attend.indices_of(planned.layer)]
         options = layer_options(config, config.decoder, planned.layer)
         return TransformerDecoderLayer(
             options, name, input_width, planned.width, source_widths, residuals
@@ -571,7 +571,7 @@ class Transformer(Seq2Seq):
         sources = self.attend.checked_sources(memory)
         sources = [norm(x) for norm, x in zip(self.source_norms, sources, strict=True)]
         return tuple(
-            project(layer.cross, sources[self.attend.sources_of(i)])
+            project(layer.cross, [sources[k] for k in self.attend.indices_of(i)])
             for i, layer in enumerate(self._decoder_layers())
         )
 

@@ -28,6 +28,11 @@ def check_shape(output: Any, positions: Sequence[int], width: int, part: nn.Modu
     )
 
 
+def is_outside(part: nn.Module) -> bool:
+    """Whether the class of a part is outside fusetk and PyTorch."""
+    return type(part).__module__.partition(".")[0] not in ("fusetk", "torch")
+
+
 def class_name(part: nn.Module) -> str:
     """Return the name of the class of a part, with its module if this is outside fusetk."""
     cls = type(part)

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 # The inputs of a layer with separate inputs, by the end of the trace name.
 _INPUTS = {"query": "queries", "key": "keys", "value": "values", "residual": "residual stream"}
 _LAYER = re.compile(r"(?P<site>(?P<side>encoder|decoder)\.(connect|attend))\.layer(\d+)(\.\w+)?")
-_SUBLAYER = re.compile(r"(encoder|decoder)\.residual\.(sublayer(\d+)|output)(\.\w+)?")
+_SUBLAYER = re.compile(
+    r"(encoder|decoder)\.residual\.(sublayer(\d+)|output)(\.(?:sources|read|write|mix))?"
+)
 # The sub-layers of a layer with two and with three sub-layers.
 _SUBLAYERS = {2: ("self", "ffn"), 3: ("self", "cross", "ffn")}
 READ = "output that is read"
@@ -119,7 +121,13 @@ def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Read
     for name, values in traced.recorded.items():
         if match := _LAYER.fullmatch(name):
             key = match["side"], match["site"], match[5] or ""
-            sites.setdefault(key, {})[int(match[4])] = _numbers(values)
+            number, recorded = int(match[4]), _numbers(values)
+            if match["site"].endswith("connect") and recorded.shape[-1] > number:
+                raise DataError(
+                    f"{name} was recorded with {recorded.shape[-1]} weights, but layer {number} "
+                    f"reads at most {number} outputs: correct the call of trace.record"
+                )
+            sites.setdefault(key, {})[number] = recorded
     readings = []
     for (side, site, what), weights in sites.items():
         attends = site.endswith("attend")

@@ -19,12 +19,9 @@ def count_parameters(recipe: "Recipe", sizes: tuple[int, int]) -> dict[str, int]
     ``sizes`` are the source and target vocabulary sizes. Parts are the top two levels of the module
     tree. A shared parameter is counted in the first part that has it.
     """
-    import torch
-
     from fusetk import system
 
-    with torch.device("meta"):  # shapes without memory
-        model = system.build(recipe, *sizes)
+    model = system.build_shapes(recipe, *sizes)
     layers = set(model.layers())
     stacks = {name.rpartition(".")[0] for name, module in model.named_modules() if module in layers}
     parts: dict[str, int] = {}

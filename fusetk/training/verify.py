@@ -16,10 +16,12 @@ from fusetk.config import place_outside_libraries
 from fusetk.data.batch import pad
 from fusetk.errors import ConfigError, FusetkError, out_of_memory
 from fusetk.fusion.base import LayerFusion
+from fusetk.models.attend import AttendedSources
 from fusetk.models.residual import Residual, StreamEnds
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.models.stack import Stack
 from fusetk.nn.nested import select
-from fusetk.nn.shape_check import class_name
+from fusetk.nn.shape_check import class_name, is_outside
 from fusetk.special_tokens import BOS, EOS, SPECIAL
 from fusetk.ways import use_precision
 
@@ -49,6 +51,8 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
     try:
         with _evaluation(model):
             _compare(model, source_size, target_size, names)
+            _check_stored_values(model, source_size, target_size)
+            _check_sources(model)
             _compute_gradients(model, source_size, target_size)
             _add_noise(model)
             _compare(model, source_size, target_size, names, may_be_infinite=True)
@@ -86,10 +90,69 @@ def _evaluation(model: Seq2Seq) -> Iterator[None]:
             module.training = mode
 
 
+def _check_stored_values(model: Seq2Seq, source_size: int, target_size: int) -> None:
+    """Raise ConfigError if a module outside fusetk stores values of a pass.
+
+    Several threads may compute with a model at the same time.
+    """
+    next(_computations(model, source_size, target_size))  # a module may store constants once
+    before = _attributes(model)
+    next(_computations(model, source_size, target_size))
+    for (module, name), new in _attributes(model).items():
+        old = before.get((module, name), [])
+        if len(old) != len(new) or any(
+            one is not other and (isinstance(one, Tensor) or one != other)
+            for one, other in zip(old, new, strict=True)
+        ):
+            raise ConfigError(
+                f"{class_name(module)}.{name} changed during a pass in evaluation: keep the value "
+                "in a local variable or in the result, because several threads may use the model"
+            )
+
+
+def _attributes(model: Seq2Seq) -> dict[tuple[nn.Module, str], list[Any]]:
+    """Return the tensors, numbers and texts in each attribute of modules outside fusetk."""
+    usual = vars(nn.Module()).keys()
+    return {
+        (module, name): list(_leaves(value))
+        for module in filter(is_outside, model.modules())
+        for name, value in vars(module).items()
+        if name not in usual
+    }
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the tensors, numbers and texts in a value, and in its lists, tuples and mappings."""
+    if isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(part)
+    elif isinstance(value, Tensor | int | float | str):
+        yield value
+
+
+def _check_sources(model: Seq2Seq) -> None:
+    """Raise ConfigError if an attention outside fusetk reads the output without ``reads_output``.
+
+    The encoder would not compute its output as the attention expects.
+    """
+    device = next(model.parameters()).device
+    src = torch.full((1, max(SOURCE_LENGTHS)), EOS, device=device)[:, : model.max_positions]
+    for module in model.modules():
+        if isinstance(module, AttendedSources) and is_outside(module) and not module.reads_output:
+            memory = model.encode(src, torch.ones_like(src, dtype=torch.bool))
+            changed = memory._replace(output=memory.output + 1)
+            if not all(map(torch.equal, module.sources(memory), module.sources(changed))):
+                raise ConfigError(
+                    f"{class_name(module)} reads memory.output: set reads_output = True in the "
+                    "class"
+                )
+
+
 def _compute_gradients(model: Seq2Seq, source_size: int, target_size: int) -> None:
     """Raise RuntimeError if gradients cannot be computed in training mode.
 
-    An example is a module that changes its input in place.
+    An example is a module that changes its input in place. Raises ConfigError if a gradient is not
+    finite, or if no gradient reaches a stack.
     """
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.train()
@@ -97,6 +160,18 @@ def _compute_gradients(model: Seq2Seq, source_size: int, target_size: int) -> No
         with torch.enable_grad():
             _, logits, _ = next(_computations(model, source_size, target_size))
             logits.sum().backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None and not parameter.grad.isfinite().all():
+                raise ConfigError(
+                    f"the gradient of {name} is not finite before any update: correct the "
+                    "divisions, roots and logarithms of your classes"
+                )
+        for name, module in model.named_modules():
+            if isinstance(module, Stack) and all(p.grad is None for p in module.parameters()):
+                raise ConfigError(
+                    f"no gradient reaches the layers of {name}: a class detaches its input, or "
+                    "does not use it"
+                )
     finally:
         model.zero_grad(set_to_none=True)
         model.eval()
@@ -143,7 +218,7 @@ def _wrong_classes(model: Seq2Seq) -> Iterator[str]:
     registered = {id(parameter) for parameter in model.parameters()}
     usual = vars(nn.Module()).keys()
     for module in model.modules():
-        if type(module).__module__.partition(".")[0] in ("fusetk", "torch"):
+        if not is_outside(module):
             continue
         cls: Any = type(module)
         if (
@@ -173,6 +248,14 @@ def _wrong_classes(model: Seq2Seq) -> Iterator[str]:
                     f"{class_name(module)}.{name} has weights that are not registered, so they are "
                     "neither trained nor saved: use nn.ModuleList, nn.ModuleDict, nn.Parameter or "
                     "nn.ParameterList"
+                )
+            elif name not in usual and any(
+                isinstance(tensor, Tensor) and tensor.dim() and id(tensor) not in registered
+                for tensor in _leaves(value)
+            ):
+                yield (
+                    f"{class_name(module)}.{name} is a tensor that checkpoints do not have and "
+                    f"that does not move to a GPU: use self.register_buffer({name!r}, ...)"
                 )
 
 

@@ -122,7 +122,7 @@ SUCCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "separate inputs, post-norm": (
         "transformer",
         _sides(
-            *("connect", {"kind": "cross", "last": 1}, "mudd"),
+            *("connect", {"kind": "cross", "initial_std": 0.1}, "mudd"),
             **{"kv_heads": 1, "positions": "rotary", "scale": 1.5},
         ),
     ),

@@ -3,9 +3,12 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from fusetk.models.attend import ATTENDS
+from fusetk.config import ComponentConfig
+from fusetk.errors import ConfigError
+from fusetk.models.attend import ATTENDS, OutputSource, build_attended_sources
 from fusetk.models.seq2seq import Memory
 from tests.contracts.systems import build
 
@@ -41,6 +44,29 @@ def test_each_decoder_layer_attends_to_its_own_mean() -> None:
         assert attend.sources_of(j) == slice(j, j + 1)
         expected = sum(weights[i, j] * normed[i] for i in range(HISTORY))
         np.testing.assert_allclose(sources[j].detach().numpy(), expected, rtol=1e-10)
+
+
+class Opposite(OutputSource):
+    """Layer i of n attends to the sources i and n - 1 - i."""
+
+    chosen: Any = None  # what ``sources_of`` returns instead
+
+    @property
+    def widths(self) -> list[int]:
+        return [D] * HISTORY
+
+    def sources_of(self, layer: int) -> Any:
+        return [layer, HISTORY - 1 - layer] if self.chosen is None else self.chosen
+
+
+def test_a_layer_may_attend_to_a_list_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = f"{__name__}:Opposite"
+    attend: Any = build_attended_sources(ComponentConfig(kind=kind), [D] * HISTORY, D, LAYERS)
+    assert [attend.indices_of(layer) for layer in range(LAYERS)] == [[0, 3], [1, 2], [2, 1]]
+    for chosen in ([], 1, slice(4, 5), [4], ["a"]):
+        monkeypatch.setattr(Opposite, "chosen", chosen)
+        with pytest.raises(ConfigError, match=r"Opposite.sources_of\(0\) returned .* selects none"):
+            build_attended_sources(ComponentConfig(kind=kind), [D] * HISTORY, D, LAYERS)
 
 
 def test_new_weights_are_the_mean_and_a_large_weight_is_one_layer() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.errors import DataError
+from fusetk.fusion.linear import ScalarMix
 from fusetk.models.residual import RESIDUALS, ResidualBuilder
 from fusetk.models.residual.laurel import LaurelWeightsResidual
 from fusetk.plotting import connect
@@ -176,6 +177,28 @@ def test_a_record_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -
     )
     name = r"encoder\.residual\.sublayer1\.mix"
     with pytest.raises(DataError, match=rf"{name} has the shape \(3, 2\), .* need \(1, 1\)"):
+        connect.panels(model)
+
+
+def test_a_record_of_too_many_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = noisy({"connect": "linear"}, {})
+    monkeypatch.setattr(
+        ScalarMix,
+        "forward",
+        lambda self, layers: (trace.record(self.name, torch.ones(len(layers) + 1)), layers[-1])[1],
+    )
+    with pytest.raises(DataError, match=r"layer1 was recorded with 2 weights, but layer 1 reads"):
+        connect.panels(model)
+
+
+def test_a_record_of_an_unknown_name_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = noisy({"residual": "laurel-weights"}, {})
+    monkeypatch.setattr(
+        LaurelWeightsResidual,
+        "after",
+        lambda self, stream, y: (trace.record(f"{self.name}.alpha", torch.ones(())), stream + y)[1],
+    )
+    with pytest.raises(DataError, match="residual: laurel-weights has no weights to draw"):
         connect.panels(model)
 
 

@@ -1,6 +1,8 @@
 """Classes outside fusetk: their state is saved or refused, and changes of their code are named."""
 
+import copy
 import math
+import random
 import re
 import sys
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from fusetk.cli.main import main
 from fusetk.config import ComponentConfig
 from fusetk.errors import ConfigError, FusetkError
 from fusetk.fusion.base import LayerFusion, LayerFusionConfig
+from fusetk.models.quantization import to_bf16, to_int8
 from fusetk.models.transformer import Transformer
 from fusetk.recipe import Recipe, load
 from fusetk.runs import EMA, MODEL, code_checksums
@@ -38,7 +41,7 @@ FUSE = "model.decoder.fuse={{kind: '{}:{}'}}"
 
 
 class Stateful(LayerFusion):
-    """A buffer that training changes, a random buffer, and a random attribute."""
+    """A buffer that training changes, a random buffer, and one that checkpoints do not have."""
 
     Config = LayerFusionConfig
 
@@ -47,7 +50,7 @@ class Stateful(LayerFusion):
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("basis", nn.init.orthogonal_(torch.empty(width, width)))
         self.normed = nn.BatchNorm1d(width)
-        self.noise = torch.empty(width).normal_()
+        self.register_buffer("noise", torch.empty(width).normal_(), persistent=False)
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
         x = torch.stack(layers).mean(0)
@@ -55,6 +58,100 @@ class Stateful(LayerFusion):
             self.mean.lerp_(x.detach().flatten(0, -2).mean(0), 0.1)
         x = (x - self.mean) @ self.basis + self.noise
         return self.normed(x.flatten(0, -2)).view_as(x)
+
+
+OTHER_CLASSES = """
+import random
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fusetk.fusion.base import LayerFusion
+from fusetk.models.connect.base import SourcesConnection
+from fusetk.models.residual.base import Residual
+
+
+class Drawn(SourcesConnection):
+    def __init__(self, config, name):
+        super().__init__(config, name)
+        self.chosen = {}
+
+    def register_input(self):
+        count = self.num_outputs
+        self.chosen[count] = random.randrange(count), torch.randperm(count)[0].item()
+        return self.width
+
+    def forward(self, outputs):
+        return sum(outputs[i] for i in self.chosen[len(outputs)])
+
+
+class ReadsWeight(Residual):
+    def __init__(self, config, sublayer):
+        super().__init__(config, sublayer)
+        self.low = nn.Linear(sublayer.width, 2, bias=False)
+
+    def after(self, stream, y):
+        return self.normed_output(stream + F.linear(self.low(y), self.low.weight.t()))
+
+
+class ReadsValues(LayerFusion):
+    def fuse(self, layers):
+        return layers[-1] * (1.0 if layers[-1].sum() > 0 else 2.0)
+
+
+class Bug(LayerFusion):
+    def fuse(self, layers):
+        return layers[len(layers)] if torch.is_inference_mode_enabled() else layers[-1]
+"""
+
+
+@pytest.fixture
+def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module with ``OTHER_CLASSES``."""
+    (tmp_path / "outside_others.py").write_text(OTHER_CLASSES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "outside_others"
+
+
+def test_drawn_structures_are_the_same_in_every_build(toy: Path, others: str) -> None:
+    recipe = load(toy, [f"model.encoder.connect={others}:Drawn", "model.encoder.layers=6"])
+    state = random.getstate()
+    chosen = [build_model(recipe, 20, 20).encoder.connect.chosen for _ in range(2)]  # type: ignore[union-attr]
+    assert chosen[0] == chosen[1] and random.getstate() == state
+
+
+def test_a_class_may_read_values_while_it_is_built(toy: Path, others: str) -> None:
+    for command in ("describe", "estimate"):
+        words = [command, str(toy), "--set", f"model.encoder.connect={others}:Drawn"]
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0, result.output
+    words = ["estimate", str(toy), "--set", f"model.encoder.fuse={others}:ReadsValues"]
+    said = CliRunner().invoke(main, [*words, "--device", "h100"]).stderr
+    assert re.search(r"reads values of tensors \(.*outside_others.py, line \d+\)", said)
+
+
+def test_maps_in_outside_classes_are_not_quantised(toy: Path, others: str) -> None:
+    model = build_model(load(toy, [f"model.encoder.residual={others}:ReadsWeight"]), 20, 20).eval()
+    src = torch.tensor([[5, 6, 3]])
+    for convert in (to_bf16, to_int8):
+        converted = copy.deepcopy(model)
+        with torch.inference_mode():
+            convert(converted)
+            memory = converted.encode(src, torch.ones_like(src, dtype=torch.bool))
+        assert memory.output.isfinite().all()
+
+
+def test_an_error_in_an_outside_class_is_one_line(toy: Path, tmp_path: Path, others: str) -> None:
+    run = tmp_path / "run"
+    words = ["train", str(toy), "-r", str(run), "--set", f"model.decoder.fuse={others}:Bug"]
+    assert CliRunner().invoke(main, [*words, "--set", "training.stages.0.end={updates: 1}"])
+    source = tmp_path / "in"
+    source.write_text("a\n")
+    result = CliRunner().invoke(main, ["decode", "-m", str(run), "-i", str(source)])
+    assert result.exit_code == 1
+    said = r"code outside fusetk failed: IndexError: .* \(.*outside_others.py, line \d+\); --debug"
+    assert re.search(said, result.stderr)
 
 
 def recipe_with(toy: Path, fusion: str, *overrides: str, module: str = __name__) -> Recipe:
