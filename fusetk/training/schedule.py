@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fusetk.config import ComponentConfig, resolve
+from fusetk.config import ComponentConfig, place_outside_libraries, resolve
 from fusetk.errors import FusetkError
 
 ScheduleState = Mapping[str, Any]
@@ -368,17 +368,23 @@ def build(config: ComponentConfig, width: int) -> Schedule:
 def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> float:
     """Return the rate of an update of a stage.
 
-    Raises FusetkError if the schedule, which may be a class outside fusetk, returns another value
-    than a finite number of at least 0.
+    Raises FusetkError if the schedule, which may be a class outside fusetk, fails, or if it returns
+    another value than a finite number of at least 0.
     """
-    rate: Any = schedule.rate(update, state)
+    name = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
+    try:
+        rate: Any = schedule.rate(update, state)
+    except Exception as error:
+        raise FusetkError(
+            f"the method rate(update, state) of the schedule {name} failed for update {update} of "
+            f"its stage: {type(error).__name__}: {error}{place_outside_libraries(error)}"
+        ) from error
     try:
         # A schedule outside fusetk may return a number of NumPy or a tensor.
         number = math.nan if isinstance(rate, str) else float(rate)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf:
-        name = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
         raise FusetkError(
             f"the schedule {name} returned the learning rate {rate!r} for update {update} of its "
             "stage: correct the schedule so that it returns a finite number of at least 0"
