@@ -266,14 +266,14 @@ class component:
             context = {"what": self.description, "known": ", ".join(self.table)}
             raise PydanticCustomError("choice", "{what}: give its kind, one of {known}", context)
         try:
-            found = resolve(value["kind"], self.table, self.base)
-            config: type[Config] = found.Config
+            component_class = resolve(value["kind"], self.table, self.base)
+            config: type[Config] = component_class.Config
         except ValueError as error:
             context = {"what": self.description, "error": str(error)}
             if isinstance(error, ComponentImportError):
                 raise PydanticCustomError("import", "{what}: {error}", context) from error
             raise PydanticCustomError("choice", "{what}: {error}", context) from error
-        own = self.table.get(value["kind"]) is None and "Config" not in vars(found)
+        own = self.table.get(value["kind"]) is None and "Config" not in vars(component_class)
         if own and (unknown := value.keys() - config.model_fields.keys()):
             context = {
                 "what": self.description,

@@ -117,8 +117,9 @@ def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_drawn_structures_are_the_same_in_every_build(toy: Path, others: str) -> None:
     recipe = load(toy, [f"model.encoder.connect={others}:Drawn", "model.encoder.layers=6"])
     state = random.getstate()
-    chosen = [build_model(recipe, 20, 20).encoder.connect.chosen for _ in range(2)]  # type: ignore[union-attr]
-    assert chosen[0] == chosen[1] and random.getstate() == state
+    models: list[Any] = [build_model(recipe, 20, 20) for _ in range(2)]
+    first, second = (model.encoder.connect.chosen for model in models)
+    assert first == second and random.getstate() == state
 
 
 def test_a_class_may_read_values_while_it_is_built(toy: Path, others: str) -> None:
