@@ -1,4 +1,4 @@
-"""A description of this machine: its limits, the ways to compute on it, and what is slow."""
+"""A description of this machine: its limits, ways to compute, and causes of slow computation."""
 
 import importlib.metadata
 import os

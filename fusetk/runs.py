@@ -114,7 +114,7 @@ def average_name(number: int) -> str:
     return f"average-{number}"
 
 
-def averaged_checkpoints(name: str) -> int | None:
+def num_averaged(name: str) -> int | None:
     """Return the number N of a checkpoint with the name average-N; None for another checkpoint."""
     match = re.fullmatch(r"average-([1-9]\d*)", name)
     return int(match[1]) if match else None

@@ -152,7 +152,7 @@ def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
 
 
 def build_shapes(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
-    """Build the model of a recipe on the device ``meta``: shapes without memory and values.
+    """Build the model of a recipe on the device ``meta``: shapes only, without memory.
 
     A model with a class outside fusetk is built on the CPU first, because the class may read values
     of tensors.

@@ -76,20 +76,20 @@ def train(recipe: Recipe, run: Path, device: str = "auto", quiet: bool = False) 
     written. Raises Interrupted after a signal, and FusetkError if training fails.
     """
     use_huge_pages()
-    used = device_of(local_device(device))
-    world = connect(used)
+    torch_device = device_of(local_device(device))
+    world = connect(torch_device)
     try:
         kernel_choices = world.broadcast(
-            _kernel_choices(recipe, run) if used.type == "cpu" and world.first else None
+            _kernel_choices(recipe, run) if torch_device.type == "cpu" and world.first else None
         )
         with (
             Stop() as stop,
             computing(
-                used, recipe.training.matmul, kernel_choices, recipe.training.precision
+                torch_device, recipe.training.matmul, kernel_choices, recipe.training.precision
             ) as matmul,
             RunLock(run) as run_lock,
         ):
-            execution = Execution(used, world, kernel_choices, matmul)
+            execution = Execution(torch_device, world, kernel_choices, matmul)
             _train(recipe, run, execution, quiet, stop, run_lock)
     except Interrupted:
         world.close()

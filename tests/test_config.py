@@ -366,7 +366,9 @@ def test_mistakes_in_a_module_from_outside(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ImportFailed, match=r"outside_gates.py has no 'Gate'; did you mean 'Gates'"):
         parse(tmp_path, "encoder: {layers: 3, fuse: 'outside_gates:Gate'}")
-    with pytest.raises(ConfigError, match="outside_gates:Gates has no option depth: add `Config"):
+    with pytest.raises(
+        ConfigError, match="outside_gates:Gates has no option depth: set the attribute Config"
+    ):
         parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_gates:Gates', depth: 2}}")
 
 

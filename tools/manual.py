@@ -250,6 +250,7 @@ def exit_codes(name: str) -> list[str]:
     """Return the section EXIT STATUS of a command; an empty name means all commands."""
     texts = {
         0: "Success.",
+        1: "A class outside fusetk failed.",
         FusetkError.exit_code: "A user error; standard error says what it is and what to do.",
     }
     for error, special_commands in SPECIAL.items():

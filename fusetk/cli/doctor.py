@@ -19,7 +19,7 @@ from fusetk.processor import usable_processors
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(threads: int | None, measure_again: bool, as_json: bool) -> None:
-    """Describe this machine: versions, kernels, limits of speed, and what is slow.
+    """Describe this machine: versions, kernels, limits of speed, and causes of slow computation.
 
     The limits are the rates of one large matrix product in each number type. The command also
     prints the ways to compute that fusetk measured as the fastest on this machine. They are stored

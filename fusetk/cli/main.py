@@ -107,8 +107,8 @@ class _LazyGroup(click.Group):
             print_traceback(context)
             text = " ".join(str(error).split())
             click.echo(
-                f"fusetk: code outside fusetk failed: {type(error).__name__}: {text}{place}; "
-                "--debug prints the traceback",
+                f"fusetk: code outside fusetk failed: {type(error).__name__}: {text}{place}: "
+                "correct it; --debug prints the traceback",
                 err=True,
             )
             context.exit(1)

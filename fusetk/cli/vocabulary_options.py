@@ -21,6 +21,6 @@ VOCABULARY_OPTIONS: tuple[Decorator, ...] = (
 
 
 def given_sizes(source: int | None, target: int | None) -> tuple[int, int] | None:
-    """Return the sizes of both vocabularies that the user gave, or None."""
+    """Return the given sizes of both vocabularies; one size is used for both. None without one."""
     size = source or target
     return (source or size, target or size) if size else None

@@ -273,14 +273,18 @@ class component:
             if isinstance(error, ComponentImportError):
                 raise PydanticCustomError("import", "{what}: {error}", context) from error
             raise PydanticCustomError("choice", "{what}: {error}", context) from error
-        own = self.table.get(value["kind"]) is None and "Config" not in vars(component_class)
-        if own and (unknown := value.keys() - config.model_fields.keys()):
+        is_outside = value["kind"] not in self.table
+        inherits_config = is_outside and "Config" not in vars(component_class)
+        if inherits_config and (unknown := value.keys() - config.model_fields.keys()):
             context = {
                 "what": self.description,
                 "kind": value["kind"],
                 "option": sorted(unknown)[0],
             }
-            message = "{what}: {kind} has no option {option}: add `Config = ...` to the class"
+            message = (
+                "{what}: {kind} has no option {option}: set the attribute Config of the class to "
+            )
+            "a config class that has it"
             raise PydanticCustomError("choice", message, context)
         try:
             return config.model_validate(value)

@@ -16,7 +16,7 @@ from itertools import count
 from struct import Struct
 
 from fusetk.data.bpe import BPE, JOINER, merge
-from fusetk.data.cache import LIMIT, LONGEST
+from fusetk.data.cache import MAX_CHARACTERS, MAX_WORDS
 
 # Words in which more merges are left out are not cached: few of their segmentations occur twice.
 CACHED_GAPS = 2
@@ -87,7 +87,7 @@ class DropoutBPE:
         """
         left_out: tuple[int, ...] = ()
         decided = 0
-        while len(left_out) <= CACHED_GAPS and len(word) <= LONGEST:
+        while len(left_out) <= CACHED_GAPS and len(word) <= MAX_CHARACTERS:
             subwords, decisions = self.cache.get((word, left_out)) or self._replay(word, left_out)
             if self.gap >= decisions - decided:
                 self.gap -= decisions - decided
@@ -101,7 +101,7 @@ class DropoutBPE:
         """Return subwords and number of decisions if only the decisions ``left_out`` do so."""
         numbers = count()
         result = self._merged(word, lambda: next(numbers) in left_out), next(numbers)
-        if len(self.cache) >= LIMIT:
+        if len(self.cache) >= MAX_WORDS:
             self.cache.clear()
         self.cache[word, left_out] = result
         return result

@@ -85,8 +85,8 @@ def batches(
     order = _pool(len(target), spans, random)
     if not len(order) and spans:
         raise DataError(
-            f"epoch {epoch + 1} has no pair because the sampling weights of its stage are too "
-            "small: raise them"
+            f"epoch {epoch + 1} has no pair because the weights of its stage are too small: raise "
+            "`weights` of this stage in training.stages"
         )
     random.shuffle(order)
     counted = pair_lengths(source, target, config)

@@ -28,7 +28,7 @@ class Segment(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """The document and the number, which are those of its translations, too."""
+        """The document and the number. The translations of a segment have the same key."""
         return self.document, self.number
 
 

@@ -169,10 +169,10 @@ def describe_training(records: list[dict[str, Any]]) -> str:
 
 def describe_model(files: DemoFiles) -> str:
     """Return the backbone, the depths, the connections and the width of the trained model."""
-    from fusetk.models.description import describe
+    from fusetk.models.description import summary
 
     config = _model_config(files)
-    return f"{describe(config)}; width {config.width}"
+    return f"{summary(config)}; width {config.width}"
 
 
 def attention_to_source(files: DemoFiles) -> str:

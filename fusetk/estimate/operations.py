@@ -65,7 +65,8 @@ def batch_cost(model: Seq2Seq, shape: BatchShape, smoothing: float = 0.0) -> Bat
             raise
         raise ConfigError(
             "the cost of this model cannot be counted, because a class reads values of tensors"
-            f"{place_outside_libraries(error)}: {str(error).splitlines()[0]}"
+            f"{place_outside_libraries(error)}; remove this read, or measure the speed in a short "
+            f"training: {str(error).splitlines()[0]}"
         ) from error
     model.zero_grad(set_to_none=True)
     return BatchCost(counter.get_total_flops() // 2, activations)

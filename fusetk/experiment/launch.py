@@ -108,6 +108,7 @@ def output(words: Sequence[str]) -> str:
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
         raise FusetkError(
-            f"`{shown(words)}` failed: {lines[-1]}; correct this, or run without --slurm"
+            f"`{shown(words)}` failed: {lines[-1]}; correct the options for Slurm, or run without "
+            "--slurm"
         ) from None
     return result.stdout

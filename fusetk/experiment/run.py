@@ -23,7 +23,7 @@ from fusetk.experiment.scoring import (
 from fusetk.files import checksum, lock, write_if_changed
 from fusetk.recipe import Recipe
 from fusetk.resume import check_config
-from fusetk.runs import CHECKPOINTS, STATE, averaged_checkpoints, read_state
+from fusetk.runs import CHECKPOINTS, STATE, num_averaged, read_state
 from fusetk.training.average import last_checkpoints
 from fusetk.training.config import StageConfig
 
@@ -64,8 +64,8 @@ class Experiment:
     def run(self) -> None:
         """Take all steps, up to ``options.until``.
 
-        Training, averages and translations are not repeated if nothing has changed. Scores and the
-        report are always repeated.
+        Prepared text, training, averages and translations are made again only after changes.
+        Scores and the report are always made again.
 
         Raises ConfigError if another process works on the experiment, and FusetkError if a step
         fails.
@@ -170,7 +170,7 @@ class Experiment:
         """
         products = Products(self.places.run)
         for model in self._models():
-            number = averaged_checkpoints(model.name)
+            number = num_averaged(model.name)
             if number is None:
                 continue
             folders = last_checkpoints(self.places.run)[-number:]

@@ -9,7 +9,7 @@ from fusetk.errors import ConfigError
 from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS
 from fusetk.evaluation.systems import ALL
 from fusetk.recipe import Recipe
-from fusetk.runs import average_name, averaged_checkpoints
+from fusetk.runs import average_name, num_averaged
 
 TOKENIZED = "multi-bleu"  # metrics whose names start with this score tokenised text
 
@@ -55,7 +55,7 @@ def decoded_checkpoints(recipe: Recipe, average: int | None, existing: int) -> l
 
 def _at_most(name: str, existing: int) -> str:
     """Return the name of an average of at most ``existing`` checkpoints, or another name."""
-    number = averaged_checkpoints(name)
+    number = num_averaged(name)
     return name if number is None else average_name(min(number, existing))
 
 

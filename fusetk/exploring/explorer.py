@@ -12,7 +12,7 @@ from fusetk.decoding.next_tokens import Step, next_tokens
 from fusetk.decoding.scores import value
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError
-from fusetk.models.description import describe
+from fusetk.models.description import summary
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.plotting import attention, connect, fusion
 from fusetk.plotting.attention import TokenPair
@@ -79,7 +79,7 @@ class Explorer:
         return {
             "name": self.name,
             "checkpoint": self.checkpoint.name,
-            "model": describe(self.recipe.model),
+            "model": summary(self.recipe.model),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "source": pipeline.source_language,
             "target": pipeline.target_language,

@@ -44,7 +44,7 @@ class TreeFusionConfig(AggregateConfig):
         if self.embedding and layers >= self.leaves:
             raise ValueError(
                 f"fuse: tree has {self.leaves} leaves, and this stack has {layers} layers, so the "
-                "embedding would be no leaf: remove embedding: true, or set leaves to more"
+                "embedding would be no leaf: remove embedding: true"
             )
         available = layers + self.embedding
         if available < self.leaves:

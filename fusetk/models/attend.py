@@ -87,7 +87,7 @@ class AttendedSources(nn.Module):
         return slice(None)
 
     def indices_of(self, layer: int) -> list[int]:
-        """Return ``sources_of`` as a list. Raises ConfigError if it selects no source."""
+        """Return ``sources_of`` as a list. Raises ConfigError if it selects no existing source."""
         chosen = self.sources_of(layer)
         numbers = range(len(self.widths))
         try:
@@ -98,8 +98,9 @@ class AttendedSources(nn.Module):
             indices = []
         if not indices:
             raise ConfigError(
-                f"{class_name(self)}.sources_of({layer}) returned {chosen!r}, which selects none "
-                f"of the {len(numbers)} sources: return a slice or a list of their numbers"
+                f"{class_name(self)}.sources_of({layer}) returned {chosen!r}: return a slice "
+                "or a list that selects at least one source, with numbers from 0 to "
+                f"{len(numbers) - 1}"
             )
         return indices
 

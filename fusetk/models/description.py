@@ -1,11 +1,11 @@
-"""A model in a phrase, for people."""
+"""A short description of a model for messages and pages."""
 
 from fusetk.models.seq2seq import ModelConfig
 
 USUAL = ("last", "top", "plain")  # kinds of connections that the phrase does not name
 
 
-def describe(config: ModelConfig) -> str:
+def summary(config: ModelConfig) -> str:
     """Return the backbone, the depths and the unusual connections of a model as a phrase."""
     parts = [config.kind]
     for side in ("encoder", "decoder", "stack"):

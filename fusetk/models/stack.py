@@ -93,7 +93,7 @@ class Layer(nn.Module):
 
 
 class StreamStates(Sequence[Tensor]):
-    """The state of each stream, (..., D). A state is computed when it is read: few models do."""
+    """The state of each stream, (..., D). Each read computes the state. Few models read states."""
 
     def __init__(self, streams: Iterable[Stream], ends: StreamEnds):
         self._streams = tuple(streams)

@@ -35,7 +35,7 @@ def weighted_sums(weights: Tensor, layers: Tensor) -> Tensor:
 
 
 def add_weighted_sums(weights: Tensor, layers: Tensor, write: Tensor, y: Tensor) -> Tensor:
-    """Return ``weighted_sums`` plus y (..., D) times each weight of ``write`` (..., m).
+    """Return ``weighted_sums`` plus the product of y (..., D) and each of ``write`` (..., m).
 
     The result has the shape (..., m, D) and the type of ``layers``.
     """

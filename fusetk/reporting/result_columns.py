@@ -8,7 +8,7 @@ from fusetk.reporting.formats import Cells, signed
 from fusetk.reporting.gain import RULE
 from fusetk.reporting.result_tables import ResultRow, ResultTable
 from fusetk.reporting.runs import MeanScore, ScoreColumn, mean_of
-from fusetk.runs import averaged_checkpoints
+from fusetk.runs import num_averaged
 
 
 class TableColumn(NamedTuple):
@@ -89,7 +89,7 @@ def column_name(columns: Sequence[ScoreColumn], column: ScoreColumn) -> str:
 
 def _score_columns(table: ResultTable, column: ScoreColumn) -> list[TableColumn]:
     """Return the mean scores and the differences to the baseline."""
-    averaged = averaged_checkpoints(column.checkpoint)
+    averaged = num_averaged(column.checkpoint)
     checkpoint = f"the checkpoint `{column.checkpoint}`"
     if column.checkpoint == "best":
         checkpoint = "the best checkpoint in validation"

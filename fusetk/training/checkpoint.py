@@ -204,7 +204,7 @@ def recover(run: Path) -> None:
 def writing(run: Path, path: Path | None = None) -> Iterator[None]:
     """Within this context an OSError becomes a CheckpointError.
 
-    It names ``path``, by default the file of the error.
+    The error names ``path``, by default the file of the OSError.
     """
     try:
         yield

@@ -53,7 +53,7 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
             _compare(model, source_size, target_size, names)
             _check_stored_values(model, source_size, target_size)
             _check_sources(model)
-            _compute_gradients(model, source_size, target_size)
+            _check_gradients(model, source_size, target_size)
             _add_noise(model)
             _compare(model, source_size, target_size, names, may_be_infinite=True)
     except FusetkError:
@@ -133,7 +133,8 @@ def _leaves(value: Any) -> Iterator[Any]:
 def _check_sources(model: Seq2Seq) -> None:
     """Raise ConfigError if an attention outside fusetk reads the output without ``reads_output``.
 
-    The encoder would not compute its output as the attention expects.
+    Without ``reads_output``, the encoder's stack does not compute the input of one more layer,
+    which ``fuse: last`` returns.
     """
     device = next(model.parameters()).device
     src = torch.full((1, max(SOURCE_LENGTHS)), EOS, device=device)[:, : model.max_positions]
@@ -148,7 +149,7 @@ def _check_sources(model: Seq2Seq) -> None:
                 )
 
 
-def _compute_gradients(model: Seq2Seq, source_size: int, target_size: int) -> None:
+def _check_gradients(model: Seq2Seq, source_size: int, target_size: int) -> None:
     """Raise RuntimeError if gradients cannot be computed in training mode.
 
     An example is a module that changes its input in place. Raises ConfigError if a gradient is not
@@ -163,14 +164,14 @@ def _compute_gradients(model: Seq2Seq, source_size: int, target_size: int) -> No
         for name, parameter in model.named_parameters():
             if parameter.grad is not None and not parameter.grad.isfinite().all():
                 raise ConfigError(
-                    f"the gradient of {name} is not finite before any update: correct the "
+                    f"the gradient of {name} is not finite with the initial weights: correct the "
                     "divisions, roots and logarithms of your classes"
                 )
         for name, module in model.named_modules():
             if isinstance(module, Stack) and all(p.grad is None for p in module.parameters()):
                 raise ConfigError(
-                    f"no gradient reaches the layers of {name}: a class detaches its input, or "
-                    "does not use it"
+                    f"no gradient reaches the layers of {name}: a class detaches its input or "
+                    "does not use it: correct the class"
                 )
     finally:
         model.zero_grad(set_to_none=True)
@@ -216,6 +217,7 @@ def _wrong_classes(model: Seq2Seq) -> Iterator[str]:
     computation.
     """
     registered = {id(parameter) for parameter in model.parameters()}
+    known = registered | {id(buffer) for buffer in model.buffers()}
     usual = vars(nn.Module()).keys()
     for module in model.modules():
         if not is_outside(module):
@@ -250,12 +252,13 @@ def _wrong_classes(model: Seq2Seq) -> Iterator[str]:
                     "nn.ParameterList"
                 )
             elif name not in usual and any(
-                isinstance(tensor, Tensor) and tensor.dim() and id(tensor) not in registered
+                isinstance(tensor, Tensor) and tensor.dim() and id(tensor) not in known
                 for tensor in _leaves(value)
             ):
                 yield (
-                    f"{class_name(module)}.{name} is a tensor that checkpoints do not have and "
-                    f"that does not move to a GPU: use self.register_buffer({name!r}, ...)"
+                    f"{class_name(module)}.{name} has a tensor that is not registered, so "
+                    "checkpoints do not have it and it does not move to a GPU: use "
+                    "self.register_buffer"
                 )
 
 

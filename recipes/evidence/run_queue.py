@@ -30,7 +30,7 @@ from fusetk.recipe import load
 from fusetk.reporting.deviations import short_keys
 from fusetk.reporting.result_files import RunResult, read_results
 from fusetk.reporting.runs import VALID
-from fusetk.runs import averaged_checkpoints
+from fusetk.runs import num_averaged
 
 METRICS = ("multi-bleu", "sacrebleu", "chrf")
 POLL = 0.5  # seconds
@@ -191,7 +191,7 @@ def has_all_scores(result: RunResult) -> bool:
         for checkpoints in metrics.values()
     ]
     return bool(complete) and all(
-        "best" in names and any(map(averaged_checkpoints, names)) for names in complete
+        "best" in names and any(map(num_averaged, names)) for names in complete
     )
 
 

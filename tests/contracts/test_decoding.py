@@ -198,7 +198,7 @@ def test_attention_of_a_step_is_that_of_forced_decoding(model):
     for token in tokens.split(1, dim=1):
         with trace.listen(alignment.PATTERN) as records:
             _, state = model.decode(token, state)
-        cpu_inference.append(records)
+        steps.append(records)
     pairs = [
         (source, row[1:])
         for source, row in zip(

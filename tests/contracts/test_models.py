@@ -58,7 +58,7 @@ def test_every_residual_connection_has_a_system() -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_defaults_are_the_wiring_without_options(kind: str) -> None:
+def test_defaults_are_the_connections_without_options(kind: str) -> None:
     validate = MODELS[kind].Config.model_validate
     for side in sides(kind):
         config = getattr(validate({**BACKBONES[kind].sizes, "kind": kind}), side)

@@ -136,7 +136,7 @@ def test_the_cache_changes_nothing(p: float, monkeypatch: pytest.MonkeyPatch) ->
     results = []
     for gaps, length in ((2, 100), (0, 100), (50, 100), (2, 5), (2, 0)):
         monkeypatch.setattr(bpe_dropout, "CACHED_GAPS", gaps)
-        monkeypatch.setattr(bpe_dropout, "LONGEST", length)
+        monkeypatch.setattr(bpe_dropout, "MAX_CHARACTERS", length)
         split = DropoutBPE(codes, p)
         text = []
         for i, line in enumerate(lines):

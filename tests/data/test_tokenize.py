@@ -108,7 +108,7 @@ def test_tokens_of_real_text(folder: str, language: str, escape: bool, aggressiv
 def test_a_full_cache_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = list(strings(NASTY, 100))
     expected = [Tokenizer("en")(line) for line in lines]
-    monkeypatch.setattr("fusetk.data.cache.LIMIT", 3)
+    monkeypatch.setattr("fusetk.data.cache.MAX_WORDS", 3)
     tokenizer = Tokenizer("en")
     assert [tokenizer(line) for line in lines] == expected
     assert len(tokenizer.middle) <= 3

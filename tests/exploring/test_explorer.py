@@ -12,7 +12,7 @@ from fusetk.decoding.requests import Request
 from fusetk.errors import DataError
 from fusetk.exploring.explorer import Explorer, Heatmap, Search, views
 from fusetk.models import MODELS
-from fusetk.models.description import describe
+from fusetk.models.description import summary
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.pages import panel_function
 from tests.contracts.systems import BACKBONES, build, sides
@@ -116,7 +116,7 @@ def test_every_backbone_has_views(kind: str) -> None:
             assert panels and all(np.isfinite(panel.matrix).any() for panel in panels)
     config = MODELS[kind].Config.model_validate({**BACKBONES[kind].sizes, "kind": kind})
     depth = "depth 1" if kind == "recurrent" else "2 layers"
-    assert describe(config).startswith(kind + ";") and depth in describe(config)
+    assert summary(config).startswith(kind + ";") and depth in summary(config)
 
 
 def test_heatmaps_are_those_of_plot_attention(fused: Explorer) -> None:

@@ -65,7 +65,9 @@ def test_a_layer_may_attend_to_a_list_of_sources(monkeypatch: pytest.MonkeyPatch
     assert [attend.indices_of(layer) for layer in range(LAYERS)] == [[0, 3], [1, 2], [2, 1]]
     for chosen in ([], 1, slice(4, 5), [4], ["a"]):
         monkeypatch.setattr(Opposite, "chosen", chosen)
-        with pytest.raises(ConfigError, match=r"Opposite.sources_of\(0\) returned .* selects none"):
+        with pytest.raises(
+            ConfigError, match=r"Opposite.sources_of\(0\) returned .* at least one source"
+        ):
             build_attended_sources(ComponentConfig(kind=kind), [D] * HISTORY, D, LAYERS)
 
 

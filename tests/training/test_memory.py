@@ -13,7 +13,7 @@ from fusetk import weights as weights_module
 from fusetk.data.batch import Batch
 from fusetk.errors import FusetkError, out_of_memory
 from fusetk.recipe import load
-from fusetk.training import oversize
+from fusetk.training import gradients as gradients_module
 from fusetk.training.loss import Loss
 
 GIVEN = ["model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
@@ -23,7 +23,7 @@ def small_memory(
     monkeypatch: pytest.MonkeyPatch, tokens: int, kind: type[Exception] = RuntimeError
 ) -> list[int]:
     """Let batches with more target tokens fail after their backward pass. Return their sizes."""
-    plain, failed = oversize.accumulate_gradients, list[int]()
+    plain, failed = gradients_module.accumulate_gradients, list[int]()
 
     def gradients(model: torch.nn.Module, batches: Iterable[Batch], *arguments: Any) -> list[Loss]:
         losses = []
@@ -37,7 +37,7 @@ def small_memory(
                 )
         return losses
 
-    monkeypatch.setattr(oversize, "accumulate_gradients", gradients)
+    monkeypatch.setattr(gradients_module, "accumulate_gradients", gradients)
     return failed
 
 
@@ -79,7 +79,7 @@ def test_other_errors_are_not_treated_as_lack_of_memory(
     def broken(*arguments: Any) -> list[Loss]:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(oversize, "accumulate_gradients", broken)
+    monkeypatch.setattr(gradients_module, "accumulate_gradients", broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
 

@@ -72,7 +72,7 @@ from fusetk.models.connect.base import SourcesConnection
 from fusetk.models.residual.base import Residual
 
 
-class Drawn(SourcesConnection):
+class RandomConnection(SourcesConnection):
     def __init__(self, config, name):
         super().__init__(config, name)
         self.chosen = {}
@@ -114,8 +114,10 @@ def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "outside_others"
 
 
-def test_drawn_structures_are_the_same_in_every_build(toy: Path, others: str) -> None:
-    recipe = load(toy, [f"model.encoder.connect={others}:Drawn", "model.encoder.layers=6"])
+def test_random_structures_are_the_same_in_every_build(toy: Path, others: str) -> None:
+    recipe = load(
+        toy, [f"model.encoder.connect={others}:RandomConnection", "model.encoder.layers=6"]
+    )
     state = random.getstate()
     models: list[Any] = [build_model(recipe, 20, 20) for _ in range(2)]
     first, second = (model.encoder.connect.chosen for model in models)
@@ -124,7 +126,7 @@ def test_drawn_structures_are_the_same_in_every_build(toy: Path, others: str) ->
 
 def test_a_class_may_read_values_while_it_is_built(toy: Path, others: str) -> None:
     for command in ("describe", "estimate"):
-        words = [command, str(toy), "--set", f"model.encoder.connect={others}:Drawn"]
+        words = [command, str(toy), "--set", f"model.encoder.connect={others}:RandomConnection"]
         words += ["--set", "model.encoder.layers=6"]
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 0, result.output
@@ -152,7 +154,9 @@ def test_an_error_in_an_outside_class_is_one_line(toy: Path, tmp_path: Path, oth
     source.write_text("a\n")
     result = CliRunner().invoke(main, ["decode", "-m", str(run), "-i", str(source)])
     assert result.exit_code == 1
-    said = r"code outside fusetk failed: IndexError: .* \(.*outside_others.py, line \d+\); --debug"
+    said = (
+        r"code outside fusetk failed: IndexError: .* \(.*outside_others.py, line \d+\): correct it"
+    )
     assert re.search(said, result.stderr)
 
 

@@ -17,7 +17,7 @@ from fusetk.data.prepare import prepare
 from fusetk.errors import DataError
 from fusetk.estimate.cost import text_of
 from fusetk.recipe import load
-from fusetk.training import oversize
+from fusetk.training import gradients
 from tests.helpers.forks import train
 
 SIZE = 2000  # target tokens of a batch
@@ -49,7 +49,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, list[in
         assert batch.tgt_in.shape[1] == corpus.target.lengths[pairs].max()
         return batch
 
-    monkeypatch.setattr(oversize, "collate", record)
+    monkeypatch.setattr(gradients, "collate", record)
     yield recorded
 
 

@@ -255,10 +255,10 @@ def test_a_signal_in_validation_and_its_resume(toy: Path, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_memory_that_does_not_suffice_is_said(toy: Path, tmp_path: Path) -> None:
     fail = (
-        "from fusetk.training import oversize\nplain = oversize.accumulate_gradients\n"
+        "from fusetk.training import gradients as module\nplain = module.accumulate_gradients\n"
         "def gradients(*arguments):\n"
         "    if os.environ['RANK'] == '1': raise RuntimeError(\"can't allocate memory\")\n"
-        "    return plain(*arguments)\noversize.accumulate_gradients = gradients\n"
+        "    return plain(*arguments)\nmodule.accumulate_gradients = gradients\n"
     )
     said = train(toy, tmp_path / "run", [SHARD], 2, fail).fail()
     assert (

@@ -369,7 +369,7 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ),
         ("decoder.attend", UndeclaredOutput, "reads memory.output: set reads_output = True"),
         ("decoder.fuse", StoredLayers, "StoredLayers.layers changed during a pass"),
-        ("decoder.fuse", PlainTensor, "PlainTensor.factors is a tensor that checkpoints"),
+        ("decoder.fuse", PlainTensor, "PlainTensor.factors has a tensor that is not registered"),
         ("kind", Empty, "has no parameters"),
         ("kind", UnpaddedLayers, "alone and in a batch"),
         ("kind", LaterLayers, "token by token"),
@@ -382,7 +382,7 @@ def test_a_class_that_breaks_a_rule_is_refused(site: str, kind: type, error: str
 def test_gradients_must_be_finite_and_reach_every_stack() -> None:
     for kind, error in (
         (Detached, r"no gradient reaches the layers of encoder"),
-        (InfiniteGradient, r"the gradient of \S+ is not finite before any update"),
+        (InfiniteGradient, r"the gradient of \S+ is not finite with the initial weights"),
     ):
         name = f"{__name__}:{kind.__name__}"
         model = built({"width": 16, "heads": 2, "decoder": {"layers": 2, "fuse": {"kind": name}}})
@@ -432,7 +432,7 @@ class Fails(Fusion):
     ("name", "error"),
     [
         ("Later", "broken_rule:Later breaks a rule"),
-        ("NaNInTraining", r"the gradient of \S+ is not finite before any update"),
+        ("NaNInTraining", r"the gradient of \S+ is not finite with the initial weights"),
         ("NoInit", "broken_rule:NoInit cannot be built: AttributeError.* call super"),
         ("Fails", r"cannot be built: IndexError: .*broken_rule.py, line \d+\)"),
     ],

@@ -18,7 +18,8 @@ class CrossConnectionConfig(ConnectConfig):
     kind: str = "cross"
     last: int | None = Field(None, ge=1)
     """Number k of the highest layers that are read one by one. The layers below them are read as
-    one sum, and the embedding separately (k-DCA in the paper). By default, every layer is read."""
+    one sum, and the embedding separately (k-DCA in the paper). By default, every layer is read. A
+    number without an effect in a stack is refused."""
     initial_std: float = Field(1e-3, gt=0)
     """The initial vectors w are normal. Their standard deviation is this number divided by the
     square root of the width. The paper begins with w = 0, but PyTorch's ReLU has no gradient at
@@ -29,12 +30,13 @@ class CrossConnectionConfig(ConnectConfig):
         return True
 
     def check_inputs(self, inputs: int) -> None:
-        most = inputs - 3  # more layers than the embedding, a sum of two layers, and one input
+        # The last input reads the embedding, a sum of at least two layers, and ``last`` layers.
+        most = inputs - 3
         if self.last is not None and self.last > most:
             advice = f"give at most {most}, or remove last" if most > 0 else "remove last"
             raise ValueError(
-                f"last: {self.last} has no effect, because this stack has too few layers to sum "
-                f"the layers below the highest {self.last}: {advice}"
+                f"last: {self.last} has no effect, because no input would read a sum of two or "
+                f"more layers: {advice}"
             )
 
 

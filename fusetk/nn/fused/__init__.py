@@ -1,4 +1,4 @@
-"""Fused kernels of recurrences, connections and Transformers, and products of matrices.
+"""Fused kernels of recurrences, connections and Transformers, and matrix products.
 
 The kernels for training have hand-written gradients.
 """

@@ -83,7 +83,7 @@ struct Residual {
     float *means, *inverse_deviations; // of each row
     // Backward
     const float *grad;                 // gradient of `out`
-    float *by_x;                       // not read without normalisation: the gradient of x is then `grad`
+    float *by_x;                       // gradient of x; unused without normalisation
     void *by_y;                        // T
     float *partial;                    // (threads, 2, width): gradients of gain and shift
 };
