@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fusetk import DEVICE
@@ -157,8 +158,23 @@ def build_shapes(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
     A model with a class outside fusetk is built on the CPU first, because the class may read values
     of tensors.
     """
-    with nullcontext() if outside_kinds(recipe.model.model_dump()) else META:
-        return build(recipe, source_size, target_size).to(META)
+    if not outside_kinds(recipe.model.model_dump()):
+        with META:
+            return build(recipe, source_size, target_size)
+    model = build(recipe, source_size, target_size)
+    shapes: dict[Tensor, Any] = {}
+
+    def shape(tensor: Tensor) -> Any:
+        if tensor not in shapes:  # a shared parameter remains shared
+            shapes[tensor] = tensor.detach().to(META)
+            if isinstance(tensor, nn.Parameter):
+                shapes[tensor] = nn.Parameter(shapes[tensor], tensor.requires_grad)
+        return shapes[tensor]
+
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            tensors.update({name: shape(t) for name, t in tensors.items() if t is not None})
+    return model
 
 
 class _NoRandomWeights(TorchFunctionMode):

@@ -370,6 +370,8 @@ def test_mistakes_in_a_module_from_outside(tmp_path: Path, monkeypatch: pytest.M
         ConfigError, match="outside_gates:Gates has no option depth: set the attribute Config"
     ):
         parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_gates:Gates', depth: 2}}")
+    with pytest.raises(ConfigError, match="did you mean 'kind'"):
+        parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_gates:Gates', knd: 2}}")
 
 
 def test_a_missing_module_from_outside_names_the_variable(

@@ -190,7 +190,11 @@ def test_a_training_without_all_scores_is_not_done(lacking: slice) -> None:
     assert left(unscored, FIRST[1]) == left(*FIRST) + 1
     of_validation = SimpleNamespace(set_name="valid", checkpoint="best", metric="bleu")
     of_last = SimpleNamespace(set_name="test", checkpoint="last", metric="sacrebleu")
-    unscored.scores = [*FIRST[0].scores, of_validation, of_last]
+    of_other = [
+        SimpleNamespace(set_name="other", checkpoint="best", metric=metric)
+        for metric in run_queue.METRICS
+    ]
+    unscored.scores = [*FIRST[0].scores, of_validation, of_last, *of_other]
     assert names(unscored, FIRST[1]) == names(*FIRST)
 
 

@@ -101,7 +101,7 @@ class _LazyGroup(click.Group):
         except Exception as error:
             from fusetk.config import place_outside_libraries
 
-            place = place_outside_libraries(error)
+            place = place_outside_libraries(error, called=False)
             if not place:
                 raise
             print_traceback(context)

@@ -4,6 +4,7 @@ import ast
 import difflib
 import importlib
 import inspect
+import re
 import sysconfig
 import textwrap
 import traceback
@@ -211,18 +212,24 @@ def _import_problem(error: BaseException, kind: str) -> str:
     return text
 
 
-def place_outside_libraries(error: BaseException) -> str:
+def place_outside_libraries(error: BaseException, called: bool = True) -> str:
     """Return `` (FILE, line N)`` for the innermost frame outside fusetk and installed libraries.
 
-    The text is empty if there is none.
+    The text is empty if there is none. With ``called=False`` it is also empty if this frame called
+    fusetk, where the error was raised.
     """
     paths = sysconfig.get_paths()
-    libraries = (paths["stdlib"], paths["purelib"], paths["platlib"])
-    folders = (str(Path(__file__).parents[1]), *libraries)
-    known = ("<frozen", *(f"{folder}/" for folder in folders))
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [frame for frame in frames if not frame.filename.startswith(known)]
-    return f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
+    libraries = ("<", *(f"{paths[name]}/" for name in ("stdlib", "purelib", "platlib")))
+    package = f"{Path(__file__).parents[1]}/"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(package):
+            if not called:
+                return ""
+        elif not frame.filename.startswith(libraries) and not re.search(
+            r"/(site-packages|dist-packages|torchinductor_\w+)/", frame.filename
+        ):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
 
 
 def outside_kinds(values: Any) -> set[str]:
@@ -275,7 +282,9 @@ class component:
             raise PydanticCustomError("choice", "{what}: {error}", context) from error
         is_outside = value["kind"] not in self.table
         inherits_config = is_outside and "Config" not in vars(component_class)
-        if inherits_config and (unknown := value.keys() - config.model_fields.keys()):
+        unknown = value.keys() - config.model_fields.keys() if inherits_config else set()
+        near = [key for key in unknown if difflib.get_close_matches(key, config.model_fields)]
+        if unknown and not near:
             context = {
                 "what": self.description,
                 "kind": value["kind"],

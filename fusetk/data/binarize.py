@@ -125,8 +125,12 @@ def load_codes(build: Build, config: DataConfig) -> dict[str, BPE]:
 
 
 def check_required_tokens(config: DataConfig, vocabularies: Sequence[Vocabulary]) -> None:
-    """Raise DataError if a vocabulary lacks tokens that a step requires."""
+    """Raise DataError if a vocabulary that prep makes or extends lacks tokens of a step."""
+    options = config.vocabulary
     for side, vocabulary in zip(SIDES, vocabularies, strict=True):
+        existing = options.source if options.joint else getattr(options, side)
+        if existing and not options.extend:
+            continue
         for step in config.steps:
             if not isinstance(step, LineStep) or not step.works_on(side):
                 continue
@@ -134,8 +138,7 @@ def check_required_tokens(config: DataConfig, vocabularies: Sequence[Vocabulary]
             if lacks:
                 raise DataError(
                     f"the {side} vocabulary lacks {len(lacks)} tokens that the step {step.step} "
-                    f"requires, such as {lacks[0]!r}: raise data.vocabulary.size, or add them to "
-                    "the existing vocabulary"
+                    f"requires, such as {lacks[0]!r}: raise data.vocabulary.size"
                 )
 
 

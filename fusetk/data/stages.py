@@ -78,9 +78,10 @@ class Build:
         is always made.
         """
         state = describe(stage, inputs, self.stages)
-        reasons = reasons_to_make(self.folder, state, old, self.made)
         if force and old:
             reasons = ["made again by --force"]
+        else:
+            reasons = reasons_to_make(self.folder, state, old, self.made)
         if old and not reasons:
             self.stages[stage.name] = {**old, "inputs": state["inputs"]}
             return

@@ -217,7 +217,10 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
         return
     with tarfile.open(path) as tar:
         for entry in tar:
-            file = tar.extractfile(entry) if entry.isfile() else None
+            try:
+                file = tar.extractfile(entry)
+            except KeyError:  # a link to a missing file
+                continue
             if file:
                 yield entry.name, file
 

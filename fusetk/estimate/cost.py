@@ -88,16 +88,16 @@ def estimate(recipe: Recipe, sizes: tuple[int, int], text: TextLengths) -> Train
         parameters=sum(p.numel() for p in model.parameters()),
         state=copies * weights + max(optimizers),
         stages=[
-            _stage_cost(model, stage, text, smoothing, recipe.training.seed)
-            for stage in recipe.training.stages
+            _stage_cost(model, number, stage, text, smoothing, recipe.training.seed)
+            for number, stage in enumerate(recipe.training.stages)
         ],
     )
 
 
 def _stage_cost(
-    model: Seq2Seq, stage: StageConfig, text: TextLengths, smoothing: float, seed: int
+    model: Seq2Seq, number: int, stage: StageConfig, text: TextLengths, smoothing: float, seed: int
 ) -> StageCost:
-    shapes, count = sample_batches(stage.batch, text, seed, stage.weights)
+    shapes, count = sample_batches(stage.batch, text, seed, stage.weights, number)
     costs = [batch_cost(model, shape, smoothing) for shape in shapes]
     accumulate = stage.batch.accumulate
     tokens = float(np.mean([shape.target_tokens for shape in shapes]))
@@ -126,17 +126,19 @@ def sample_batches(
     text: TextLengths,
     seed: int,
     weights: Mapping[str, float] | None = None,
+    stage: int = 0,
 ) -> tuple[list[BatchShape], int | None]:
     """Return the shapes of some batches of the first epoch, and the number of batches in an epoch.
 
-    ``weights`` are the sampling weights of the training corpora, as in the config of a stage.
+    ``weights`` are the sampling weights of the training corpora in the config of ``stage``, the
+    number of a stage.
     The number is None if the number of pairs is unknown. Raises DataError if a sentence is longer
     than a batch.
     """
     if text.corpus is None:
         return [mean_batch(config, text)], _batches_in_epoch(config, text)
     source, target = text.corpus.source.lengths, text.corpus.target.lengths
-    spans = sampling_spans(text.corpus.parts, weights)
+    spans = sampling_spans(text.corpus.parts, weights, stage)
     order = batches(source, target, config, seed, 0, spans)
     if not len(order):
         raise DataError("the prepared training text has no pair: check data.train and data.steps")

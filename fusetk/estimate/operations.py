@@ -61,7 +61,7 @@ def batch_cost(model: Seq2Seq, shape: BatchShape, smoothing: float = 0.0) -> Bat
             activations = memory.bytes
             sums.smoothed.backward()
     except (NotImplementedError, RuntimeError) as error:
-        if "meta" not in str(error):
+        if "meta tensor" not in str(error):
             raise
         raise ConfigError(
             "the cost of this model cannot be counted, because a class reads values of tensors"

@@ -29,7 +29,7 @@ def submit(
     if jobs := queued(record):
         raise ConfigError(
             f"{places.run} has queued or running jobs ({', '.join(jobs)}): "
-            "wait until they end, or cancel them with scancel"
+            "wait until they end, or cancel them with scancel (-M CLUSTER for a named cluster)"
         )
     log = places.out / f"{places.run.name}.slurm.txt"
     common = ["--parsable", f"--output={log}", "--open-mode=append"]
@@ -49,7 +49,7 @@ def submit(
 
 
 def queued(record: Path) -> list[str]:
-    """Return the numbers of the jobs of a record that have not ended.
+    """Return the jobs of a record that have not ended, with their clusters.
 
     A job of the record is a number, or `NUMBER;CLUSTER` on a named cluster.
     """
@@ -62,7 +62,7 @@ def queued(record: Path) -> list[str]:
         place = [f"--clusters={cluster}"] if cluster else []
         listed = launch.output(["squeue", "--noheader", "--me", "--format=%A", *place])
         if number in listed.split():
-            running.append(number)
+            running.append(f"{number} on {cluster}" if cluster else number)
     return running
 
 

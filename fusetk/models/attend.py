@@ -14,7 +14,7 @@ from fusetk.models.seq2seq import Memory
 from fusetk.nn.combine import weighted_sum
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.projection import projection
-from fusetk.nn.shape_check import check_shape, class_name
+from fusetk.nn.shape_check import check_shape, class_name, is_outside
 
 
 class AttendedSources(nn.Module):
@@ -66,6 +66,8 @@ class AttendedSources(nn.Module):
 
     def checked_sources(self, memory: Memory) -> Sequence[Tensor]:
         """Return ``sources``. Raises ConfigError if their number or shapes are wrong."""
+        if is_outside(self):  # it may use the history as the tuple that it usually is
+            memory = memory._replace(history=tuple(memory.history))
         sources = self.sources(memory)
         method = f"{class_name(self)}.sources ({self.name})"
         if not isinstance(sources, list | tuple):

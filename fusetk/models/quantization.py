@@ -109,8 +109,16 @@ def _replace_maps(
     Maps in modules outside fusetk remain, because these modules may read the weights.
     """
     for layer in model.layers():
+        outside = [module for module in layer.modules() if is_outside(module)]
+        contained = {
+            inner
+            for module in outside
+            for child in module.children()
+            if type(child).__module__.startswith("torch.")
+            for inner in child.modules()
+        }
         for parent in list(layer.modules()):
-            if is_outside(parent):
+            if parent in outside or parent in contained:
                 continue
             for name, child in parent.named_children():
                 if is_exactly(child, nn.Linear):

@@ -17,6 +17,7 @@ from fusetk.fusion import AnyFusionConfig, build_fusion
 from fusetk.fusion.base import Fusion, FusionConfig, share_layer_embedding
 from fusetk.models.attend import (
     AnyAttendConfig,
+    OutputSource,
     attended_sources_class,
     build_attended_sources,
 )
@@ -262,7 +263,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         rows = layout.sizes[0]
         zeros = embedding.new_zeros(2, rows, self.encoder.width, dtype=_state_dtype(embedding))
         states = run_recurrence(self.encoder, x, zeros, layout.sizes, self.candidate_dropout).states
-        if self.encoder_fuse.reads_next_input and self.attend.reads_output:
+        if self.encoder_fuse.reads_next_input and type(self.attend) is OutputSource:
             states = states[-1:]  # nothing reads the lower states
         history = [embedding]
         for forward, backward in states:

@@ -91,7 +91,8 @@ def adam(config: AdamConfig, parameters: "Iterable[nn.Parameter]") -> "torch.opt
     """
     import torch
 
-    return torch.optim.Adam(parameters, lr=0.0, fused=True, **config.model_dump(exclude={"kind"}))
+    options = config.model_dump(include={"betas", "eps", "weight_decay"})
+    return torch.optim.Adam(parameters, lr=0.0, fused=True, **options)
 
 
 @configured_by(AdamConfig)
@@ -101,7 +102,8 @@ def adamw(config: AdamConfig, parameters: "Iterable[nn.Parameter]") -> "torch.op
     """
     import torch
 
-    return torch.optim.AdamW(parameters, lr=0.0, fused=True, **config.model_dump(exclude={"kind"}))
+    options = config.model_dump(include={"betas", "eps", "weight_decay"})
+    return torch.optim.AdamW(parameters, lr=0.0, fused=True, **options)
 
 
 def _fused_if_unsharded(parameters: Iterable[Any]) -> list[Any]:

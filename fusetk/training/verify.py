@@ -142,7 +142,9 @@ def _check_sources(model: Seq2Seq) -> None:
         if isinstance(module, AttendedSources) and is_outside(module) and not module.reads_output:
             memory = model.encode(src, torch.ones_like(src, dtype=torch.bool))
             changed = memory._replace(output=memory.output + 1)
-            if not all(map(torch.equal, module.sources(memory), module.sources(changed))):
+            if not all(
+                map(torch.equal, module.checked_sources(memory), module.checked_sources(changed))
+            ):
                 raise ConfigError(
                     f"{class_name(module)} reads memory.output: set reads_output = True in the "
                     "class"
@@ -168,7 +170,8 @@ def _check_gradients(model: Seq2Seq, source_size: int, target_size: int) -> None
                     "divisions, roots and logarithms of your classes"
                 )
         for name, module in model.named_modules():
-            if isinstance(module, Stack) and all(p.grad is None for p in module.parameters()):
+            trainable = [p for p in module.parameters() if p.requires_grad]
+            if isinstance(module, Stack) and trainable and all(p.grad is None for p in trainable):
                 raise ConfigError(
                     f"no gradient reaches the layers of {name}: a class detaches its input or "
                     "does not use it: correct the class"

@@ -95,6 +95,9 @@ def test_a_vocabulary_without_room_for_the_bytes_is_an_error(tmp_path: Path) -> 
     check_required_tokens(data, (Vocabulary(["x"]), Vocabulary([*all_bytes, "x"])))
     with pytest.raises(DataError, match=r"target vocabulary lacks 6 tokens .* as '<0xFA>'"):
         check_required_tokens(data, (Vocabulary(["x"]), Vocabulary(all_bytes[:250])))
+    existing = data.vocabulary.model_copy(update={"target": "vocabulary of another program"})
+    data = data.model_copy(update={"vocabulary": existing})
+    check_required_tokens(data, (Vocabulary(["x"]), Vocabulary(all_bytes[:250])))
 
 
 def test_the_model_is_learned_again_identically(toy: Path, tmp_path: Path) -> None:

@@ -478,7 +478,7 @@ def test_slurm_gets_the_training_and_a_job_that_follows_it(cluster):
 def test_jobs_on_a_named_cluster_are_searched_there(cluster):
     (cluster / "queued").write_text("CLUSTER: other\n7\n")
     (cluster / "record").write_text('["7;other", "8;other"]')
-    assert slurm.queued(cluster / "record") == ["7"]
+    assert slurm.queued(cluster / "record") == ["7 on other"]
     assert "--clusters=other" in (cluster / "asked").read_text().split()
 
 

@@ -23,6 +23,7 @@ from fusetk.fusion.base import LayerFusion, LayerFusionConfig
 from fusetk.models.quantization import to_bf16, to_int8
 from fusetk.models.transformer import Transformer
 from fusetk.recipe import Recipe, load
+from fusetk.reporting.parameters import count_parameters
 from fusetk.runs import EMA, MODEL, code_checksums
 from fusetk.system import build as build_model
 from fusetk.system import load_model
@@ -35,6 +36,7 @@ from fusetk.training.optimizer_check import OptimizerCheck
 from fusetk.training.progress import Progress, update_schedule
 from fusetk.training.schedule import INITIAL_STATE, Schedule, ScheduleState, rate_of_update
 from fusetk.training.start import start_from
+from fusetk.training.verify import verify
 from tests.contracts.systems import build as contract_model
 
 FUSE = "model.decoder.fuse={{kind: '{}:{}'}}"
@@ -68,6 +70,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fusetk.fusion.base import LayerFusion
+from fusetk.models.attend import AttendedSources
 from fusetk.models.connect.base import SourcesConnection
 from fusetk.models.residual.base import Residual
 
@@ -90,9 +93,36 @@ class ReadsWeight(Residual):
     def __init__(self, config, sublayer):
         super().__init__(config, sublayer)
         self.low = nn.Linear(sublayer.width, 2, bias=False)
+        self.maps = nn.Sequential(nn.Linear(sublayer.width, 2, bias=False))
 
     def after(self, stream, y):
-        return self.normed_output(stream + F.linear(self.low(y), self.low.weight.t()))
+        y = F.linear(self.low(y), self.low.weight.t())
+        return self.normed_output(stream + F.linear(self.maps(y), self.maps[0].weight.t()))
+
+
+class Mean(LayerFusion):
+    def fuse(self, layers):
+        return torch.stack(layers).mean(0)
+
+
+class MeanSource(AttendedSources):
+    @property
+    def widths(self):
+        return [self.history_widths[-1]]
+
+    def sources(self, memory):
+        return [torch.stack(memory.history).mean(0)]
+
+
+class OutputAndLower(AttendedSources):
+    reads_output = True
+
+    @property
+    def widths(self):
+        return [self.output_width, self.history_widths[1]]
+
+    def sources(self, memory):
+        return [memory.output, memory.history[1]]
 
 
 class ReadsValues(LayerFusion):
@@ -133,6 +163,37 @@ def test_a_class_may_read_values_while_it_is_built(toy: Path, others: str) -> No
     words = ["estimate", str(toy), "--set", f"model.encoder.fuse={others}:ReadsValues"]
     said = CliRunner().invoke(main, [*words, "--device", "h100"]).stderr
     assert re.search(r"reads values of tensors \(.*outside_others.py, line \d+\)", said)
+
+
+def test_shared_parameters_are_counted_once_with_an_outside_class(toy: Path, others: str) -> None:
+    own, known = (
+        count_parameters(load(toy, ["model.tie=target", f"model.decoder.fuse={fuse}"]), (20, 30))
+        for fuse in (f"{{kind: '{others}:Mean', norm: true}}", "average")
+    )
+    assert own == known
+
+
+@pytest.mark.parametrize("residual", ["plain", "hyper"])
+def test_the_history_of_an_outside_attention_is_a_tuple(
+    toy: Path, others: str, residual: str
+) -> None:
+    settings = [f"model.decoder.attend={others}:MeanSource", "model.norm=pre"]
+    recipe = load(toy, [*settings, f"model.encoder.residual={residual}"])
+    verify(build_model(recipe, 20, 20), 20, 20, ["a:B"])
+
+
+def test_a_recurrent_encoder_keeps_the_states_that_an_outside_attention_reads(
+    toy: Path, others: str
+) -> None:
+    model = "model={kind: recurrent, width: 16, encoder: {depth: 2}, decoder: {attend: '%s'}}"
+    recipe = load(toy, [model % f"{others}:OutputAndLower"])
+    verify(build_model(recipe, 20, 20), 20, 20, ["a:B"])
+
+
+def test_a_stack_may_be_frozen(toy: Path) -> None:
+    model: Any = build_model(load(toy), 20, 20)
+    model.encoder.requires_grad_(False)
+    verify(model, 20, 20, ["a:B"])
 
 
 def test_maps_in_outside_classes_are_not_quantised(toy: Path, others: str) -> None:
