@@ -20,8 +20,9 @@ from fusetk.models.attend import AttendedSources
 from fusetk.models.residual import Residual, StreamEnds
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.stack import Stack
+from fusetk.nn.attention import SelfAttention
 from fusetk.nn.nested import select
-from fusetk.nn.shape_check import class_name, is_outside
+from fusetk.nn.shape_check import check_shape, class_name, is_outside
 from fusetk.special_tokens import BOS, EOS, SPECIAL
 from fusetk.ways import use_precision
 
@@ -50,6 +51,7 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
         raise ConfigError(problem)
     try:
         with _evaluation(model):
+            _check_residuals(model)
             _compare(model, source_size, target_size, names)
             _check_stored_values(model, source_size, target_size)
             _check_sources(model)
@@ -88,6 +90,24 @@ def _evaluation(model: Seq2Seq) -> Iterator[None]:
         model.train()  # deletes cached tensors
         for module, mode in modes:
             module.training = mode
+
+
+def _check_residuals(model: Seq2Seq) -> None:
+    """Raise ConfigError if a residual connection outside fusetk returns other types or shapes."""
+    device = next(model.parameters()).device
+    for module in model.modules():
+        if not (isinstance(module, Residual) and is_outside(module)):
+            continue
+        if module.spans_layers or module.attention_class is not SelfAttention:
+            continue  # other streams and outputs
+        x, y = torch.randn(2, 1, 3, module.width, device=device)
+        before: Any = module.before(x)
+        if not (isinstance(before, tuple) and len(before) == 2):
+            raise ConfigError(
+                f"{class_name(module)}.before ({module.name}) returned a {type(before).__name__}; "
+                "it must return the input of the sub-layer and the stream"
+            )
+        check_shape(module.after(before[1], y), x.shape[:-1], module.width, module)
 
 
 def _check_stored_values(model: Seq2Seq, source_size: int, target_size: int) -> None:

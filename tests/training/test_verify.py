@@ -188,6 +188,11 @@ class Narrow(PlainResidual):
         return super().after(stream, y)[..., 1:]
 
 
+class NoStream(PlainResidual):
+    def before(self, stream: Tensor) -> Any:
+        return stream
+
+
 class NoList(AttendedSources):
     reads_output = True
 
@@ -356,7 +361,16 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.fuse", InPlace, "InPlace cannot compute: RuntimeError: .*inplace operation"),
         ("encoder.connect", AverageConnection, r"\(encoder.connect\) returned the shape \(3, 1"),
         ("decoder.connect", AverageConnection, r"\(decoder.connect\) returned the shape \(3, 1"),
-        ("encoder.residual", Narrow, "cannot compute: RuntimeError"),
+        (
+            "encoder.residual",
+            Narrow,
+            r"\(encoder.residual.sublayer1\) returned the shape \(1, 3, 15\)",
+        ),
+        (
+            "decoder.residual",
+            NoStream,
+            r"NoStream.before \(decoder.residual.sublayer1\) returned a Tensor",
+        ),
         (
             "decoder.attend",
             NoList,

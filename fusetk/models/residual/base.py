@@ -118,6 +118,7 @@ class Residual(nn.Module):
         super().__init__()
         self.config = config
         self.name = sublayer.name
+        self.width = sublayer.width
         self.norm: nn.Module = nn.Identity()
         if sublayer.norm != "none":
             self.norm = build_norm(sublayer.normalization, sublayer.width)
