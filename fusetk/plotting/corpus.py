@@ -14,6 +14,7 @@ from fusetk.plotting.fusion import (
     SHARE,
     FusionTrace,
     choose_hops,
+    layer_panel,
     learned_panels,
     trace_fusions,
 )
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # The first position, five equal parts of the positions between, and the last position.
 PARTS = ["first", "0-20 %", "20-40 %", "40-60 %", "60-80 %", "80-100 %", "last"]
 TOKENS = 4096  # positions of a batch: both sides, including padding
+MEAN = "mean over all positions"
 
 
 class CorpusMeans:
@@ -84,46 +86,30 @@ def _add_positions(traced: FusionTrace, sums: np.ndarray, counts: np.ndarray) ->
 def _hop_panels(
     traced: FusionTrace, mean: np.ndarray, by_part: np.ndarray, hop: int | str
 ) -> list[Panel]:
-    mean_panel = Panel(
-        f"{traced.side}.fuse.hops.mean",
-        f"{traced.side} fusion, mean over all positions",
-        mean.T,
-        [f"hop {h}" for h in range(1, len(mean) + 1)],
-        traced.layers,
-        HOPS,
-        ("hop", "layer"),
-        up=True,
-        top=1.0,
-    )
-    part_panels = [
-        _part_panel(name, title, by_part[:, hops].mean(1).T, traced.layers, HOPS)
-        for name, title, hops in choose_hops(traced, hop)
+    name, title = f"{traced.side}.fuse.hops.mean", f"{traced.side} fusion, {MEAN}"
+    hops = [f"hop {h}" for h in range(1, len(mean) + 1)]
+    return [
+        layer_panel(name, title, mean, hops, traced.layers, HOPS, "hop"),
+        *(
+            _part_panel(name, title, by_part[:, chosen].mean(1), traced.layers, HOPS)
+            for name, title, chosen in choose_hops(traced, hop)
+        ),
     ]
-    return [mean_panel, *part_panels]
 
 
 def _share_panels(traced: FusionTrace, mean: np.ndarray, by_part: np.ndarray) -> list[Panel]:
-    name = f"{traced.side}.fuse.contribution"
-    title = f"{traced.side} fusion, {BY_GRADIENT}"
-    mean_panel = Panel(
-        f"{name}.mean",
-        f"{traced.side} fusion, mean over all positions",
-        mean.T,
-        ["mean"],
-        traced.layers,
-        SHARE,
-        ("", "layer"),
-        up=True,
-        top=1.0,
-    )
-    return [_part_panel(name, title, by_part[:, 0].T, traced.layers, SHARE), mean_panel]
+    name, title = f"{traced.side}.fuse.contribution", f"{traced.side} fusion, "
+    return [
+        _part_panel(name, title + BY_GRADIENT, by_part[:, 0], traced.layers, SHARE),
+        layer_panel(f"{name}.mean", title + MEAN, mean, ["mean"], traced.layers, SHARE, axis=""),
+    ]
 
 
 def _part_panel(
-    name: str, title: str, matrix: np.ndarray, layers: Sequence[str], measure: str
+    name: str, title: str, weights: np.ndarray, layers: Sequence[str], measure: str
 ) -> Panel:
-    axes = ("part of the sentence", "layer")
-    return Panel(f"{name}.parts", title, matrix, PARTS, layers, measure, axes, up=True, top=1.0)
+    axis = "part of the sentence"
+    return layer_panel(f"{name}.parts", title, weights, PARTS, layers, measure, axis)
 
 
 def parts(lengths: np.ndarray, longest: int) -> np.ndarray:

@@ -189,7 +189,7 @@ def panels(traces: Sequence[FusionTrace], tokens: TokenPair, hop: int | str = "a
         weights = traced.weights[0, : len(x)]  # (T, H, L)
         if traced.hops:
             all_panels += [
-                _layer_panel(name, title, weights[:, hops].mean(1).T, x, traced.layers, HOPS)
+                layer_panel(name, title, weights[:, hops].mean(1), x, traced.layers, HOPS)
                 for name, title, hops in choose_hops(traced, hop)
             ]
         else:
@@ -198,30 +198,30 @@ def panels(traces: Sequence[FusionTrace], tokens: TokenPair, hop: int | str = "a
     return all_panels
 
 
-def _layer_panel(
-    name: str, title: str, matrix: np.ndarray, x: Sequence[str], layers: Sequence[str], measure: str
+def layer_panel(
+    name: str,
+    title: str,
+    weights: np.ndarray,
+    x: Sequence[str],
+    layers: Sequence[str],
+    measure: str,
+    axis: str = "input token",
 ) -> Panel:
-    return Panel(
-        name, title, matrix, x, layers, measure, ("input token", "layer"), up=True, top=1.0
-    )
+    """Return the panel of weights (columns, layers); ``axis`` is the name of the columns."""
+    axes = (axis, "layer")
+    return Panel(name, title, weights.T, x, layers, measure, axes, up=True, top=1.0)
 
 
 def _contribution_panels(traced: FusionTrace, shares: np.ndarray, x: Sequence[str]) -> list[Panel]:
     """Return the panel of all positions (T, L), and that of their mean."""
     name = f"{traced.side}.fuse.contribution"
     title = f"{traced.side} fusion, {BY_GRADIENT}"
-    mean = Panel(
-        f"{name}.mean",
-        f"{traced.side} fusion, mean over the sentence",
-        shares.mean(0)[:, None],
-        ["mean"],
-        traced.layers,
-        SHARE,
-        ("", "layer"),
-        up=True,
-        top=1.0,
-    )
-    return [_layer_panel(name, title, shares.T, x, traced.layers, SHARE), mean]
+    mean_title = f"{traced.side} fusion, mean over the sentence"
+    mean = shares.mean(0, keepdims=True)
+    return [
+        layer_panel(name, title, shares, x, traced.layers, SHARE),
+        layer_panel(f"{name}.mean", mean_title, mean, ["mean"], traced.layers, SHARE, axis=""),
+    ]
 
 
 def choose_hops(traced: FusionTrace, hop: int | str) -> list[tuple[str, str, list[int]]]:
