@@ -81,7 +81,6 @@ class Comet(Metric):
         return totals[0] / totals[1] if totals[1] else 0.0
 
     def score(self, rows: Sequence[StatisticsRow]) -> Score:
-        """Return the score of the lines with these rows; at least one row is required."""
         return Score(
             metric=self.name,
             name="COMET",

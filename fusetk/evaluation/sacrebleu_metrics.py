@@ -21,7 +21,6 @@ class SacreMetric(Metric):
         self.references = references
 
     def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
-        """Return one row for each line; all rows have the same length."""
         rows: list[StatisticsRow] = []
         with display.task(self.name, "lines", len(hypotheses)) as done:
             for start in range(0, len(hypotheses), BLOCK):
@@ -32,11 +31,9 @@ class SacreMetric(Metric):
         return rows
 
     def value(self, totals: StatisticsRow) -> float:
-        """Return the value of the score for the sum of the rows of some lines."""
         return float(self.scorer._compute_score_from_stats(list(totals)).score)
 
     def score(self, rows: Sequence[StatisticsRow]) -> Score:
-        """Return the score of the lines with these rows; at least one row is required."""
         result = self.scorer._aggregate_and_compute(rows)
         return Score(
             metric=self.name,
