@@ -88,7 +88,7 @@ def test_through_the_compilers_own_passes(name: str) -> None:
 
 def test_a_recurrence_is_refused_before_anything_is_written(toy: Path, tmp_path: Path) -> None:
     recurrent = ["model={kind: recurrent, width: 16, heads: 2}", "training.compile=true"]
-    with pytest.raises(ConfigError, match=r"nothing to compile.* model kind recurrent"):
+    with pytest.raises(ConfigError, match=r"nothing to compile.* model Recurrent"):
         train_module.train(load(toy, recurrent), tmp_path / "run", "cpu", quiet=True)
     assert not (tmp_path / "run").exists()
 
