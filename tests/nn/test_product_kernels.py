@@ -148,11 +148,10 @@ def test_a_sum_of_another_shape_is_an_error(calls):
     assert not calls
 
 
-def test_a_sum_may_share_memory_with_a_factor(calls):
+def test_a_sum_that_shares_memory_with_a_factor_is_left_to_the_library(calls):
+    """The library overwrites the factor while it reads it, so the result is not defined."""
     out, b = torch.randn(128, 128), torch.randn(128, 128)
-    expected = out + out @ b
-    del calls[:]
-    torch.testing.assert_close(out.addmm_(out, b), expected)
+    out.addmm_(out, b)
     assert not calls
 
 
