@@ -366,9 +366,8 @@ def test_mistakes_in_a_module_from_outside(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ImportFailed, match=r"outside_gates.py has no 'Gate'; did you mean 'Gates'"):
         parse(tmp_path, "encoder: {layers: 3, fuse: 'outside_gates:Gate'}")
-    with pytest.raises(
-        ConfigError, match="outside_gates:Gates has no option depth: set the attribute Config"
-    ):
+    advice = "set the attribute Config of the class to a config class that has it"
+    with pytest.raises(ConfigError, match=f"outside_gates:Gates has no option depth: {advice}"):
         parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_gates:Gates', depth: 2}}")
     with pytest.raises(ConfigError, match="did you mean 'kind'"):
         parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_gates:Gates', knd: 2}}")

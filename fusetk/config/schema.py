@@ -292,8 +292,8 @@ class component:
             }
             message = (
                 "{what}: {kind} has no option {option}: set the attribute Config of the class to "
+                "a config class that has it"
             )
-            "a config class that has it"
             raise PydanticCustomError("choice", message, context)
         try:
             return config.model_validate(value)
