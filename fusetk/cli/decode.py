@@ -75,8 +75,8 @@ def command(
 
     from fusetk.decoding.distributed import INPUT_TIMEOUT, all_succeed
     from fusetk.decoding.mbr import MbrTranslator
+    from fusetk.decoding.sentence_utility import utility
     from fusetk.decoding.translate import Extras, Translator
-    from fusetk.decoding.utility import utility
     from fusetk.processes import connect, local_device
     from fusetk.system import changed, load_ensemble
 

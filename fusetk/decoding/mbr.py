@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from fusetk.decoding.requests import Request
+from fusetk.decoding.sentence_utility import Utility
 from fusetk.decoding.translate import Translation, Translator
-from fusetk.decoding.utility import Utility
 
 CANDIDATES = 16  # translations of a sentence that are compared, by default
 

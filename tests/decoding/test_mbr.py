@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from fusetk import system
 from fusetk.cli.main import main
 from fusetk.decoding.mbr import MbrTranslator, expected_utilities, rank
+from fusetk.decoding.sentence_utility import utility
 from fusetk.decoding.translate import Translation, Translator
-from fusetk.decoding.utility import utility
 from fusetk.recipe import load
 from fusetk.train import train
 
