@@ -467,7 +467,7 @@ class Queue:
         for job in jobs_left(self.plan, self.own, results):
             print(job.name)
         left = count_left(self.plan, self.own, results)
-        text = f"{left} trainings left"
+        text = f"trainings left: {left}"
         if results.hours:
             most = max(1, usable_processors() // self.options.threads)
             at_once = min(self.options.jobs, most)
