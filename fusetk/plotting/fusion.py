@@ -1,5 +1,6 @@
 """Weights of the layers of a fusion: attention hops, contributions by gradient, learned weights."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -144,6 +145,8 @@ def contributions(fusion: Fusion, history: Sequence[Tensor]) -> Tensor:
     ``norm_layers``: scaling a layer before a normalisation does not change the output.
     Raises DataError if the fusion has no forward-mode derivative.
     """
+    # PyTorch compiles the forward derivative of layer normalisation by torch.jit.script.
+    warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
     with torch.no_grad():
         layers, combine = fusion.combination(history)
         norms = [_change_norm(fusion, combine, layers, i) for i in range(len(layers))]

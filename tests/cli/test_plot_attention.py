@@ -19,9 +19,6 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS
 from fusetk.plotting import attention
 
-# torch compiles the forward derivative of layer normalisation by torch.jit.script.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-
 SOURCE = ["der", "mann", "привет", "$5", ",", "."]
 TARGET = ["the", "man", "hello", "."]
 

@@ -27,9 +27,6 @@ from fusetk.demo.results import (
 from fusetk.errors import DataError
 from fusetk.runs import checkpoints
 
-# torch compiles the forward derivative of layer normalisation by torch.jit.script.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-
 ROOT = Path(__file__).parents[2]
 SETTINGS = ["training.stages.0.end={updates: 3}", "model.width=16", "model.ffn=16"]
 SETTINGS += ["decoding={beam: 1, max_length_factor: 0, max_length_extra: 8}"]

@@ -92,7 +92,8 @@ class Case:
         return self.output(Dropout(0.0), dtype, weights=False)
 
     def output(self, dropout: Dropout, dtype: torch.dtype, weights: bool) -> RecurrenceOutput:
-        with torch.autocast(self.x.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+        mixed = dtype != torch.float32
+        with torch.autocast(self.x.device.type, dtype if mixed else None, enabled=mixed):
             return run_recurrence(
                 self.first,
                 self.x @ self.first.input_weight,

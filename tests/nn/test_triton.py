@@ -66,12 +66,17 @@ from fusetk.nn.fused import gpu
 from tests.nn.test_recurrence import Case, close, close_all
 from tests.nn.test_triton import memory_after_weights
 
-VARIANTS = ((True, 0.3, torch.float32), (False, 0.0, torch.float32), (True, 0.0, torch.bfloat16))
+VARIANTS = (
+    (True, 0.3, torch.float32),
+    (False, 0.0, torch.float32),
+    (True, 0.0, torch.bfloat16),
+    (True, 0.0, torch.float16),
+)
 recurrence.fused.KERNELS["cpu"] = gpu.GpuKernels
 for kind in ("gru", "lau", "l-gru"):
     for shape in ("two directions", "attention to two sources"):
         for norm, rate, dtype in VARIANTS:
-            tolerance = 3e-6 if dtype == torch.float32 else 3e-2
+            tolerance = {torch.float32: 3e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
             directions, sources = 1 + (shape == "two directions"), 1 + ("sources" in shape)
             case = Case(kind, directions, norm, "attention" in shape, sources)
             recurrence.fused.usable = lambda *_: True
@@ -133,8 +138,11 @@ kernels = {
 }
 for program, kernel in kernels.items():
     constants = [p.name for p in kernel.params if p.is_constexpr]
+    constant = {*constants, *POINTERS, *MIXED, "width", "threshold", "keep_scale"}
+    specialized = {p.name for p in kernel.params if not p.do_not_specialize}
+    assert specialized <= constant, (program, specialized - constant)
     for values in itertools.product(*(CONSTANTS[name] for name in constants)):
-        for product in ("fp32", "bf16"):
+        for product in ("fp32", "bf16", "fp16"):
             types = {}
             for name in kernel.arg_names:
                 types[name] = "fp32" if name == "keep_scale" else "i32"

@@ -8,8 +8,6 @@ from fusetk.plotting.corpus import PARTS, CorpusMeans, parts
 from fusetk.plotting.fusion import find_fusions, row_lengths, trace_fusions
 from tests.plotting.models import SIZE, stack, transformer
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-
 choose = random.Random(3)
 PAIRS = [
     ([choose.randrange(4, SIZE) for _ in range(choose.randint(1, 9))] for _ in range(2))

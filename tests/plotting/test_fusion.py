@@ -1,4 +1,5 @@
 import copy
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,9 +25,6 @@ from fusetk.plotting.fusion import (
     trace_fusions,
 )
 from tests.plotting.models import stack, transformer
-
-# torch compiles the forward derivative of layer normalisation by torch.jit.script.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 TOKENS = TokenPair(["ein", "Hund", "schläft"], ["a", "dog"])
 PAIR = [4, 5, 6], [7, 8]
@@ -154,6 +152,18 @@ def test_a_custom_fusion_can_use_torch_attention_and_several_widths() -> None:
     fusion = Own(FusionConfig(kind="own"), widths, 4, "decoder.fuse")
     shares = contributions(fusion, [torch.randn(2, 3, width) for width in widths])
     torch.testing.assert_close(shares.sum(-1), torch.ones(2, 3))
+
+
+def test_the_deprecated_compiler_of_torch_is_no_warning_for_the_user() -> None:
+    class Own(Fusion):
+        def forward(self, history: Sequence[Tensor]) -> Tensor:
+            warnings.warn("`torch.jit.script` is deprecated. Please switch", FutureWarning, 2)
+            return history[0]
+
+    fusion = Own(FusionConfig(kind="own"), [4, 4], 4, "decoder.fuse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        contributions(fusion, [torch.ones(1, 4)] * 2)
 
 
 def test_a_fusion_without_forward_derivative_is_refused() -> None:

@@ -2,8 +2,8 @@
 
 Symbols: R directions, N slots of all steps, D state features, C context features, H heads, n
 sources of S positions each; d = D / H. Rows are sentences in training and hypotheses in search.
-"Products" are the matrix products between the kernels; their type is that of ``x``, float32 or
-bfloat16. States and gradients of states are float32.
+"Products" are the matrix products between the kernels. Their type is that of ``x``: float32,
+bfloat16 or, on a GPU, float16. States and gradients of states are float32.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class ForwardBuffers:
     states: list[Tensor]  # (R, N, D) for each cell
     projected: list[Tensor]  # (R, N, columns) for each cell: ``factors`` @ ``state_weights``
     # The state that each cell reads. For the lowest cell it is the state of the highest cell one
-    # step before; for another cell, the state of the cell below. In bfloat16 all are copies.
+    # step before; for another cell, the state of the cell below. In 16 bits all are copies.
     factors: list[Tensor]  # (R, N, D) for each cell
     is_copy: list[bool]  # whether the factor of a cell is a copy of the states
     attention: AttentionBuffers | None

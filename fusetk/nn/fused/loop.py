@@ -49,11 +49,12 @@ KERNELS: dict[str, Callable[[ForwardBuffers], Kernels]] = {
 
 def usable(x: Tensor, h: Tensor, attention: AdditiveAttention | None) -> bool:
     """Return whether there are kernels for these tensors on their device."""
-    if h.dtype != torch.float32 or x.dtype not in (torch.float32, torch.bfloat16):
+    if h.dtype != torch.float32:
         return False
     if x.device.type == "cpu":
-        return cpu.usable()
-    return x.device.type == "cuda" and gpu.usable(attention)
+        return x.dtype in (torch.float32, torch.bfloat16) and cpu.usable()
+    types = (torch.float32, torch.bfloat16, torch.float16)
+    return x.device.type == "cuda" and x.dtype in types and gpu.usable(attention)
 
 
 def run(

@@ -8,6 +8,24 @@ own rows, and PyTorch adds the sums of the programs.
 import triton
 import triton.language as tl
 
+# Integers that differ between steps or batches. Triton would compile a program again for values
+# that are 1 or multiples of 16.
+VARYING = (
+    "start",
+    "positions",
+    "before",
+    "before_positions",
+    "state_positions",
+    "place",
+    "rows",
+    "after_rows",
+    "parts",
+    "weights_start",
+    "hypotheses",
+    "length",
+    "steps",
+)
+
 
 @triton.jit
 def _tanh(x):
@@ -44,7 +62,7 @@ def _gate(
     return tl.sigmoid(gate), normed, scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def cell(
     x,
     a,
@@ -145,7 +163,7 @@ def _through(
         tl.store(x_out + g * width + d, y.to(x_out.dtype.element_ty), valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def cell_backward(
     x,
     a,
@@ -281,7 +299,7 @@ def cell_backward(
             tl.store(to + 5 * width, tl.load(to + 5 * width, valid, 0) + shift2, valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def attention(
     queries,
     keys,
@@ -349,7 +367,7 @@ def attention(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def attention_backward(
     queries,
     keys,
@@ -416,7 +434,7 @@ def attention_backward(
     tl.store(to, tl.load(to) + to_vector)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def values_backward(
     weights,
     grads,
