@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fusetk.fusion.base import share_layer_embedding
 from fusetk.models.attend import attended_sources_class, build_attended_sources
@@ -186,9 +185,8 @@ class ConvEncoderLayer(ConvLayer):
 
     def forward(self, x: Tensor, context: Tensor) -> tuple[Tensor, None]:
         """(B, S, input width) -> (B, S, D)."""
-        before = (self.conv.kernel - 1) // 2
-        padding = (0, 0, before, self.conv.kernel - 1 - before)
-        return self.residual_sum(x, self.conv(F.pad(x * context[..., None], padding))), None
+        y = self.conv(x, before=(self.conv.kernel - 1) // 2, mask=context)
+        return self.residual_sum(x, y), None
 
 
 class ConvDecoderContext(NamedTuple):
@@ -206,13 +204,24 @@ class ConvDecoderContext(NamedTuple):
     """(B, S)."""
 
 
+def next_window(window: Tensor, x: Tensor) -> Tensor:
+    """Return the inputs of a layer at the k - 1 positions before the next one (B * K, k - 1, D).
+
+    ``window`` has those before x (B * K, T, D).
+    """
+    length, count = x.shape[1], window.shape[1]
+    if length >= count:
+        return x[:, length - count :]
+    return torch.cat((window, x), 1)[:, length:]
+
+
 class ConvDecoderSummary(ConvLayer):
     """A causal convolution without attention, the added summary layer of the decoder."""
 
     def forward(self, x: Tensor, context: ConvDecoderContext) -> tuple[Tensor, Tensor]:
         """(B * K, T, input width) -> (B * K, T, D), and the next window."""
-        inputs = torch.cat((context.window, x), 1)
-        return self.residual_sum(x, self.conv(inputs)), inputs[:, x.shape[1] :]
+        y = self.conv(x, before=self.conv.kernel - 1, earlier=context.window)
+        return self.residual_sum(x, y), next_window(context.window, x)
 
 
 class ConvDecoderLayer(ConvLayer):
@@ -245,11 +254,10 @@ class ConvDecoderLayer(ConvLayer):
         a = sum_j softmax(q k_j^T) v_j sqrt(1/n) sqrt(S), where S counts the real source tokens and
         v_j = (k_j + e_src) sqrt(1/2) with the source embeddings e_src.
         """
-        inputs = torch.cat((context.window, x), 1)
-        z = self.conv(inputs)
+        z = self.conv(x, before=self.conv.kernel - 1, earlier=context.window)
         a = self.out(self._attend(z, context))
         y = (z + a) * SQRT_HALF if self.residual else torch.cat((z, a), -1)
-        return self.residual_sum(x, y), inputs[:, x.shape[1] :]
+        return self.residual_sum(x, y), next_window(context.window, x)
 
     def _attend(self, z: Tensor, context: ConvDecoderContext) -> Tensor:
         _, target, keys, values, mask = context

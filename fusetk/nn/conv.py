@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.fused import convolution as fused_convolution
 from fusetk.nn.weightnorm import NormedLinear
 
 
@@ -21,10 +22,29 @@ class GatedConvolution(NormedLinear):
         self.kernel = kernel
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x with k - 1 padding or earlier positions (B, T + k - 1, D) -> (B, T, out)."""
-        x = self.dropout(x)
-        if self.kernel > 1:
-            length = x.shape[1] - self.kernel + 1
-            x = torch.cat([x[:, i : i + length] for i in range(self.kernel)], -1)
-        return F.glu(super().forward(x), -1)
+    def forward(
+        self, x: Tensor, before: int = 0, earlier: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """x (B, T, D) -> (B, T, out). ``windows`` explains the arguments."""
+        y = super().forward(self.windows(x, before, earlier, mask))
+        return fused_convolution.gated(y) if fused_convolution.usable(y) else F.glu(y, -1)
+
+    def windows(
+        self, x: Tensor, before: int, earlier: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
+        """Return the k neighbours of each position, after dropout: (B, T, D) -> (B, T, k * D).
+
+        The first of the neighbours is ``before`` positions before its position. The positions
+        before x are ``earlier`` (B, before, D), or zeros. The positions after x are zeros. Zeros
+        also replace x where ``mask`` (B, T) is False.
+        """
+        if fused_convolution.usable(x) and not (earlier is not None and earlier.requires_grad):
+            mask_of_dropout = self.dropout.draw()
+            return fused_convolution.windows(x, self.kernel, before, earlier, mask, mask_of_dropout)
+        if mask is not None:
+            x = x * mask[..., None]
+        if earlier is None:
+            earlier = x.new_zeros(len(x), before, self.width)
+        after = x.new_zeros(len(x), self.kernel - 1 - before, self.width)
+        padded = self.dropout(torch.cat((earlier, x, after), 1))
+        return torch.cat([padded[:, i : i + x.shape[1]] for i in range(self.kernel)], -1)

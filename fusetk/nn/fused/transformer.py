@@ -4,7 +4,6 @@ Each function computes the same as the modules of ``fusetk.nn`` that call it, in
 memory. The functions accept float32 tensors. With autocast to bf16, they compute products in bf16.
 """
 
-import ctypes
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -14,8 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fusetk.errors import ConfigError
-from fusetk.nn.dropout_mask import DropoutMask, scale, threshold
+from fusetk.nn.dropout_mask import DropoutMask
 from fusetk.nn.fused.build import library
+from fusetk.nn.fused.dropout import Dropout, dropout_argument
 from fusetk.nn.fused.structs import (
     BACKWARD,
     FLOAT,
@@ -31,12 +31,11 @@ from fusetk.nn.precision import product_dtype
 from fusetk.nn.rows import AttentionLayout, Rows
 
 # The structs have the same members in the same order as in transformer.cpp.
-_Dropout = struct("_Dropout", ("seed", ctypes.c_uint64), ("threshold", INT), ("scale", FLOAT))
 _Residual = struct(
     "_Residual",
     ("threads bf16 rows width", INT),
     ("x y", POINTER),
-    ("drop", _Dropout),
+    ("drop", Dropout),
     ("gain shift", POINTER),
     ("eps", FLOAT),
     ("sum out means inverse_deviations grad by_x by_y partial", POINTER),
@@ -45,7 +44,7 @@ _Activation = struct(
     "_Activation",
     ("threads bf16 rows width", INT),
     ("h bias", POINTER),
-    ("drop", _Dropout),
+    ("drop", Dropout),
     ("grad partial", POINTER),
 )
 _ColumnSum = struct("_ColumnSum", ("threads bf16 rows width", INT), ("x partial", POINTER))
@@ -59,7 +58,7 @@ _Attention = struct(
     ("segments", INT),
     ("segment", _Segment * 2),
     ("scale", FLOAT),
-    ("drop", _Dropout),
+    ("drop", Dropout),
     ("random_stride", INT),
     ("contexts normalizers grad by_queries", POINTER),
 )
@@ -97,13 +96,6 @@ def _fill_shape(arguments: Any, products: Tensor, rows: int, width: int) -> Any:
     ``products`` has the type of the products.
     """
     return fill(arguments, bf16=products.dtype == torch.bfloat16, rows=rows, width=width)
-
-
-def _dropout(dropout_mask: DropoutMask | None) -> Any:
-    if dropout_mask is None:
-        return _Dropout(0, 0, 0.0)
-    units = dropout_mask.units
-    return _Dropout(dropout_mask.seed % 2**64, threshold(units), scale(units))
 
 
 def _partial(*shape: int) -> Tensor:
@@ -145,7 +137,7 @@ class _ResidualSum(torch.autograd.Function):
         total = torch.empty_like(x)
         rows = x.numel() // x.shape[-1]
         arguments = _fill_shape(_Residual(), y, rows, x.shape[-1])
-        fill(arguments, x=x, y=y, drop=_dropout(dropout_mask), sum=total)
+        fill(arguments, x=x, y=y, drop=dropout_argument(dropout_mask), sum=total)
         ctx.dropout_mask = dropout_mask
         ctx.y_dtype = y.dtype
         if gain is None:
@@ -181,7 +173,13 @@ class _ResidualSum(torch.autograd.Function):
             by_y = torch.empty_like(grad, dtype=ctx.y_dtype)
             fill(arguments, by_y=by_y)
         _fill_shape(arguments, by_y, grad.numel() // width, width)
-        fill(arguments, drop=_dropout(ctx.dropout_mask), grad=grad, by_x=by_x, partial=partial)
+        fill(
+            arguments,
+            drop=dropout_argument(ctx.dropout_mask),
+            grad=grad,
+            by_x=by_x,
+            partial=partial,
+        )
         _call("residual", arguments, BACKWARD)
         if saved:
             by_gain, by_shift = partial.sum(0)
@@ -237,14 +235,16 @@ class _FeedForward(torch.autograd.Function):
 
 def _activation(h: Tensor, bias: Tensor, dropout_mask: DropoutMask | None) -> None:
     arguments = _fill_shape(_Activation(), h, *h.shape)
-    _call("activation", fill(arguments, h=h, bias=bias, drop=_dropout(dropout_mask)), FORWARD)
+    _call(
+        "activation", fill(arguments, h=h, bias=bias, drop=dropout_argument(dropout_mask)), FORWARD
+    )
 
 
 def _activation_backward(h: Tensor, grad: Tensor, dropout_mask: DropoutMask | None) -> Tensor:
     """Replace the gradient of h by that of the activation's input; return that of the bias (D,)."""
     partial = _partial(h.shape[1])
     arguments = _fill_shape(_Activation(), h, *h.shape)
-    fill(arguments, h=h, drop=_dropout(dropout_mask), grad=grad, partial=partial)
+    fill(arguments, h=h, drop=dropout_argument(dropout_mask), grad=grad, partial=partial)
     _call("activation", arguments, BACKWARD)
     return partial.sum(0)
 
@@ -327,7 +327,7 @@ def _attention_arguments(
     fill(arguments, sentences=layout.rows.sentences, offsets=layout.rows.offsets)
     fill(arguments, heads=layout.heads, size=size, scale=size**-0.5)
     fill(arguments, queries=projected, stride=projected.shape[-1])
-    fill(arguments, drop=_dropout(dropout_mask), random_stride=layout.random_stride)
+    fill(arguments, drop=dropout_argument(dropout_mask), random_stride=layout.random_stride)
     segments = _segments(layout, projected, keys_values)
     fill(arguments, segments=len(segments))
     for i, (start, stride, rows) in enumerate(segments):
