@@ -204,24 +204,13 @@ class ConvDecoderContext(NamedTuple):
     """(B, S)."""
 
 
-def next_window(window: Tensor, x: Tensor) -> Tensor:
-    """Return the inputs of a layer at the k - 1 positions before the next one (B * K, k - 1, D).
-
-    ``window`` has those before x (B * K, T, D).
-    """
-    length, count = x.shape[1], window.shape[1]
-    if length >= count:
-        return x[:, length - count :]
-    return torch.cat((window, x), 1)[:, length:]
-
-
 class ConvDecoderSummary(ConvLayer):
     """A causal convolution without attention, the added summary layer of the decoder."""
 
     def forward(self, x: Tensor, context: ConvDecoderContext) -> tuple[Tensor, Tensor]:
         """(B * K, T, input width) -> (B * K, T, D), and the next window."""
-        y = self.conv(x, before=self.conv.kernel - 1, earlier=context.window)
-        return self.residual_sum(x, y), next_window(context.window, x)
+        y, window = self.conv.causal(x, context.window)
+        return self.residual_sum(x, y), window
 
 
 class ConvDecoderLayer(ConvLayer):
@@ -254,10 +243,10 @@ class ConvDecoderLayer(ConvLayer):
         a = sum_j softmax(q k_j^T) v_j sqrt(1/n) sqrt(S), where S counts the real source tokens and
         v_j = (k_j + e_src) sqrt(1/2) with the source embeddings e_src.
         """
-        z = self.conv(x, before=self.conv.kernel - 1, earlier=context.window)
+        z, window = self.conv.causal(x, context.window)
         a = self.out(self._attend(z, context))
         y = (z + a) * SQRT_HALF if self.residual else torch.cat((z, a), -1)
-        return self.residual_sum(x, y), next_window(context.window, x)
+        return self.residual_sum(x, y), window
 
     def _attend(self, z: Tensor, context: ConvDecoderContext) -> Tensor:
         _, target, keys, values, mask = context

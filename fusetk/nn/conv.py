@@ -26,7 +26,25 @@ class GatedConvolution(NormedLinear):
         self, x: Tensor, before: int = 0, earlier: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """x (B, T, D) -> (B, T, out). ``windows`` explains the arguments."""
-        y = super().forward(self.windows(x, before, earlier, mask))
+        return self.of_windows(self.windows(x, before, earlier, mask))
+
+    def causal(self, x: Tensor, earlier: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the results of neighbours up to each position, and the ``earlier`` of a next call.
+
+        x (B, T, D) and its k - 1 earlier positions (B, k - 1, D) -> (B, T, out), (B, k - 1, D)
+        """
+        length = x.shape[1]
+        if length == 1:  # a step of decoding: its only window is all inputs
+            inputs = torch.cat((earlier, x), 1)
+            return self.of_windows(self.dropout(inputs).flatten(1)[:, None]), inputs[:, 1:]
+        y = self(x, self.kernel - 1, earlier)
+        if length < self.kernel:
+            x = torch.cat((earlier, x), 1)
+        return y, x[:, x.shape[1] - self.kernel + 1 :]
+
+    def of_windows(self, windows: Tensor) -> Tensor:
+        """Windows (B, T, k * D) -> (B, T, out)."""
+        y = super().forward(windows)
         return fused_convolution.gated(y) if fused_convolution.usable(y) else F.glu(y, -1)
 
     def windows(
