@@ -158,6 +158,20 @@ MUTATIONS = [
         ("models/test_conv.py",),
     ),
     Mutation(
+        "a convolution drops other elements in the backward pass",
+        "nn/fused/convolution.cpp",
+        "sums[d] *= factor(bits[d])",
+        "sums[d] *= a.drop.scale",
+        ("nn/test_convolution_kernels.py",),
+    ),
+    Mutation(
+        "the attention of convolutional models reads padding in the kernel",
+        "nn/fused/convolution.cpp",
+        "keys(a.lengths[number])",
+        "keys(a.length)",
+        ("nn/test_convolution_kernels.py",),
+    ),
+    Mutation(
         "a query of a packed sentence sees the next position",
         "nn/fused/transformer.cpp",
         "before + query + 1 : keys",

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
+from fusetk import trace
 from fusetk.fusion.base import share_layer_embedding
 from fusetk.models.attend import attended_sources_class, build_attended_sources
 from fusetk.models.initialise import initialise_parts
@@ -17,6 +18,7 @@ from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, check_
 from fusetk.nn.attention import scaled_dot_product
 from fusetk.nn.conv import GatedConvolution
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.fused import convolution as fused_convolution
 from fusetk.nn.positions import Learned
 from fusetk.nn.weightnorm import NormedLinear
 
@@ -251,12 +253,17 @@ class ConvDecoderLayer(ConvLayer):
     def _attend(self, z: Tensor, context: ConvDecoderContext) -> Tensor:
         _, target, keys, values, mask = context
         sources = keys.shape[1]
-        q = ((self.query(z) + target) * SQRT_HALF).reshape(len(mask), 1, -1, target.shape[-1])
-        k, v = (t.flatten(1, 2)[:, None] for t in (keys, values))
-        attended = scaled_dot_product(
-            q, k, v, mask[:, None, None, :], 0.0, f"{self.name}.cross", scale=1.0, sources=sources
-        )
-        scale = (mask.sum(1).to(target) / sources).sqrt()[:, None, None, None]
+        lengths = mask.sum(1)
+        q = ((self.query(z) + target) * SQRT_HALF).reshape(len(mask), -1, target.shape[-1])
+        name = f"{self.name}.cross"
+        if fused_convolution.attends(q, mask) and not trace.is_recorded(name):
+            attended = fused_convolution.attend(q, keys, values, lengths)
+        else:
+            k, v = (t.flatten(1, 2)[:, None] for t in (keys, values))
+            attended = scaled_dot_product(
+                q[:, None], k, v, mask[:, None, None, :], 0.0, name, scale=1.0, sources=sources
+            ).squeeze(1)
+        scale = (lengths.to(target) / sources).sqrt()[:, None, None]
         return (attended * scale).reshape(target.shape)
 
 

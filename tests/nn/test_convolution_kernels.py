@@ -68,3 +68,38 @@ def test_earlier_positions_receive_gradients() -> None:
     earlier = torch.randn(2, 2, WIDTH, requires_grad=True)
     conv(torch.randn(2, 4, WIDTH), 2, earlier).sum().backward()
     assert earlier.grad is not None and earlier.grad.any()
+
+
+def plain_attention(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+    scores = torch.einsum("bqe, bnse -> bnqs", q, keys)
+    padding = torch.arange(keys.shape[2]) >= lengths[:, None, None, None]
+    weights = scores.masked_fill(padding, float("-inf")).softmax(-1)
+    return torch.einsum("bnqs, bnse -> bqe", weights, values)
+
+
+@pytest.mark.parametrize("queries", [1, 7, 70])  # the kernel computes 64 queries at a time
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_to_some_of_the_sources(queries: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    q = torch.randn(3, queries, 32, requires_grad=True)
+    keys, values = torch.randn(2, 3, 4, 18, 32).requires_grad_().unbind()
+    lengths = torch.tensor([18, 1, 7])
+    exact = [x.detach().to(dtype).double().requires_grad_() for x in (q, keys, values)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        result = fused_convolution.attend(q, keys[:, 1:3], values[:, 1:3], lengths)
+    assert result.dtype == dtype
+    expected = plain_attention(exact[0], exact[1][:, 1:3], exact[2][:, 1:3], lengths)
+    grad = torch.randn(result.shape)
+    grads = torch.autograd.grad(result, (q, keys, values), grad.to(dtype))
+    expected_grads = torch.autograd.grad(expected, exact, grad.double())
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    for got, right in zip((result, *grads), (expected, *expected_grads), strict=True):
+        torch.testing.assert_close(got.float(), right.float(), rtol=tolerance, atol=tolerance)
+
+
+def test_attention_that_the_kernel_does_not_compute() -> None:
+    prefix = torch.tensor([[True, True, False], [True, False, False]])
+    assert fused_convolution.attends(torch.ones(2, 5, 32), prefix)
+    assert not fused_convolution.attends(torch.ones(2, 5, 32), prefix.flip(1))
+    assert not fused_convolution.attends(torch.ones(2, 5, 24), prefix)
+    assert not fused_convolution.attends(torch.ones(2, 5, 32, dtype=torch.float64), prefix)

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 EFFECTS = {
     "recurrence": "recurrent models run several times slower on CPU",
     "transformer": "Transformers train about half as fast on CPU",
-    "convolution": "convolutional models train about a tenth slower on CPU",
+    "convolution": "convolutional models are about a tenth slower on CPU",
     "streams": "connections with several streams or sources train about half as fast on CPU",
     "decoding": "Transformers translate about half as fast on CPU",
     "products": "training in float32 may be about a tenth slower on CPU",

@@ -1,10 +1,8 @@
-// The operations around the matrix product of a gated convolution, forward and backward, each in
-// one pass over memory. T is the type of the products, float or bfloat16. X is the type of the
+// The operations between the matrix products of a convolutional model, forward and backward, each in
+// one pass over memory: windows with dropout, gated units, and attention to the source. T is the type of the products, float or bfloat16. X is the type of the
 // input, float or T. Sums are in float.
 
-#include "dropout.h"
-
-#include <string.h>
+#include "attention.h"
 
 // Windows -----------------------------------------------------------------------------------------
 
@@ -164,4 +162,145 @@ static void run_gated(const Gated &a, bool backward) {
 
 extern "C" void gated(const Gated *a, int backward) {
     a->bf16 ? run_gated<Bf16>(*a, backward) : run_gated<float>(*a, backward);
+}
+
+// Attention ---------------------------------------------------------------------------------------
+
+// The sum over the sources of softmax(q k^T) v.
+struct Attention {
+    Int threads, bf16, sentences, sources, queries, length, size;  // size: features
+    const void *q;                   // T (sentences, queries, size)
+    const void *keys, *values;       // T (sentences, sources, length, size)
+    Int sentence_step, source_step;  // elements of them from sentence to sentence, source to source
+    const Int *lengths;              // (sentences): number of keys of a sentence in each source
+    void *contexts;                  // T (sentences, queries, size)
+    float *normalizers;              // (sentences, sources, queries, 2); see `softmax`
+    const void *grad;                // T (sentences, queries, size): gradient of the contexts
+    void *by_q;                      // T (sentences, queries, size)
+    void *by_keys, *by_values;       // T (sentences, sources, length, size), without other steps
+};
+
+// Float rows of a tensor: those of the tensor, or copies.
+static Matrix floats(const float *x, Int, Int size, Buffer &) { return {(float *)x, size}; }
+
+static Matrix floats(const Bf16 *x, Int rows, Int size, Buffer &buffer) {
+    float *to = buffer.take(rows * size);
+#pragma omp simd
+    for (Int i = 0; i < rows * size; i++) to[i] = get(x, i);
+    return {to, size};
+}
+
+// Where float rows of a result are computed: in the tensor, or in a buffer that `finish` copies.
+static Matrix place(float *x, Int, Int size, Buffer &) { return {x, size}; }
+static Matrix place(Bf16 *, Int rows, Int size, Buffer &buffer) {
+    return {buffer.take(rows * size), size};
+}
+
+static void finish(Matrix, float *, Int) {}
+static void finish(Matrix from, Bf16 *x, Int rows) {
+#pragma omp simd
+    for (Int i = 0; i < rows * from.row_step; i++) put(x, i, from.at[i]);
+}
+
+template <class T>
+struct Sentence {
+    const Attention &a;
+    const Int number, keys, ldk;  // ldk: number of keys, rounded up to full vectors
+
+    Sentence(const Attention &a, Int number)
+        : a(a), number(number), keys(a.lengths[number]), ldk(padded(keys)) {}
+
+    T *of_queries(const void *x) const { return (T *)x + number * a.queries * a.size; }
+
+    T *of_source(const void *x, Int source) const {
+        return (T *)x + number * a.sentence_step + source * a.source_step;
+    }
+
+    T *gradient(void *x, Int source) const {
+        return (T *)x + (number * a.sources + source) * a.length * a.size;
+    }
+
+    float *normalizer(Int source, Int query) const {
+        return a.normalizers + ((number * a.sources + source) * a.queries + query) * 2;
+    }
+
+    static Matrix row(Matrix m, Int i) { return {m.at + i * m.row_step, m.row_step}; }
+
+    void forward(Buffer &buffer) const {
+        buffer.start();
+        float *transposed_keys = buffer.take(a.size * ldk), *weights = buffer.take(BLOCK * ldk);
+        const Matrix q = floats(of_queries(a.q), a.queries, a.size, buffer);
+        const Matrix contexts = place(of_queries(a.contexts), a.queries, a.size, buffer);
+        const int used = buffer.used;
+        for (Int source = 0; source < a.sources; source++, buffer.used = used) {
+            const Matrix k = floats(of_source(a.keys, source), keys, a.size, buffer);
+            const Matrix v = floats(of_source(a.values, source), keys, a.size, buffer);
+            transpose(k, keys, a.size, transposed_keys);
+            for (Int start = 0; start < a.queries; start += BLOCK) {
+                const Int count = a.queries - start < BLOCK ? a.queries - start : BLOCK;
+                product(count, ldk, a.size, row(q, start), {transposed_keys, ldk}, {weights, ldk});
+                for (Int i = 0; i < count; i++)
+                    softmax(weights + i * ldk, keys, 1, {}, 0, normalizer(source, start + i));
+                product(count, a.size, keys, {weights, ldk}, v, row(contexts, start), source > 0);
+            }
+        }
+        finish(contexts, of_queries(a.contexts), a.queries);
+    }
+
+    void backward(Buffer &buffer) const {
+        buffer.start();
+        float *transposed_keys = buffer.take(a.size * ldk);
+        float *transposed_values = buffer.take(a.size * ldk);
+        float *weights = buffer.take(BLOCK * ldk), *by_weights = buffer.take(BLOCK * ldk);
+        const Matrix q = floats(of_queries(a.q), a.queries, a.size, buffer);
+        const Matrix grad = floats(of_queries(a.grad), a.queries, a.size, buffer);
+        const Matrix by_q = place(of_queries(a.by_q), a.queries, a.size, buffer);
+        const int used = buffer.used;
+        for (Int source = 0; source < a.sources; source++, buffer.used = used) {
+            const Matrix k = floats(of_source(a.keys, source), keys, a.size, buffer);
+            const Matrix v = floats(of_source(a.values, source), keys, a.size, buffer);
+            const Matrix by_k = place(gradient(a.by_keys, source), keys, a.size, buffer);
+            const Matrix by_v = place(gradient(a.by_values, source), keys, a.size, buffer);
+            transpose(k, keys, a.size, transposed_keys);
+            transpose(v, keys, a.size, transposed_values);
+            for (Int start = 0; start < a.queries; start += BLOCK) {
+                const Int count = a.queries - start < BLOCK ? a.queries - start : BLOCK;
+                const Matrix w = {weights, ldk}, by_w = {by_weights, ldk};
+                product(count, ldk, a.size, row(q, start), {transposed_keys, ldk}, w);
+                product(count, ldk, a.size, row(grad, start), {transposed_values, ldk}, by_w);
+                for (Int i = 0; i < count; i++)
+                    softmax_backward(weights + i * ldk, by_weights + i * ldk, keys, 1, {}, 0,
+                                     normalizer(source, start + i));
+                product(keys, a.size, count, transposed(w), row(grad, start), by_v, start > 0);
+                product(keys, a.size, count, transposed(by_w), row(q, start), by_k, start > 0);
+                product(count, a.size, keys, by_w, k, row(by_q, start), source > 0);
+            }
+            finish_keys(by_k, gradient(a.by_keys, source));
+            finish_keys(by_v, gradient(a.by_values, source));
+        }
+        finish(by_q, of_queries(a.by_q), a.queries);
+    }
+
+    // Write the gradients of the keys, and zeros for the padding.
+    void finish_keys(Matrix from, T *to) const {
+        finish(from, to, keys);
+        memset(to + keys * a.size, 0, (a.length - keys) * a.size * sizeof(T));
+    }
+};
+
+template <class T>
+static void run_attention(const Attention &a, bool backward) {
+#pragma omp parallel num_threads(a.threads) if (a.sentences * a.queries * a.size > 8192)
+    {
+        Buffer buffer;
+#pragma omp for schedule(static)
+        for (Int number = 0; number < a.sentences; number++) {
+            const Sentence<T> sentence(a, number);
+            backward ? sentence.backward(buffer) : sentence.forward(buffer);
+        }
+    }
+}
+
+extern "C" void attention(const Attention *a, int backward) {
+    a->bf16 ? run_attention<Bf16>(*a, backward) : run_attention<float>(*a, backward);
 }

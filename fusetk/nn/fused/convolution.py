@@ -1,4 +1,4 @@
-"""Gated convolutions in fused kernels on CPU: calls of ``convolution.cpp``, with gradients."""
+"""Convolutional models in fused kernels on CPU: calls of ``convolution.cpp``, with gradients."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,17 @@ from torch.autograd.function import once_differentiable
 from fusetk.nn.dropout_mask import DropoutMask
 from fusetk.nn.fused.build import library
 from fusetk.nn.fused.dropout import Dropout, dropout_argument
-from fusetk.nn.fused.structs import BACKWARD, FORWARD, INT, POINTER, call, fill, struct, transformed
+from fusetk.nn.fused.structs import (
+    BACKWARD,
+    FORWARD,
+    INT,
+    LANES,
+    POINTER,
+    call,
+    fill,
+    struct,
+    transformed,
+)
 from fusetk.nn.precision import product_dtype
 
 # The structs have the same members in the same order as in convolution.cpp.
@@ -22,6 +32,13 @@ _Windows = struct(
     ("earlier mask", POINTER),
     ("drop", Dropout),
     ("windows by_x", POINTER),
+)
+_Attention = struct(
+    "_Attention",
+    ("threads bf16 sentences sources queries length size", INT),
+    ("q keys values", POINTER),
+    ("sentence_step source_step", INT),
+    ("lengths contexts normalizers grad by_q by_keys by_values", POINTER),
 )
 _Gated = struct("_Gated", ("threads bf16 rows width", INT), ("x out grad by_x", POINTER))
 
@@ -126,3 +143,60 @@ def _gated_arguments(x: Tensor) -> Any:
     width = x.shape[-1] // 2
     rows = x.numel() // x.shape[-1]
     return fill(_Gated(), bf16=x.dtype == torch.bfloat16, rows=rows, width=width, x=x)
+
+
+def attends(q: Tensor, mask: Tensor) -> bool:
+    """Return whether ``attend`` computes with these queries and this mask (B, S) of the source.
+
+    The features must fill vectors, and the tokens of a sentence must precede its padding.
+    """
+    return usable(q) and q.shape[-1] % LANES == 0 and bool((mask[:, 1:] <= mask[:, :-1]).all())
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+    """Return the sum over the sources j of softmax(q k_j^T) v_j: (B, Q, E).
+
+    The shapes are q (B, Q, E), keys and values (B, n, S, E), and the number of source tokens
+    (B,). The result has the type of products.
+    """
+    dtype = product_dtype(q)
+    result: Tensor = _Attend.apply(q.to(dtype), keys.to(dtype), values.to(dtype), lengths)
+    return result
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+        q = q.contiguous()
+        if keys.stride() != values.stride() or keys.stride()[2:] != (keys.shape[-1], 1):
+            keys = keys.contiguous()
+            values = values.contiguous()
+        contexts = torch.empty_like(q)
+        normalizers = torch.empty(*keys.shape[:2], q.shape[1], 2)
+        arguments = _attention_arguments(q, keys, values, lengths, normalizers)
+        _call("attention", fill(arguments, contexts=contexts), FORWARD)
+        ctx.save_for_backward(q, keys, values, lengths, normalizers)
+        return contexts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, keys, *_ = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        by_q = torch.empty_like(q)
+        by_keys, by_values = keys.new_empty(2, *keys.shape)
+        arguments = fill(_attention_arguments(*ctx.saved_tensors), grad=grad, by_q=by_q)
+        _call("attention", fill(arguments, by_keys=by_keys, by_values=by_values), BACKWARD)
+        return by_q, by_keys, by_values, None
+
+
+def _attention_arguments(
+    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, normalizers: Tensor
+) -> Any:
+    """Return the arguments that both passes have."""
+    sentences, sources, length, size = keys.shape
+    arguments = fill(_Attention(), bf16=q.dtype == torch.bfloat16, sentences=sentences)
+    fill(arguments, sources=sources, queries=q.shape[1], length=length, size=size)
+    fill(arguments, sentence_step=keys.stride(0), source_step=keys.stride(1))
+    fill(arguments, q=q, keys=keys, values=values, lengths=lengths)
+    return fill(arguments, normalizers=normalizers)

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk.nn.fused.build import library
-from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct, transformed
+from fusetk.nn.fused.structs import FLOAT, INT, LANES, POINTER, address, struct, transformed
 from fusetk.nn.precision import product_dtype
 
-LANES = 16  # numbers in a vector, and outputs in a GROUP of blocked_products.h
 # The constants of blocked_products.h with these names
 BLOCK = 32  # outputs that are computed together, and the multiple of their number
 STEP = 32  # multiple of the width of blocked matrices, except those of float32

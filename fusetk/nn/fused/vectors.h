@@ -17,7 +17,7 @@ enum { WIDTH = 4 };
 typedef float Register __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t IntRegister __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
-// fusetk/nn/fused/decoding.py has the constant LANES, too.
+// fusetk/nn/fused/structs.py has the constant LANES, too.
 enum { LANES = 16, REGISTERS = LANES / WIDTH };
 
 // -1 where a comparison is true, and 0 where it is false
