@@ -574,7 +574,7 @@ MUTATIONS = [
     Mutation(
         "attention of the convolutions lacks the scale of the source length",
         "models/conv.py",
-        "(mask.sum(1).to(target) / sources).sqrt()",
+        "(lengths.to(target) / sources).sqrt()",
         "(mask.sum(1).to(target) / sources)",
         ("models/test_conv.py",),
     ),
