@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from fusetk.nn.dropout_mask import DropoutMask
 from fusetk.nn.fused.build import library
-from fusetk.nn.fused.dropout import Dropout, dropout_argument
+from fusetk.nn.fused.dropout import DropoutArgument, dropout_argument
 from fusetk.nn.fused.structs import (
     BACKWARD,
     FORWARD,
@@ -30,7 +30,7 @@ _Windows = struct(
     ("x", POINTER),
     ("sentence_step step", INT),
     ("earlier mask", POINTER),
-    ("drop", Dropout),
+    ("drop", DropoutArgument),
     ("windows by_x", POINTER),
 )
 _Attention = struct(
@@ -160,11 +160,11 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
     (B,). The result has the type of products.
     """
     dtype = product_dtype(q)
-    result: Tensor = _Attend.apply(q.to(dtype), keys.to(dtype), values.to(dtype), lengths)
+    result: Tensor = _SourceAttention.apply(q.to(dtype), keys.to(dtype), values.to(dtype), lengths)
     return result
 
 
-class _Attend(torch.autograd.Function):
+class _SourceAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
         q = q.contiguous()

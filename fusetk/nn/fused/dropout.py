@@ -6,11 +6,13 @@ from typing import Any
 from fusetk.nn.dropout_mask import DropoutMask, scale, threshold
 from fusetk.nn.fused.structs import FLOAT, INT, struct
 
-Dropout = struct("Dropout", ("seed", ctypes.c_uint64), ("threshold", INT), ("scale", FLOAT))
+DropoutArgument = struct(
+    "DropoutArgument", ("seed", ctypes.c_uint64), ("threshold", INT), ("scale", FLOAT)
+)
 
 
 def dropout_argument(mask: DropoutMask | None) -> Any:
     """Return the struct of a mask; None drops nothing."""
     if mask is None:
-        return Dropout(0, 0, 0.0)
-    return Dropout(mask.seed % 2**64, threshold(mask.units), scale(mask.units))
+        return DropoutArgument(0, 0, 0.0)
+    return DropoutArgument(mask.seed % 2**64, threshold(mask.units), scale(mask.units))

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from fusetk.errors import ConfigError
 from fusetk.nn.dropout_mask import DropoutMask
 from fusetk.nn.fused.build import library
-from fusetk.nn.fused.dropout import Dropout, dropout_argument
+from fusetk.nn.fused.dropout import DropoutArgument, dropout_argument
 from fusetk.nn.fused.structs import (
     BACKWARD,
     FLOAT,
@@ -35,7 +35,7 @@ _Residual = struct(
     "_Residual",
     ("threads bf16 rows width", INT),
     ("x y", POINTER),
-    ("drop", Dropout),
+    ("drop", DropoutArgument),
     ("gain shift", POINTER),
     ("eps", FLOAT),
     ("sum out means inverse_deviations grad by_x by_y partial", POINTER),
@@ -44,7 +44,7 @@ _Activation = struct(
     "_Activation",
     ("threads bf16 rows width", INT),
     ("h bias", POINTER),
-    ("drop", Dropout),
+    ("drop", DropoutArgument),
     ("grad partial", POINTER),
 )
 _ColumnSum = struct("_ColumnSum", ("threads bf16 rows width", INT), ("x partial", POINTER))
@@ -58,7 +58,7 @@ _Attention = struct(
     ("segments", INT),
     ("segment", _Segment * 2),
     ("scale", FLOAT),
-    ("drop", Dropout),
+    ("drop", DropoutArgument),
     ("random_stride", INT),
     ("contexts normalizers grad by_queries", POINTER),
 )
