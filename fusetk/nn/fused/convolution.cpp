@@ -1,5 +1,5 @@
-// The operations between the matrix products of a convolutional model, forward and backward, each in
-// one pass over memory: windows with dropout, gated units, and attention to the source. T is the
+// The operations between the matrix products of a convolutional model, forward and backward, each
+// in one pass over memory: windows with dropout, gated units, and attention to the source. T is the
 // type of the products, float or bfloat16. X is the type of the input, float or T. Sums are in
 // float.
 
