@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fusetk.nn.dropout_mask import DropoutMask
-from fusetk.nn.fused.build import library
 from fusetk.nn.fused.dropout import DropoutArgument, dropout_argument
 from fusetk.nn.fused.structs import (
     BACKWARD,
@@ -17,9 +16,9 @@ from fusetk.nn.fused.structs import (
     LANES,
     POINTER,
     call,
+    computes,
     fill,
     struct,
-    transformed,
 )
 from fusetk.nn.precision import product_dtype
 
@@ -43,18 +42,7 @@ _Attention = struct(
 _Gated = struct("_Gated", ("threads bf16 rows width", INT), ("x out grad by_x", POINTER))
 
 
-def usable(x: Tensor) -> bool:
-    """Return whether the kernels compute on ``x``: on CPU, in float32 or bf16."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and product_dtype(x) in (torch.float32, torch.bfloat16)
-        and not torch.compiler.is_compiling()
-        and not transformed()
-        and library("convolution") is not None
-    )
-
-
+usable = partial(computes, "convolution")
 _call = partial(call, "convolution")
 
 

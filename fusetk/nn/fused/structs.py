@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.fused.build import library
+from fusetk.nn.precision import product_dtype
 
 LANES = 16  # numbers in a vector of the kernels; see vectors.h
 INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
@@ -48,6 +49,19 @@ def transformed() -> bool:
     """
     forward_mode = torch.autograd.forward_ad._current_level >= 0
     return forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def computes(source: str, x: Tensor) -> bool:
+    """Return whether the kernels in ``source``.cpp compute on ``x``: on CPU, in float32 or bf16."""
+    types = (torch.float32, torch.bfloat16)
+    return (
+        x.device.type == "cpu"
+        and x.dtype in types
+        and product_dtype(x) in types
+        and not torch.compiler.is_compiling()
+        and not transformed()
+        and library(source) is not None
+    )
 
 
 def address(tensor: Tensor | None, row: int = 0) -> int | None:

@@ -14,7 +14,6 @@ from torch.autograd.function import once_differentiable
 
 from fusetk.errors import ConfigError
 from fusetk.nn.dropout_mask import DropoutMask
-from fusetk.nn.fused.build import library
 from fusetk.nn.fused.dropout import DropoutArgument, dropout_argument
 from fusetk.nn.fused.structs import (
     BACKWARD,
@@ -23,9 +22,9 @@ from fusetk.nn.fused.structs import (
     INT,
     POINTER,
     call,
+    computes,
     fill,
     struct,
-    transformed,
 )
 from fusetk.nn.precision import product_dtype
 from fusetk.nn.rows import AttentionLayout, Rows
@@ -72,19 +71,8 @@ _Loss = struct(
 
 
 def usable(x: Tensor, parameters: Iterable[Tensor] = ()) -> bool:
-    """Return whether the kernels compute on ``x``: on CPU, in float32 or bf16.
-
-    ``parameters`` are those of the operation; they must be float32.
-    """
-    return (
-        x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and product_dtype(x) in (torch.float32, torch.bfloat16)
-        and all(parameter.dtype == torch.float32 for parameter in parameters)
-        and not torch.compiler.is_compiling()
-        and not transformed()
-        and library("transformer") is not None
-    )
+    """Return whether the kernels compute on ``x`` with these parameters, which must be float32."""
+    return computes("transformer", x) and all(p.dtype == torch.float32 for p in parameters)
 
 
 _call = partial(call, "transformer")
