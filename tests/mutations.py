@@ -158,7 +158,7 @@ MUTATIONS = [
         ("models/test_conv.py",),
     ),
     Mutation(
-        "a convolution drops other elements in the backward pass",
+        "a convolution drops no elements in the backward pass",
         "nn/fused/convolution.cpp",
         "sums[d] *= factor(bits[d])",
         "sums[d] *= a.drop.scale",
@@ -167,7 +167,7 @@ MUTATIONS = [
     Mutation(
         "the attention of convolutional models reads padding in the kernel",
         "nn/fused/convolution.cpp",
-        "keys(a.lengths[number])",
+        "keys(a.lengths[index])",
         "keys(a.length)",
         ("nn/test_convolution_kernels.py",),
     ),

@@ -194,7 +194,7 @@ class ConvEncoderLayer(ConvLayer):
 class ConvDecoderContext(NamedTuple):
     """The context of a decoder layer with kernel k. E is the width of the model."""
 
-    window: Tensor
+    earlier: Tensor
     """The inputs of the layer at the k - 1 previous positions (B * K, k - 1, input width)."""
     target: Tensor
     """The target embeddings (B * K, T, E)."""
@@ -210,9 +210,9 @@ class ConvDecoderSummary(ConvLayer):
     """A causal convolution without attention, the added summary layer of the decoder."""
 
     def forward(self, x: Tensor, context: ConvDecoderContext) -> tuple[Tensor, Tensor]:
-        """(B * K, T, input width) -> (B * K, T, D), and the next window."""
-        y, window = self.conv.causal(x, context.window)
-        return self.residual_sum(x, y), window
+        """(B * K, T, input width) -> (B * K, T, D), and the next ``earlier``."""
+        y, earlier = self.conv.causal(x, context.earlier)
+        return self.residual_sum(x, y), earlier
 
 
 class ConvDecoderLayer(ConvLayer):
@@ -238,17 +238,17 @@ class ConvDecoderLayer(ConvLayer):
         self.name = name
 
     def forward(self, x: Tensor, context: ConvDecoderContext) -> tuple[Tensor, Tensor]:
-        """(B * K, T, input width) -> (B * K, T, D), and the next window.
+        """(B * K, T, input width) -> (B * K, T, D), and the next ``earlier``.
 
         With the convolution's result z and the target embeddings e, the query is
         q = (W z + e) sqrt(1/2), and the result of attention to n sources is
         a = sum_j softmax(q k_j^T) v_j sqrt(1/n) sqrt(S), where S counts the real source tokens and
         v_j = (k_j + e_src) sqrt(1/2) with the source embeddings e_src.
         """
-        z, window = self.conv.causal(x, context.window)
+        z, earlier = self.conv.causal(x, context.earlier)
         a = self.out(self._attend(z, context))
         y = (z + a) * SQRT_HALF if self.residual else torch.cat((z, a), -1)
-        return self.residual_sum(x, y), window
+        return self.residual_sum(x, y), earlier
 
     def _attend(self, z: Tensor, context: ConvDecoderContext) -> Tensor:
         _, target, keys, values, mask = context
@@ -256,7 +256,7 @@ class ConvDecoderLayer(ConvLayer):
         lengths = mask.sum(1)
         q = ((self.query(z) + target) * SQRT_HALF).reshape(len(mask), -1, target.shape[-1])
         name = f"{self.name}.cross"
-        if fused_convolution.attends(q, mask) and not trace.is_recorded(name):
+        if fused_convolution.can_attend(q, mask) and not trace.is_recorded(name):
             attended = fused_convolution.attend(q, keys, values, lengths)
         else:
             k, v = (t.flatten(1, 2)[:, None] for t in (keys, values))
@@ -363,26 +363,26 @@ class Conv(Seq2Seq):
         )
         keys = _scale_gradient(keys, self.encoder_gradient_scale)
         values = (keys + memory.embedding[:, None]) * SQRT_HALF  # (B, n, S, E)
-        windows = tuple(
+        earlier = tuple(
             keys.new_zeros(len(keys), layer.conv.kernel - 1, layer.conv.width)
             for layer in self.decoder.layers
             if isinstance(layer, ConvLayer)
         )
-        return State((keys, values, memory.mask), windows, 0)
+        return State((keys, values, memory.mask), earlier, 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         keys, values, mask = state.per_sentence
         embedding = self.target(tgt_in, state.step)
         contexts = []
-        for window, planned in zip(state.per_hypothesis, self.decoder.plan, strict=True):
+        for earlier, planned in zip(state.per_hypothesis, self.decoder.plan, strict=True):
             sources = self.attend.sources_of(planned.layer)
             contexts.append(
-                ConvDecoderContext(window, embedding, keys[:, sources], values[:, sources], mask)
+                ConvDecoderContext(earlier, embedding, keys[:, sources], values[:, sources], mask)
             )
-        _, output, windows = self.decoder(self.decoder_in(embedding), contexts)
+        _, output, next_earlier = self.decoder(self.decoder_in(embedding), contexts)
         features = self.dropout(self.out(output))
         step = state.step + tgt_in.shape[1]
-        return features, State((keys, values, mask), windows, step)
+        return features, State((keys, values, mask), next_earlier, step)
 
     def layers(self) -> list[nn.Module]:
         return [*self.encoder.layers, *self.decoder.layers]

@@ -26,23 +26,24 @@ class GatedConvolution(NormedLinear):
         self, x: Tensor, before: int = 0, earlier: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """x (B, T, D) -> (B, T, out). ``windows`` explains the arguments."""
-        return self.of_windows(self.windows(x, before, earlier, mask))
+        return self.map_windows(self.windows(x, before, earlier, mask))
 
     def causal(self, x: Tensor, earlier: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the results of neighbours up to each position, and the ``earlier`` of a next call.
+        """Convolve each position with its k - 1 earlier positions.
 
-        x (B, T, D) and its k - 1 earlier positions (B, k - 1, D) -> (B, T, out), (B, k - 1, D)
+        Also return the last k - 1 inputs, the ``earlier`` of the next call: x (B, T, D) and
+        ``earlier`` (B, k - 1, D) -> (B, T, out), (B, k - 1, D).
         """
         length = x.shape[1]
-        if length == 1:  # a step of decoding: its only window is all inputs
+        if length == 1:  # a step of decoding has one window, which is the whole input
             inputs = torch.cat((earlier, x), 1)
-            return self.of_windows(self.dropout(inputs).flatten(1)[:, None]), inputs[:, 1:]
-        y = self(x, self.kernel - 1, earlier)
+            return self.map_windows(self.dropout(inputs).flatten(1)[:, None]), inputs[:, 1:]
+        y = self.map_windows(self.windows(x, self.kernel - 1, earlier, None))
         if length < self.kernel:
             x = torch.cat((earlier, x), 1)
         return y, x[:, x.shape[1] - self.kernel + 1 :]
 
-    def of_windows(self, windows: Tensor) -> Tensor:
+    def map_windows(self, windows: Tensor) -> Tensor:
         """Windows (B, T, k * D) -> (B, T, out)."""
         y = super().forward(windows)
         return fused_convolution.gated(y) if fused_convolution.usable(y) else F.glu(y, -1)
@@ -52,13 +53,13 @@ class GatedConvolution(NormedLinear):
     ) -> Tensor:
         """Return the k neighbours of each position, after dropout: (B, T, D) -> (B, T, k * D).
 
-        The first of the neighbours is ``before`` positions before its position. The positions
-        before x are ``earlier`` (B, before, D), or zeros. The positions after x are zeros. Zeros
-        also replace x where ``mask`` (B, T) is False.
+        The window of a position starts ``before`` positions earlier. The positions before x are
+        ``earlier`` (B, before, D), or zeros. The positions after x are zeros. Zeros also replace x
+        where ``mask`` (B, T) is False.
         """
         if fused_convolution.usable(x) and not (earlier is not None and earlier.requires_grad):
-            mask_of_dropout = self.dropout.draw()
-            return fused_convolution.windows(x, self.kernel, before, earlier, mask, mask_of_dropout)
+            dropout_mask = self.dropout.draw()
+            return fused_convolution.windows(x, self.kernel, before, earlier, mask, dropout_mask)
         if mask is not None:
             x = x * mask[..., None]
         if earlier is None:

@@ -145,9 +145,9 @@ def contributions(fusion: Fusion, history: Sequence[Tensor]) -> Tensor:
     ``norm_layers``: scaling a layer before a normalisation does not change the output.
     Raises DataError if the fusion has no forward-mode derivative.
     """
-    # PyTorch compiles the forward derivative of layer normalisation by torch.jit.script.
-    warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        # PyTorch compiles the forward derivative of layer normalisation with torch.jit.script.
+        warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
         layers, combine = fusion.combination(history)
         norms = [_change_norm(fusion, combine, layers, i) for i in range(len(layers))]
         norm = torch.stack(norms, -1)

@@ -49,10 +49,12 @@ def test_a_convolution_equals_that_of_float64(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bf16(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_equals_the_plain_computation(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The input is float32, or bf16 as in dense connections."""
     torch.manual_seed(1)
-    conv = GatedConvolution(WIDTH, OUT, 3, 0.25)  # bf16 can represent the scale 4 / 3 only rounded
+    conv = GatedConvolution(WIDTH, OUT, 3, 0.25)  # bf16 rounds the scale 4 / 3
     x = torch.randn(3, 6, WIDTH).to(dtype)
     with torch.autocast("cpu", torch.bfloat16):
         results = values_and_gradients(conv, x, 1, None, torch.ones(3, 6, dtype=torch.bool))
@@ -70,6 +72,33 @@ def test_earlier_positions_receive_gradients() -> None:
     assert earlier.grad is not None and earlier.grad.any()
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_hooks_of_saved_tensors(checkpoint: bool) -> None:
+    """Gradient checkpointing and hooks make new tensors for the backward pass."""
+    torch.manual_seed(1)
+    inputs = [torch.randn(2, 5, 32), *torch.randn(2, 2, 3, 5, 32)]
+    lengths = torch.tensor([5, 2])
+    conv = GatedConvolution(32, 32, 3, 0.2)
+
+    def compute(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return conv(fused_convolution.attend(q, keys, values, lengths), 1)
+
+    def gradients(hooks: bool) -> tuple[Tensor, ...]:
+        torch.manual_seed(2)
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        if hooks and checkpoint:
+            y = torch.utils.checkpoint.checkpoint(compute, *leaves, use_reentrant=False)
+        elif hooks:
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+                y = compute(*leaves)
+        else:
+            y = compute(*leaves)
+        return torch.autograd.grad(y.square().sum(), leaves)
+
+    for one, other in zip(gradients(False), gradients(True), strict=True):
+        assert torch.equal(one, other)
+
+
 def plain_attention(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
     scores = torch.einsum("bqe, bnse -> bnqs", q, keys)
     padding = torch.arange(keys.shape[2]) >= lengths[:, None, None, None]
@@ -77,7 +106,7 @@ def plain_attention(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) ->
     return torch.einsum("bnqs, bnse -> bqe", weights, values)
 
 
-@pytest.mark.parametrize("queries", [1, 7, 70])  # the kernel computes 64 queries at a time
+@pytest.mark.parametrize("queries", [0, 1, 7, 70])  # the kernel computes 64 queries at a time
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_to_some_of_the_sources(queries: int, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
@@ -97,9 +126,9 @@ def test_attention_to_some_of_the_sources(queries: int, dtype: torch.dtype) -> N
         torch.testing.assert_close(got.float(), right.float(), rtol=tolerance, atol=tolerance)
 
 
-def test_attention_that_the_kernel_does_not_compute() -> None:
+def test_conditions_of_the_attention_kernel() -> None:
     prefix = torch.tensor([[True, True, False], [True, False, False]])
-    assert fused_convolution.attends(torch.ones(2, 5, 32), prefix)
-    assert not fused_convolution.attends(torch.ones(2, 5, 32), prefix.flip(1))
-    assert not fused_convolution.attends(torch.ones(2, 5, 24), prefix)
-    assert not fused_convolution.attends(torch.ones(2, 5, 32, dtype=torch.float64), prefix)
+    assert fused_convolution.can_attend(torch.ones(2, 5, 32), prefix)
+    assert not fused_convolution.can_attend(torch.ones(2, 5, 32), prefix.flip(1))
+    assert not fused_convolution.can_attend(torch.ones(2, 5, 24), prefix)
+    assert not fused_convolution.can_attend(torch.ones(2, 5, 32, dtype=torch.float64), prefix)

@@ -154,7 +154,7 @@ def test_a_custom_fusion_can_use_torch_attention_and_several_widths() -> None:
     torch.testing.assert_close(shares.sum(-1), torch.ones(2, 3))
 
 
-def test_the_deprecated_compiler_of_torch_is_no_warning_for_the_user() -> None:
+def test_contributions_hide_the_warning_about_torch_jit_script() -> None:
     class Own(Fusion):
         def forward(self, history: Sequence[Tensor]) -> Tensor:
             warnings.warn("`torch.jit.script` is deprecated. Please switch", FutureWarning, 2)

@@ -67,7 +67,8 @@ class ForwardBuffers:
     states: list[Tensor]  # (R, N, D) for each cell
     projected: list[Tensor]  # (R, N, columns) for each cell: ``factors`` @ ``state_weights``
     # The state that each cell reads. For the lowest cell it is the state of the highest cell one
-    # step before; for another cell, the state of the cell below. In 16 bits all are copies.
+    # step before; for another cell, the state of the cell below. With products of 16 bits, all are
+    # copies.
     factors: list[Tensor]  # (R, N, D) for each cell
     is_copy: list[bool]  # whether the factor of a cell is a copy of the states
     attention: AttentionBuffers | None

@@ -15,7 +15,7 @@ struct Windows {
     const void *x;            // X (sentences, length, width)
     Int sentence_step, step;  // elements from sentence to sentence and from position to position
     const void *earlier;      // X (sentences, before, width); null: zeros
-    const uint8_t *mask;      // (sentences, length), where x is not replaced by zeros; null: all
+    const uint8_t *mask;      // (sentences, length), 0: zeros replace x; null: no zeros
     Dropout drop;
     void *windows;            // T (sentences, length, kernel, width), or its gradient
     void *by_x;               // X (sentences, length, width): gradient of x
@@ -44,12 +44,12 @@ static inline const Bits *random_bits(const Windows &a, Int sentence, Int positi
 
 template <class X, class T>
 static void windows_forward(const Windows &a, Int sentence, Int position, Words &words) {
-    const Int width = a.width, of_x = position - a.before;
+    const Int width = a.width, x_position = position - a.before;
     const X *from = 0;
-    if (of_x < 0) {
+    if (x_position < 0) {
         if (a.earlier) from = (const X *)a.earlier + (sentence * a.before + position) * width;
-    } else if (of_x < a.length && (!a.mask || a.mask[sentence * a.length + of_x])) {
-        from = (const X *)a.x + sentence * a.sentence_step + of_x * a.step;
+    } else if (x_position < a.length && (!a.mask || a.mask[sentence * a.length + x_position])) {
+        from = (const X *)a.x + sentence * a.sentence_step + x_position * a.step;
     }
     const Places places(a, position);
     const T *first = 0;
@@ -74,11 +74,12 @@ static void windows_forward(const Windows &a, Int sentence, Int position, Words 
 }
 
 template <class X, class T>
-static void windows_backward(const Windows &a, Int sentence, Int of_x, Words &words, float *sums) {
-    const Int width = a.width, position = a.before + of_x;
-    X *to = (X *)a.by_x + (sentence * a.length + of_x) * width;
+static void windows_backward(const Windows &a, Int sentence, Int x_position, Words &words,
+                             float *sums) {
+    const Int width = a.width, position = a.before + x_position;
+    X *to = (X *)a.by_x + (sentence * a.length + x_position) * width;
     memset(sums, 0, width * sizeof(float));
-    if (!a.mask || a.mask[sentence * a.length + of_x]) {
+    if (!a.mask || a.mask[sentence * a.length + x_position]) {
         const Places places(a, position);
         for (Int i = places.first; i < places.end; i++) {
             const T *from = (const T *)a.windows + offset(a, sentence, position, i);
@@ -172,7 +173,7 @@ struct Attention {
     Int threads, bf16, sentences, sources, queries, length, size;  // size: features
     const void *q;                   // T (sentences, queries, size)
     const void *keys, *values;       // T (sentences, sources, length, size)
-    Int sentence_step, source_step;  // elements of them from sentence to sentence, source to source
+    Int sentence_step, source_step;  // elements between their sentences and between their sources
     const Int *lengths;              // (sentences): number of keys of a sentence in each source
     void *contexts;                  // T (sentences, queries, size)
     float *normalizers;              // (sentences, sources, queries, 2); see `softmax`
@@ -181,7 +182,7 @@ struct Attention {
     void *by_keys, *by_values;       // T (sentences, sources, length, size), without other steps
 };
 
-// Float rows of a tensor: those of the tensor, or copies.
+// Return rows as floats: the rows of the tensor, or copies of bf16 rows.
 static Matrix floats(const float *x, Int, Int size, Buffer &) { return {(float *)x, size}; }
 
 static Matrix floats(const Bf16 *x, Int rows, Int size, Buffer &buffer) {
@@ -191,14 +192,15 @@ static Matrix floats(const Bf16 *x, Int rows, Int size, Buffer &buffer) {
     return {to, size};
 }
 
-// Where float rows of a result are computed: in the tensor, or in a buffer that `finish` copies.
-static Matrix place(float *x, Int, Int size, Buffer &) { return {x, size}; }
-static Matrix place(Bf16 *, Int rows, Int size, Buffer &buffer) {
+// Return memory for the float rows of a result: that of the tensor, or a buffer that `copy_result`
+// converts to bf16.
+static Matrix result_rows(float *x, Int, Int size, Buffer &) { return {x, size}; }
+static Matrix result_rows(Bf16 *, Int rows, Int size, Buffer &buffer) {
     return {buffer.take(rows * size), size};
 }
 
-static void finish(Matrix, float *, Int) {}
-static void finish(Matrix from, Bf16 *x, Int rows) {
+static void copy_result(Matrix, float *, Int) {}
+static void copy_result(Matrix from, Bf16 *x, Int rows) {
 #pragma omp simd
     for (Int i = 0; i < rows * from.row_step; i++) put(x, i, from.at[i]);
 }
@@ -206,23 +208,23 @@ static void finish(Matrix from, Bf16 *x, Int rows) {
 template <class T>
 struct Sentence {
     const Attention &a;
-    const Int number, keys, ldk;  // ldk: number of keys, rounded up to full vectors
+    const Int index, keys, ldk;  // ldk: number of keys, rounded up to full vectors
 
-    Sentence(const Attention &a, Int number)
-        : a(a), number(number), keys(a.lengths[number]), ldk(padded(keys)) {}
+    Sentence(const Attention &a, Int index)
+        : a(a), index(index), keys(a.lengths[index]), ldk(padded(keys)) {}
 
-    T *of_queries(const void *x) const { return (T *)x + number * a.queries * a.size; }
+    T *query_rows(const void *x) const { return (T *)x + index * a.queries * a.size; }
 
-    T *of_source(const void *x, Int source) const {
-        return (T *)x + number * a.sentence_step + source * a.source_step;
+    T *source_rows(const void *x, Int source) const {
+        return (T *)x + index * a.sentence_step + source * a.source_step;
     }
 
     T *gradient(void *x, Int source) const {
-        return (T *)x + (number * a.sources + source) * a.length * a.size;
+        return (T *)x + (index * a.sources + source) * a.length * a.size;
     }
 
     float *normalizer(Int source, Int query) const {
-        return a.normalizers + ((number * a.sources + source) * a.queries + query) * 2;
+        return a.normalizers + ((index * a.sources + source) * a.queries + query) * 2;
     }
 
     static Matrix row(Matrix m, Int i) { return {m.at + i * m.row_step, m.row_step}; }
@@ -230,12 +232,12 @@ struct Sentence {
     void forward(Buffer &buffer) const {
         buffer.start();
         float *transposed_keys = buffer.take(a.size * ldk), *weights = buffer.take(BLOCK * ldk);
-        const Matrix q = floats(of_queries(a.q), a.queries, a.size, buffer);
-        const Matrix contexts = place(of_queries(a.contexts), a.queries, a.size, buffer);
+        const Matrix q = floats(query_rows(a.q), a.queries, a.size, buffer);
+        const Matrix contexts = result_rows(query_rows(a.contexts), a.queries, a.size, buffer);
         const int used = buffer.used;
         for (Int source = 0; source < a.sources; source++, buffer.used = used) {
-            const Matrix k = floats(of_source(a.keys, source), keys, a.size, buffer);
-            const Matrix v = floats(of_source(a.values, source), keys, a.size, buffer);
+            const Matrix k = floats(source_rows(a.keys, source), keys, a.size, buffer);
+            const Matrix v = floats(source_rows(a.values, source), keys, a.size, buffer);
             transpose(k, keys, a.size, transposed_keys);
             for (Int start = 0; start < a.queries; start += BLOCK) {
                 const Int count = a.queries - start < BLOCK ? a.queries - start : BLOCK;
@@ -245,7 +247,7 @@ struct Sentence {
                 product(count, a.size, keys, {weights, ldk}, v, row(contexts, start), source > 0);
             }
         }
-        finish(contexts, of_queries(a.contexts), a.queries);
+        copy_result(contexts, query_rows(a.contexts), a.queries);
     }
 
     void backward(Buffer &buffer) const {
@@ -253,15 +255,15 @@ struct Sentence {
         float *transposed_keys = buffer.take(a.size * ldk);
         float *transposed_values = buffer.take(a.size * ldk);
         float *weights = buffer.take(BLOCK * ldk), *by_weights = buffer.take(BLOCK * ldk);
-        const Matrix q = floats(of_queries(a.q), a.queries, a.size, buffer);
-        const Matrix grad = floats(of_queries(a.grad), a.queries, a.size, buffer);
-        const Matrix by_q = place(of_queries(a.by_q), a.queries, a.size, buffer);
+        const Matrix q = floats(query_rows(a.q), a.queries, a.size, buffer);
+        const Matrix grad = floats(query_rows(a.grad), a.queries, a.size, buffer);
+        const Matrix by_q = result_rows(query_rows(a.by_q), a.queries, a.size, buffer);
         const int used = buffer.used;
         for (Int source = 0; source < a.sources; source++, buffer.used = used) {
-            const Matrix k = floats(of_source(a.keys, source), keys, a.size, buffer);
-            const Matrix v = floats(of_source(a.values, source), keys, a.size, buffer);
-            const Matrix by_k = place(gradient(a.by_keys, source), keys, a.size, buffer);
-            const Matrix by_v = place(gradient(a.by_values, source), keys, a.size, buffer);
+            const Matrix k = floats(source_rows(a.keys, source), keys, a.size, buffer);
+            const Matrix v = floats(source_rows(a.values, source), keys, a.size, buffer);
+            const Matrix by_k = result_rows(gradient(a.by_keys, source), keys, a.size, buffer);
+            const Matrix by_v = result_rows(gradient(a.by_values, source), keys, a.size, buffer);
             transpose(k, keys, a.size, transposed_keys);
             transpose(v, keys, a.size, transposed_values);
             for (Int start = 0; start < a.queries; start += BLOCK) {
@@ -279,12 +281,12 @@ struct Sentence {
             finish_keys(by_k, gradient(a.by_keys, source));
             finish_keys(by_v, gradient(a.by_values, source));
         }
-        finish(by_q, of_queries(a.by_q), a.queries);
+        copy_result(by_q, query_rows(a.by_q), a.queries);
     }
 
     // Write the gradients of the keys, and zeros for the padding.
     void finish_keys(Matrix from, T *to) const {
-        finish(from, to, keys);
+        copy_result(from, to, keys);
         memset(to + keys * a.size, 0, (a.length - keys) * a.size * sizeof(T));
     }
 };
@@ -295,8 +297,8 @@ static void run_attention(const Attention &a, bool backward) {
     {
         Buffer buffer;
 #pragma omp for schedule(static)
-        for (Int number = 0; number < a.sentences; number++) {
-            const Sentence<T> sentence(a, number);
+        for (Int index = 0; index < a.sentences; index++) {
+            const Sentence<T> sentence(a, index);
             backward ? sentence.backward(buffer) : sentence.forward(buffer);
         }
     }

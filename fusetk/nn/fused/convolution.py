@@ -133,7 +133,7 @@ def _gated_arguments(x: Tensor) -> Any:
     return fill(_Gated(), bf16=x.dtype == torch.bfloat16, rows=rows, width=width, x=x)
 
 
-def attends(q: Tensor, mask: Tensor) -> bool:
+def can_attend(q: Tensor, mask: Tensor) -> bool:
     """Return whether ``attend`` computes with these queries and this mask (B, S) of the source.
 
     The features must fill vectors, and the tokens of a sentence must precede its padding.
@@ -144,8 +144,8 @@ def attends(q: Tensor, mask: Tensor) -> bool:
 def attend(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
     """Return the sum over the sources j of softmax(q k_j^T) v_j: (B, Q, E).
 
-    The shapes are q (B, Q, E), keys and values (B, n, S, E), and the number of source tokens
-    (B,). The result has the type of products.
+    The shapes are q (B, Q, E), keys and values (B, n, S, E). ``lengths`` (B,) int64 are the numbers
+    of source tokens. The result has the type of products. Call it only if ``can_attend``.
     """
     dtype = product_dtype(q)
     result: Tensor = _SourceAttention.apply(q.to(dtype), keys.to(dtype), values.to(dtype), lengths)
@@ -160,7 +160,8 @@ class _SourceAttention(torch.autograd.Function):
             keys = keys.contiguous()
             values = values.contiguous()
         contexts = torch.empty_like(q)
-        normalizers = torch.empty(*keys.shape[:2], q.shape[1], 2)
+        shape = *keys.shape[:2], q.shape[1], 2
+        normalizers = torch.empty(shape, dtype=torch.float32, device=q.device)
         arguments = _attention_arguments(q, keys, values, lengths, normalizers)
         _call("attention", fill(arguments, contexts=contexts), FORWARD)
         ctx.save_for_backward(q, keys, values, lengths, normalizers)
@@ -169,11 +170,14 @@ class _SourceAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, keys, *_ = ctx.saved_tensors
+        saved = ctx.saved_tensors  # read once: hooks may make new tensors at each access
+        q, keys, *_ = saved
+        if not q.numel():
+            return torch.zeros_like(q), *keys.new_zeros(2, *keys.shape), None
         grad = grads[0].contiguous()
         by_q = torch.empty_like(q)
         by_keys, by_values = keys.new_empty(2, *keys.shape)
-        arguments = fill(_attention_arguments(*ctx.saved_tensors), grad=grad, by_q=by_q)
+        arguments = fill(_attention_arguments(*saved), grad=grad, by_q=by_q)
         _call("attention", fill(arguments, by_keys=by_keys, by_values=by_values), BACKWARD)
         return by_q, by_keys, by_values, None
 

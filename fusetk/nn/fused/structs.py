@@ -9,7 +9,7 @@ from torch import Tensor
 from fusetk.nn.fused.build import library
 from fusetk.nn.precision import product_dtype
 
-LANES = 16  # numbers in a vector of the kernels; see vectors.h
+LANES = 16  # numbers in a vector (vectors.h), and outputs in a GROUP (blocked_products.h)
 INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 # Modes of the functions that have several passes; only the attention of a recurrence has the third.
 FORWARD, BACKWARD, VALUES_BACKWARD = range(3)

@@ -274,7 +274,8 @@ class _Attend(torch.autograd.Function):
         if keys_values is not None:
             keys_values = keys_values.to(projected.dtype).contiguous()
         contexts = projected.new_empty(*projected.shape[:-1], layout.width)
-        normalizers = torch.empty(projected.shape[1], layout.heads, 2)
+        shape = projected.shape[1], layout.heads, 2
+        normalizers = torch.empty(shape, dtype=torch.float32, device=projected.device)
         arguments = _attention_arguments(layout, projected, keys_values, dropout_mask)
         fill(arguments, contexts=contexts, normalizers=normalizers)
         _call("packed_attention", arguments, FORWARD)
