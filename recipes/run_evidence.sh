@@ -24,7 +24,7 @@ their state, and the next call continues. A second call at the same time is refu
   --jobs N        number of trainings at once (1)
   --threads N     CPU threads of each training (number of processors / jobs)
   --nice N        priority of the trainings, 19 is the lowest (10)
-  --left          only print the trainings that are left, and an estimate of their hours
+  --left          only print the trainings that are left, and an estimate of their time
   --out DIR       the folder of runs ($ROOT/work/evidence_TASK)
   --results DIR   the folder of results ($ROOT/results/TASK)
 END

@@ -28,6 +28,7 @@ from fusetk.files import lock, locked
 from fusetk.processor import usable_processors
 from fusetk.recipe import load
 from fusetk.reporting.deviations import short_keys
+from fusetk.reporting.result_columns import duration
 from fusetk.reporting.result_files import RunResult, read_results
 from fusetk.reporting.runs import VALID
 from fusetk.runs import num_averaged
@@ -458,7 +459,7 @@ class Queue:
                 process.terminate()
 
     def describe(self) -> None:
-        """Print the trainings that are left, and an estimate of their hours.
+        """Print the trainings that are left, and an estimate of their time.
 
         It assumes that each one takes the mean time of the complete trainings on a device of the
         same kind.
@@ -472,7 +473,7 @@ class Queue:
             most = max(1, usable_processors() // self.options.threads)
             at_once = min(self.options.jobs, most)
             hours = left * sum(results.hours) / len(results.hours) / at_once
-            text += f", about {hours:.0f} hours with {at_once} at a time"
+            text += f", about {duration(3600 * hours)} with {at_once} at a time"
         print(text)
 
 
