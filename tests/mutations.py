@@ -575,7 +575,7 @@ MUTATIONS = [
         "attention of the convolutions lacks the scale of the source length",
         "models/conv.py",
         "(lengths.to(target) / sources).sqrt()",
-        "(mask.sum(1).to(target) / sources)",
+        "(lengths.to(target) / sources)",
         ("models/test_conv.py",),
     ),
     Mutation(

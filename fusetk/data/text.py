@@ -219,7 +219,7 @@ def open_text(path: Path | str) -> IO[str]:
 
 
 def check_inputs_and_output(inputs: Iterable[str | Path], output: Path) -> None:
-    """Raise DataError if an input cannot be opened or is the output, or if that has no folder.
+    """Raise DataError if an input is the output or not readable, or if the output has no folder.
 
     Call it before the work, so that an error loses nothing. The input - is standard input. Pipes
     are not opened: if a pipe were opened and closed, its writer would end.

@@ -179,7 +179,7 @@ struct Attention {
     float *normalizers;              // (sentences, sources, queries, 2); see `softmax`
     const void *grad;                // T (sentences, queries, size): gradient of the contexts
     void *by_q;                      // T (sentences, queries, size)
-    void *by_keys, *by_values;       // T (sentences, sources, length, size), without other steps
+    void *by_keys, *by_values;       // T (sentences, sources, length, size), contiguous
 };
 
 // Return rows as floats: the rows of the tensor, or copies of bf16 rows.

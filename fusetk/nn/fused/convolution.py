@@ -41,7 +41,6 @@ _Attention = struct(
 )
 _Gated = struct("_Gated", ("threads bf16 rows width", INT), ("x out grad by_x", POINTER))
 
-
 usable = partial(computes, "convolution")
 _call = partial(call, "convolution")
 
