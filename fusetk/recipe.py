@@ -16,7 +16,8 @@ from fusetk.sections import SectionsWithoutModel
 # it prints, how it computes, and when it stops with an error. A resumed run may change them, and
 # `fusetk report` does not list them as deviations from a recipe.
 NEUTRAL_KEYS = (
-    r"training\.(keep_last|keep_best|log_every|save_every|max_skipped|tensorboard|compile|shard)",
+    r"training\.(keep_last|keep_best|log_every|save_every|max_skipped|tensorboard)",
+    r"training\.(compile|cuda_graphs|shard)",
     r"model\.(encoder|decoder|stack)\.checkpoint",
     r"training\.validation\.(bleu|tokens|train_pairs|train_dropout)",
 )

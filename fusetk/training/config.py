@@ -119,6 +119,13 @@ class TrainingConfig(Config):
     become a few kernels. Compilation takes a minute or two at the start. On a CPU, training was
     1.04 times as fast; on a GPU it was not measured. Results change by rounding, and dropout masks
     change on a GPU. Recurrent models cannot be compiled: they have their own kernels."""
+    cuda_graphs: bool = False
+    """On a GPU, record the kernels of the forward and backward pass of each shape of a batch as a
+    CUDA graph. Later batches of this shape start all kernels at once. So the training of a small
+    model does not wait for the processor, which otherwise starts them one by one. Sentences are
+    padded to a multiple of 8 tokens, so that shapes recur. Graphs need more memory. Results change
+    by rounding, and dropout masks change. Recurrent models and recomputed layers (`checkpoint:
+    true`) cannot be recorded. On a CPU the key has no effect."""
     shard: bool = False
     """With torchrun, split parameters, gradients and optimiser state over the processes (FSDP), for
     models that are too large for one GPU. Each layer is gathered when it runs; in validation, every
@@ -153,6 +160,15 @@ class TrainingConfig(Config):
     skipped if its gradient is not finite."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run folder (needs the package tensorboard)."""
+
+    @model_validator(mode="after")
+    def _graphs_need_whole_parameters(self) -> "TrainingConfig":
+        if self.cuda_graphs and self.shard:
+            raise ValueError(
+                "cuda_graphs records the passes of a model that is not sharded: remove cuda_graphs "
+                "or shard"
+            )
+        return self
 
     @field_validator("stages")
     @classmethod

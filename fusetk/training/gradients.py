@@ -14,6 +14,7 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import World
 from fusetk.training.compiling import compile_failure
 from fusetk.training.config import TrainingConfig
+from fusetk.training.cuda_graphs import CudaGraphs
 from fusetk.training.loss import Loss
 from fusetk.training.parallel import local_batches
 from fusetk.training.step import accumulate_gradients, length_multiple
@@ -92,6 +93,19 @@ class GradientComputer:
         self.world = world
         self.splitter = splitter
         self.device = next(model.parameters()).device
+        self.graphs: CudaGraphs | None = None
+        if config.cuda_graphs and self.device.type == "cuda":
+            self.graphs = CudaGraphs(model, config.label_smoothing, config.precision)
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients must stay in the same memory from one update to the next."""
+        return self.graphs is not None
+
+    def dropout_changed(self) -> None:
+        """Forget what depends on the dropout rates of the model."""
+        if self.graphs:
+            self.graphs.clear()
 
     def compute(
         self, corpus: Corpus, indices: Sequence[Indices], tokens: int, updates: int, scale: float
@@ -114,9 +128,14 @@ class GradientComputer:
             # its own dropout masks.
             torch.manual_seed((self.config.seed * 1_000_003 + updates) ^ (self.world.rank << 48))
             try:
+                if self.graphs:
+                    return [
+                        self.graphs.add_gradients(self._collate(corpus, pairs), scale / tokens)
+                        for pairs in parts
+                    ]
                 return accumulate_gradients(
                     self.model,
-                    (self._collate(corpus, pairs) for pairs in parts),
+                    (self._collate(corpus, pairs).to(self.device) for pairs in parts),
                     self.config.label_smoothing,
                     self.config.precision,
                     tokens,
@@ -128,19 +147,21 @@ class GradientComputer:
                         raise ConfigError(message) from None
                     raise
                 parts = self.splitter.split_after_failure(corpus, parts, error, updates + 1)
+            if self.graphs:
+                self.graphs.clear()
             self.model.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
     def _collate(self, corpus: Corpus, pairs: Indices) -> Batch:
-        """Return a batch on the device.
+        """Return a batch in the memory of the host.
 
         If a process has no pairs, its batch is one pair without target tokens in the loss. This
         occurs only with a sharded model.
         """
-        multiple = length_multiple(self.device, self.config.precision)
+        multiple = length_multiple(self.device, self.config.precision, self.keeps_gradients)
         limit = self.model.max_positions
         if len(pairs):
-            return collate(corpus, pairs, multiple, limit).to(self.device)
+            return collate(corpus, pairs, multiple, limit)
         batch = collate(corpus, np.zeros(1, np.int64), multiple, limit)
-        return batch._replace(target_index=batch.target_index[:0]).to(self.device)
+        return batch._replace(target_index=batch.target_index[:0])

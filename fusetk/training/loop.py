@@ -125,6 +125,7 @@ class Trainer:
         self.optimizer_check: OptimizerCheck | None = OptimizerCheck(self.optimizer)
         self.schedule = self.stages.schedule(progress)
         self.stages.set_dropout(progress)
+        self.gradients.dropout_changed()
         self.clock.restart()
         self.reporter.restart()
         done = progress.validated or progress.update in progress.saved
@@ -172,7 +173,15 @@ class Trainer:
         scale = self.gradient_check.scale(progress)
         losses = self.gradients.compute(corpus, indices, tokens, progress.update, scale)
         stats = optimizer_step(
-            self.model, self.optimizer, losses, rate, stage.clip, tokens, self.world, scale
+            self.model,
+            self.optimizer,
+            losses,
+            rate,
+            stage.clip,
+            tokens,
+            self.world,
+            scale,
+            self.gradients.keeps_gradients,
         )
         if self.optimizer_check and math.isfinite(stats.grad_norm):
             self.optimizer_check.check()

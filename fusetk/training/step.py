@@ -43,13 +43,15 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
     )
 
 
-def length_multiple(device: torch.device, precision: str) -> int:
+def length_multiple(device: torch.device, precision: str, cuda_graphs: bool = False) -> int:
     """Return the multiple to which the lengths of training batches are padded.
 
-    In bf16 on CPU, a matrix product of a new shape is compiled first, which takes 3 ms. With
-    padding, shapes recur.
+    With padding, shapes recur. In bf16 on CPU, a matrix product of a new shape is compiled first,
+    which takes 3 ms. On a GPU, ``cuda_graphs`` records a graph for each shape.
     """
-    return 4 if device.type == "cpu" and precision == "bf16" else 1
+    if device.type == "cpu":
+        return 4 if precision == "bf16" else 1
+    return 8 if cuda_graphs else 1
 
 
 def batch_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
@@ -62,6 +64,16 @@ def batch_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
     )
 
 
+def add_gradients(
+    model: Seq2Seq, batch: Batch, smoothing: float, precision: str, factor: float | Tensor
+) -> Loss:
+    """Add the gradients of the batch's loss times ``factor``, and return the loss."""
+    with autocast(batch.src.device, precision):
+        sums = batch_loss(model, batch, smoothing)
+    (sums.smoothed * factor).backward()
+    return Loss(*(value.detach() for value in sums))
+
+
 def accumulate_gradients(
     model: Seq2Seq,
     batches: Iterable[Batch],
@@ -71,13 +83,8 @@ def accumulate_gradients(
     scale: float = 1.0,
 ) -> list[Loss]:
     """Add the gradients of the batches' losses times ``scale / tokens``. Return the losses."""
-    losses = []
-    for batch in batches:
-        with autocast(batch.src.device, precision):
-            sums = batch_loss(model, batch, smoothing)
-        (sums.smoothed / tokens * scale).backward()
-        losses.append(Loss(*(value.detach() for value in sums)))
-    return losses
+    factor = scale / tokens
+    return [add_gradients(model, batch, smoothing, precision, factor) for batch in batches]
 
 
 def optimizer_step(
@@ -89,12 +96,14 @@ def optimizer_step(
     tokens: int,
     world: World = ALONE,
     scale: float = 1.0,
+    keep_gradients: bool = False,
 ) -> UpdateStats:
     """Sum the gradients of all processes, unscale and clip them, and take an optimiser step.
 
     ``losses`` are those of this process. ``tokens`` is the number of target tokens of all
-    processes. ``scale`` is the loss scale, by which the gradients are divided. If the gradient norm
-    is not finite, weights and optimiser state do not change.
+    processes. ``scale`` is the loss scale, by which the gradients are divided. Afterwards, the
+    gradients are None, or zeros in the same memory with ``keep_gradients``. If the gradient norm is
+    not finite, weights and optimiser state do not change.
     """
     all_reduce_gradients(world, model)
     parameters = [p for p in model.parameters() if p.grad is not None]
@@ -105,7 +114,7 @@ def optimizer_step(
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=not keep_gradients)
     zero = torch.zeros((), device=world.device if world.size > 1 else parameters[0].device)
     smoothed = sum((sums.smoothed for sums in losses), zero)
     nll = sum((sums.nll for sums in losses), zero)

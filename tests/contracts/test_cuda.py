@@ -14,8 +14,11 @@ from safetensors.torch import load_file
 from fusetk.cli.main import main
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
+from fusetk.errors import ConfigError
 from fusetk.models import Seq2Seq
-from fusetk.training.step import accumulate_gradients, autocast, batch_loss
+from fusetk.models.recurrent import Recurrent
+from fusetk.training.cuda_graphs import CudaGraphs
+from fusetk.training.step import accumulate_gradients, add_gradients, autocast, batch_loss
 from tests.contracts.systems import SEARCHED, SYSTEMS
 from tests.contracts.test_decoding import LENGTH, SOURCES, assert_same, prefixes, read
 from tests.decoding.fakes import batch
@@ -27,8 +30,17 @@ if not torch.cuda.is_available():
 GPU = torch.device("cuda")
 
 
+RECORDED = [
+    name for name in SYSTEMS if not name.startswith(("recurrent", "coordinated, post-norm"))
+]
+
+
 def on_gpu(model: Seq2Seq) -> Seq2Seq:
     return copy.deepcopy(model).to(GPU)
+
+
+def gradients(model: Seq2Seq) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -59,6 +71,42 @@ def test_losses_and_gradients_in_16_bits_are_close(name: str, precision: str) ->
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
     difference = (gradients[1] - gradients[0]).norm() / gradients[0].norm()
     assert difference < 0.3
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", RECORDED)
+def test_cuda_graphs_compute_the_same(name: str, precision: str) -> None:
+    """The batches have the same shapes and other tokens."""
+    model = on_gpu(SYSTEMS[name]())
+    graphs = CudaGraphs(on_gpu(SYSTEMS[name]()), 0.1, precision)
+    pairs = with_lengths(random_batch())
+    for shift in range(4):
+        batch = pairs._replace(src=pairs.src.roll(shift, 0), src_mask=pairs.src_mask.roll(shift, 0))
+        loss = add_gradients(model, batch.to(GPU), 0.1, precision, 0.5)
+        recorded = graphs.add_gradients(batch, 0.5)
+        torch.testing.assert_close([*recorded], [*loss], rtol=1e-5, atol=1e-5)
+        expected = gradients(model)
+        torch.testing.assert_close(gradients(graphs.model), expected, rtol=1e-4, atol=1e-5)
+    assert len(graphs.graphs) == 1
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_dropout_of_cuda_graphs_follows_from_the_seed(name: str) -> None:
+    graphs = CudaGraphs(on_gpu(SYSTEMS[name]()).train(), 0.1, "fp32")
+    losses = []
+    for seed in (3, 3, 1, 2, 1):
+        torch.manual_seed(seed)
+        losses.append(float(graphs.add_gradients(random_batch(), 1.0).nll))
+    assert losses[2] == pytest.approx(losses[4], rel=1e-6)
+    assert losses[2] != pytest.approx(losses[3], rel=1e-6)
+
+
+def test_a_recurrence_cannot_be_recorded() -> None:
+    name = next(name for name in SYSTEMS if isinstance(SYSTEMS[name](), Recurrent))
+    graphs = CudaGraphs(on_gpu(SYSTEMS[name]()), 0.1, "fp32")
+    graphs.add_gradients(random_batch(), 1.0)
+    with pytest.raises(ConfigError, match=r"training\.cuda_graphs: .* cannot be recorded"):
+        graphs.add_gradients(random_batch(), 1.0)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -105,16 +153,17 @@ def run(*words: object) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("keys", [[], ["compile"], ["cuda_graphs"], ["compile", "cuda_graphs"]])
 def test_an_interrupted_training_ends_with_the_same_weights(
-    toy: Path, tmp_path: Path, compiled: bool
+    toy: Path, tmp_path: Path, keys: list[str]
 ) -> None:
     """Weights are compared with a tolerance: some CUDA kernels add in no fixed order."""
     weights = []
     for parts in ([8], [5, 8]):
         folder = tmp_path / f"{len(parts)}"
         for updates in parts:
-            values = [f"training.stages.0.end.updates={updates}", f"training.compile={compiled}"]
+            values = [f"training.stages.0.end.updates={updates}"]
+            values += [f"training.{key}=true" for key in keys]
             words = [word for value in values for word in ("--set", value)]
             run("train", toy, "--run", folder, "--device", "cuda", "--quiet", *words)
         weights.append(load_file(folder / "checkpoints" / "last" / "model.safetensors"))

@@ -1,0 +1,163 @@
+"""The rules of ``CudaGraphs`` on CPU, where a function replaces a recorded graph.
+
+``tests.contracts.test_cuda`` tests graphs on a GPU.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusetk import train as train_module
+from fusetk.errors import ConfigError
+from fusetk.models import Seq2Seq
+from fusetk.nn.dropout import Dropout
+from fusetk.recipe import load
+from fusetk.training import cuda_graphs, gradients
+from fusetk.training.cuda_graphs import CudaGraphs
+from fusetk.training.optim import AdamConfig, build
+from fusetk.training.step import (
+    accumulate_gradients,
+    add_gradients,
+    length_multiple,
+    optimizer_step,
+)
+from fusetk.weights import read_state
+from tests.contracts.systems import SYSTEMS
+from tests.helpers.batches import random_batch, with_lengths
+
+NAME = "transformer, decoder fuse average"
+
+
+class Repeated(CudaGraphs):
+    """Computes the passes again in place of a replay, with the same tensors."""
+
+    def _capture(self, passes: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        sums = torch.full((3,), torch.nan)
+        recorded = self.dropout_rates()
+
+        def replay() -> None:
+            assert self.dropout_rates() == recorded, "a graph has the rates of its recording"
+            sums.copy_(passes())
+
+        return replay, sums
+
+    def dropout_rates(self) -> list[float]:
+        return [module.rate for module in self.model.modules() if isinstance(module, Dropout)]
+
+
+def grads(model: Seq2Seq) -> list[Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def test_gradients_are_added_in_the_same_memory() -> None:
+    plain, graphs = SYSTEMS[NAME]().train(), Repeated(SYSTEMS[NAME]().train(), 0.1, "fp32")
+    small, large = random_batch(3, 5, 4), random_batch(5, 7, 6)
+    addresses = None
+    for i, batch in enumerate((small, large, small, small, large, large)):
+        rolled = batch._replace(src=batch.src.roll(i, 0), src_mask=batch.src_mask.roll(i, 0))
+        losses = []
+        for model in (plain, graphs.model):
+            torch.manual_seed(i)
+            if model is plain:
+                losses.append(add_gradients(plain, rolled, 0.1, "fp32", 0.5 + i))
+            else:
+                losses.append(graphs.add_gradients(with_lengths(rolled), 0.5 + i))
+        assert [*map(float, losses[1])] == [*map(float, losses[0])]
+        torch.testing.assert_close(grads(graphs.model), grads(plain), rtol=1e-5, atol=1e-6)
+        addresses = addresses or [grad.data_ptr() for grad in grads(graphs.model)]
+        assert [grad.data_ptr() for grad in grads(graphs.model)] == addresses
+    assert len(graphs.graphs) == 2
+
+
+def test_losses_stay_valid_after_the_next_replay() -> None:
+    graphs = Repeated(SYSTEMS[NAME](), 0.1, "fp32")
+    batch = random_batch()
+    graphs.add_gradients(batch, 1.0)
+    first = graphs.add_gradients(batch, 1.0)
+    before = float(first.nll)
+    graphs.add_gradients(batch._replace(tgt_out=batch.tgt_out.flip(0)), 1.0)
+    assert float(first.nll) == before
+
+
+def test_the_number_of_graphs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 1)
+    graphs = Repeated(SYSTEMS[NAME](), 0.1, "fp32")
+    batches = [random_batch(3), random_batch(4)]
+    losses = [[float(graphs.add_gradients(b, 1.0).nll) for b in batches] for _ in range(3)]
+    assert len(graphs.graphs) == 1 and losses[0] == losses[1] == losses[2]
+    graphs.clear()
+    assert not graphs.graphs and not graphs.seen
+
+
+def test_a_model_that_cannot_be_recorded_is_refused() -> None:
+    class Refused(CudaGraphs):
+        def _capture(self, passes: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+            raise RuntimeError(reason)
+
+    graphs = Refused(SYSTEMS[NAME](), 0.1, "fp32")
+    graphs.add_gradients(random_batch(), 1.0)
+    reason = "operation not permitted when stream is capturing\nmore"
+    with pytest.raises(ConfigError, match=r"^training\.cuda_graphs: .* \(operation not permitted "):
+        graphs.add_gradients(random_batch(), 1.0)
+    reason = "CUDA out of memory"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        graphs.add_gradients(random_batch(), 1.0)
+
+
+def test_an_update_can_keep_the_memory_of_the_gradients() -> None:
+    results = []
+    for keep in (False, True):
+        model = SYSTEMS[NAME]()
+        optimizer = build(AdamConfig(kind="adam"), model.parameters())
+        for _ in range(3):
+            before = [grad.data_ptr() for grad in grads(model)]
+            losses = accumulate_gradients(model, [random_batch()], 0.1, "fp32", 20)
+            optimizer_step(model, optimizer, losses, 0.01, 1.0, 20, keep_gradients=keep)
+            if not keep:
+                assert not grads(model)
+            elif before:
+                assert before == [grad.data_ptr() for grad in grads(model)]
+                assert not any(grad.any() for grad in grads(model))
+        results.append([*model.parameters()])
+    assert all(map(torch.equal, *results))
+
+
+def test_training_with_graphs_is_training(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second stage has another dropout rate."""
+    stage = "{optimizer: adam, schedule: {kind: constant, rate: 0.01}, batch: {size: 20}"
+    stages = f"[{stage}, end: {{updates: 8}}}}, {stage}, dropout: 0.4, end: {{updates: 8}}}}]"
+    overrides = [f"training.stages={stages}", "model.dropout=0.1", "training.cuda_graphs=true"]
+
+    def trained(name: str) -> object:
+        train_module.train(load(toy, overrides), tmp_path / name, "cpu", quiet=True)
+        return read_state(tmp_path / name / "checkpoints" / "last")["sha256"]
+
+    plain = trained("plain")
+    made: list[Repeated] = []
+    create = gradients.GradientComputer.__init__
+
+    def with_graphs(self: gradients.GradientComputer, *arguments: object) -> None:
+        create(self, *arguments)  # type: ignore[arg-type]
+        assert self.graphs is None  # on CPU
+        made.append(Repeated(self.model, self.config.label_smoothing, self.config.precision))
+        self.graphs = made[0]
+
+    monkeypatch.setattr(gradients.GradientComputer, "__init__", with_graphs)
+    assert trained("recorded") == plain
+    assert made[0].graphs
+
+
+def test_lengths_are_padded_for_graphs_on_a_gpu_only() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert length_multiple(gpu, "fp32", True) == 8
+    assert length_multiple(gpu, "fp32") == length_multiple(cpu, "fp32", True) == 1
+
+
+def test_graphs_of_a_sharded_model_are_refused(toy: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cuda_graphs .* remove cuda_graphs or shard"):
+        load(toy, ["training.cuda_graphs=true", "training.shard=true"])
