@@ -14,7 +14,7 @@ from fusetk.data.batch import Batch
 from fusetk.errors import ConfigError, out_of_memory
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.training.loss import Loss
-from fusetk.training.step import add_gradients
+from fusetk.training.step import add_gradients, autocast, batch_loss
 
 MAX_GRAPHS = 512  # recorded shapes; batches of other shapes are computed without a graph
 
@@ -35,8 +35,7 @@ class CudaGraphs:
 
     The first pass of a shape runs without a graph, so that all kernels are loaded and each
     parameter that gets a gradient has a tensor for it. The kernels of a graph add to these tensors,
-    so they must not be replaced before ``clear``. The models must read the lengths of sentences
-    from the masks, without waiting for the device.
+    so they must not be replaced before ``clear``.
     """
 
     def __init__(self, model: Seq2Seq, smoothing: float, precision: str):
@@ -77,9 +76,19 @@ class CudaGraphs:
         inputs = Batch._make([*(tensor.to(self.device, copy=True) for tensor in batch[:5]), None])
         factor = torch.zeros((), device=self.device)
 
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+
         def passes() -> Tensor:
-            loss = add_gradients(self.model, inputs, self.smoothing, self.precision, factor)
-            return torch.stack([*loss])
+            with autocast(self.device, self.precision):
+                loss = batch_loss(self.model, inputs, self.smoothing)
+            outputs = loss.smoothed * factor
+            gradients = torch.autograd.grad(outputs, parameters, allow_unused=True)
+            used = [
+                (p.grad, g) for p, g in zip(parameters, gradients, strict=True) if g is not None
+            ]
+            # Few kernels add all gradients; `backward` starts one for each parameter.
+            torch._foreach_add_(*map(list, zip(*used, strict=True)))
+            return torch.stack([value.detach() for value in loss])
 
         try:
             replay, sums = self._capture(passes)

@@ -17,6 +17,7 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.errors import ConfigError
 from fusetk.models import Seq2Seq
 from fusetk.models.recurrent import Recurrent
+from fusetk.models.stack import Stack
 from fusetk.training.cuda_graphs import CudaGraphs
 from fusetk.training.step import accumulate_gradients, add_gradients, autocast, batch_loss
 from tests.contracts.systems import SEARCHED, SYSTEMS
@@ -30,9 +31,11 @@ if not torch.cuda.is_available():
 GPU = torch.device("cuda")
 
 
-RECORDED = [
-    name for name in SYSTEMS if not name.startswith(("recurrent", "coordinated, post-norm"))
-]
+RECORDED = [name for name in SYSTEMS if not name.startswith("recurrent")]
+
+
+def recomputes(model: Seq2Seq) -> bool:
+    return any(isinstance(module, Stack) and module.checkpoint for module in model.modules())
 
 
 def on_gpu(model: Seq2Seq) -> Seq2Seq:
@@ -45,7 +48,7 @@ def gradients(model: Seq2Seq) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_losses_and_gradients_are_those_of_the_cpu(name: str) -> None:
-    model, pairs = SYSTEMS[name](), with_lengths(random_batch())
+    model, pairs = SYSTEMS[name](scale=1.0), with_lengths(random_batch())
     results = []
     for copied, moved in ((model, pairs), (on_gpu(model), pairs.to(GPU))):
         sums = batch_loss(copied, moved, 0.1)
@@ -77,8 +80,8 @@ def test_losses_and_gradients_in_16_bits_are_close(name: str, precision: str) ->
 @pytest.mark.parametrize("name", RECORDED)
 def test_cuda_graphs_compute_the_same(name: str, precision: str) -> None:
     """The batches have the same shapes and other tokens."""
-    model = on_gpu(SYSTEMS[name]())
-    graphs = CudaGraphs(on_gpu(SYSTEMS[name]()), 0.1, precision)
+    model = on_gpu(SYSTEMS[name](scale=1.0))
+    graphs = CudaGraphs(copy.deepcopy(model), 0.1, precision)
     pairs = with_lengths(random_batch())
     for shift in range(4):
         batch = pairs._replace(src=pairs.src.roll(shift, 0), src_mask=pairs.src_mask.roll(shift, 0))
@@ -93,6 +96,8 @@ def test_cuda_graphs_compute_the_same(name: str, precision: str) -> None:
 @pytest.mark.parametrize("name", RECORDED)
 def test_dropout_of_cuda_graphs_follows_from_the_seed(name: str) -> None:
     graphs = CudaGraphs(on_gpu(SYSTEMS[name]()).train(), 0.1, "fp32")
+    if recomputes(graphs.model):
+        pytest.skip("the computation of a layer cannot be repeated in a graph")
     losses = []
     for seed in (3, 3, 1, 2, 1):
         torch.manual_seed(seed)
