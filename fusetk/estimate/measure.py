@@ -11,6 +11,7 @@ from fusetk.estimate.operations import batch_cost
 from fusetk.machine import computing
 from fusetk.recipe import Recipe
 from fusetk.training import optim
+from fusetk.training.cuda_graphs import CudaGraphs
 from fusetk.training.step import accumulate_gradients, optimizer_step
 
 WARM_UP = 3  # updates that are not timed; the allocator reserves memory in them
@@ -32,18 +33,29 @@ def measured_speed(
     # Counting between the updates would slow them down.
     operations = [batch_cost(counted, shape, smoothing).multiply_adds for shape in shapes]
     model = system.build(recipe, *sizes).to(device).train()
+    graphs = CudaGraphs.of(model, recipe.training)
     optimizer = optim.build(stage.optimizer, model.parameters())
     seconds, steps = [], []  # seconds for a multiply-add, and for a step of the optimiser
     with computing(device, recipe.training.matmul, precision=recipe.training.precision):
         for number in range(updates + WARM_UP):
             shape = shapes[number % len(shapes)]
             tokens = shape.target_tokens
+            batch = shape.batch()
+            if graphs:
+                for _ in range(2):  # the second call records the batch
+                    graphs.add_gradients(batch, 0.0)
             start = _now(device)
-            losses = accumulate_gradients(
-                model, [shape.batch().to(device)], smoothing, recipe.training.precision, tokens
-            )
+            if graphs:
+                losses = [graphs.add_gradients(batch, 1 / tokens)]
+            else:
+                losses = accumulate_gradients(
+                    model, [batch.to(device)], smoothing, recipe.training.precision, tokens
+                )
             end_of_batch = _now(device)
-            optimizer_step(model, optimizer, losses, 0.0, stage.clip, tokens)
+            optimizer_step(
+                *(model, optimizer, losses, 0.0, stage.clip, tokens),
+                keep_gradients=graphs is not None,
+            )
             seconds.append((end_of_batch - start) / operations[number % len(shapes)])
             steps.append(_now(device) - end_of_batch)
     operations_of_update = stage.batch.accumulate * sum(operations) / len(shapes)

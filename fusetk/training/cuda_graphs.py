@@ -13,6 +13,7 @@ from torch import Tensor
 from fusetk.data.batch import Batch
 from fusetk.errors import ConfigError, out_of_memory
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.training.config import TrainingConfig
 from fusetk.training.loss import Loss
 from fusetk.training.step import add_gradients, autocast, batch_loss
 
@@ -44,6 +45,13 @@ class CudaGraphs:
         self.precision = precision
         self.device = next(model.parameters()).device
         self.clear()
+
+    @classmethod
+    def of(cls, model: Seq2Seq, config: TrainingConfig) -> "CudaGraphs | None":
+        """Return the graphs of a training; None if it has none or the model is on the CPU."""
+        if not config.cuda_graphs or next(model.parameters()).device.type != "cuda":
+            return None
+        return cls(model, config.label_smoothing, config.precision)
 
     def clear(self) -> None:
         """Forget all graphs, for example because dropout rates or tensors of gradients change."""

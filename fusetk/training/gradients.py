@@ -93,9 +93,7 @@ class GradientComputer:
         self.world = world
         self.splitter = splitter
         self.device = next(model.parameters()).device
-        self.graphs: CudaGraphs | None = None
-        if config.cuda_graphs and self.device.type == "cuda":
-            self.graphs = CudaGraphs(model, config.label_smoothing, config.precision)
+        self.graphs = CudaGraphs.of(model, config)
 
     @property
     def keeps_gradients(self) -> bool:

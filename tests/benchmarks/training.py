@@ -36,6 +36,7 @@ from fusetk.recipe import Recipe, load
 from fusetk.runs import TEXT
 from fusetk.training import optim
 from fusetk.training.compiling import compile_layers
+from fusetk.training.cuda_graphs import CudaGraphs
 from fusetk.training.step import accumulate_gradients, length_multiple, optimizer_step
 from fusetk.ways import LARGE_PRODUCTS
 
@@ -61,7 +62,9 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
         compile_layers(model)
     optimizer = optim.build(stage.optimizer, model.parameters())
     clock = time.process_time if arguments.processor_time else time.perf_counter
-    multiple = length_multiple(device, precision)
+    training = recipe.training.model_copy(update={"precision": precision})
+    graphs = CudaGraphs.of(model, training)
+    multiple = length_multiple(device, precision, graphs is not None)
     epoch = 0
     while True:
         order = batches(
@@ -72,16 +75,26 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
                 f"{path}: an epoch has {len(order)} batches, fewer than the {arguments.updates} "
                 "updates of a turn: give less --updates"
             )
+        for _ in range(0 if epoch or not graphs else 2):  # the second pass records the batches
+            for indices in order:
+                graphs.add_gradients(collate(corpus, indices, multiple), 0.0)
         for first in range(0, len(order) - arguments.updates + 1, arguments.updates):
             with computing(device, recipe.training.matmul, ways_to_compute(arguments), precision):
                 start = clock()
                 tokens = 0
                 for indices in order[first : first + arguments.updates]:
-                    batch = collate(corpus, indices, multiple).to(device)
+                    batch = collate(corpus, indices, multiple)
                     smoothing = recipe.training.label_smoothing
                     count = len(batch.target_index)
-                    losses = accumulate_gradients(model, [batch], smoothing, precision, count)
-                    optimizer_step(model, optimizer, losses, 1e-4, stage.clip, count)
+                    if graphs:
+                        losses = [graphs.add_gradients(batch, 1 / count)]
+                    else:
+                        moved = [batch.to(device)]
+                        losses = accumulate_gradients(model, moved, smoothing, precision, count)
+                    optimizer_step(
+                        *(model, optimizer, losses, 1e-4, stage.clip, count),
+                        keep_gradients=graphs is not None,
+                    )
                     tokens += count
                 if device.type == "cuda":
                     torch.cuda.synchronize()

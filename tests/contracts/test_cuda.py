@@ -162,12 +162,16 @@ def run(*words: object) -> str:
 def test_an_interrupted_training_ends_with_the_same_weights(
     toy: Path, tmp_path: Path, keys: list[str]
 ) -> None:
-    """Weights are compared with a tolerance: some CUDA kernels add in no fixed order."""
+    """Weights are compared with a tolerance: some CUDA kernels add in no fixed order.
+
+    The gradient of a key's bias is 0 up to rounding. Adam divides it by its size, so this bias
+    differs without a limit, and the model has none.
+    """
     weights = []
     for parts in ([8], [5, 8]):
         folder = tmp_path / f"{len(parts)}"
         for updates in parts:
-            values = [f"training.stages.0.end.updates={updates}"]
+            values = [f"training.stages.0.end.updates={updates}", "model.attention_bias=false"]
             values += [f"training.{key}=true" for key in keys]
             words = [word for value in values for word in ("--set", value)]
             run("train", toy, "--run", folder, "--device", "cuda", "--quiet", *words)

@@ -5,17 +5,22 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from fusetk import train as train_module
+from fusetk.data.corpus import Corpus
 from fusetk.errors import ConfigError
+from fusetk.estimate import measure
+from fusetk.estimate.cost import TextLengths
 from fusetk.models import Seq2Seq
 from fusetk.nn.dropout import Dropout
 from fusetk.recipe import load
 from fusetk.training import cuda_graphs, gradients
+from fusetk.training.config import TrainingConfig
 from fusetk.training.cuda_graphs import CudaGraphs
 from fusetk.training.optim import AdamConfig, build
 from fusetk.training.step import (
@@ -138,18 +143,30 @@ def test_training_with_graphs_is_training(
         return read_state(tmp_path / name / "checkpoints" / "last")["sha256"]
 
     plain = trained("plain")
-    made: list[Repeated] = []
-    create = gradients.GradientComputer.__init__
+    recorded: list[Repeated] = []
 
-    def with_graphs(self: gradients.GradientComputer, *arguments: object) -> None:
-        create(self, *arguments)  # type: ignore[arg-type]
-        assert self.graphs is None  # on CPU
-        made.append(Repeated(self.model, self.config.label_smoothing, self.config.precision))
-        self.graphs = made[0]
+    def of(model: Seq2Seq, config: TrainingConfig) -> Repeated:
+        assert config.cuda_graphs and CudaGraphs.of(model, config) is None  # on CPU
+        recorded.append(Repeated(model, config.label_smoothing, config.precision))
+        return recorded[0]
 
-    monkeypatch.setattr(gradients.GradientComputer, "__init__", with_graphs)
+    monkeypatch.setattr(gradients, "CudaGraphs", SimpleNamespace(of=of))
     assert trained("recorded") == plain
-    assert made[0].graphs
+    assert recorded[0].graphs
+
+
+def test_the_speed_is_measured_with_graphs(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load(toy, ["training.cuda_graphs=true"])
+    recorded: list[Repeated] = []
+
+    def of(model: Seq2Seq, config: TrainingConfig) -> Repeated:
+        recorded.append(Repeated(model, config.label_smoothing, config.precision))
+        return recorded[0]
+
+    monkeypatch.setattr(measure, "CudaGraphs", SimpleNamespace(of=of))
+    text = TextLengths(Corpus.open(Path(recipe.data.folder), "train"), 5.0, 5.0, None)
+    assert measure.measured_speed(recipe, (20, 20), text, torch.device("cpu"), 2) > 0
+    assert recorded[0].graphs
 
 
 def test_lengths_are_padded_for_graphs_on_a_gpu_only() -> None:
