@@ -202,10 +202,26 @@ MUTATIONS = [
     Mutation(
         "gradients are divided by the number of batches too",
         "training/step.py",
-        ".smoothed / tokens * scale",
-        ".smoothed / len(batches) / tokens * scale",
+        "factor = scale / tokens",
+        "factor = scale / len(batches) / tokens",
         ("contracts/test_models.py",),
         "accumulation and transformer",
+    ),
+    Mutation(
+        "the next batch overwrites the loss of a CUDA graph",
+        "training/cuda_graphs.py",
+        "graph.sums.clone()",
+        "graph.sums",
+        ("training/test_cuda_graphs.py",),
+        "losses_stay_valid",
+    ),
+    Mutation(
+        "CUDA graphs keep the dropout rates of the stage before",
+        "training/loop.py",
+        "self.gradients.dropout_changed()",
+        "pass",
+        ("training/test_cuda_graphs.py",),
+        "training_with_graphs",
     ),
     Mutation(
         "the moving average uses the decay as the new weight",
