@@ -247,8 +247,8 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
         "results/README.md": [
             "**Three systems of layer fusion have a gain** over their baseline",
             "MUDDFormer, RTAL and transparent attention. On Multi30k, seven systems of layer "
-            "fusion have three seeds, and none has a gain: RTAL, its CNN-like tree, transparent "
-            "attention, Enc-AVG, Dec-SA, DenseNMT-4L-1 and DenseNMT-4L-2. "
+            "fusion have three seeds: RTAL, its CNN-like tree, transparent attention, Enc-AVG, "
+            "Dec-SA, DenseNMT-4L-1 and DenseNMT-4L-2. None has a gain. "
             "Another system has a gain there: ShallowRNMT with the L-GRU",
         ],
     }
