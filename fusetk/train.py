@@ -50,6 +50,7 @@ from fusetk.runs import (
 from fusetk.system import build
 from fusetk.training import checkpoint
 from fusetk.training.compiling import compile_layers
+from fusetk.training.cuda_graphs import check_recordable
 from fusetk.training.log import Log, NullLog, device_name, forget_after, import_tensorboard
 from fusetk.training.loop import NO_BEST, RESTART, Trainer
 from fusetk.training.progress import Progress
@@ -210,6 +211,8 @@ def _build_model(
                 len(pipeline.target_vocab),
                 kinds,
             )
+        if recipe.training.cuda_graphs:
+            check_recordable(model)
         if recipe.training.compile:
             compile_layers(model)
         if shards:

@@ -216,9 +216,17 @@ MUTATIONS = [
         "losses_stay_valid",
     ),
     Mutation(
+        "gradients of a failed pass stay in the tensors of CUDA graphs",
+        "training/gradients.py",
+        "self.graphs.clear()  # the gradients get other tensors",
+        "pass",
+        ("training/test_cuda_graphs.py",),
+        "do_not_fit_into",
+    ),
+    Mutation(
         "CUDA graphs keep the dropout rates of the stage before",
         "training/loop.py",
-        "self.gradients.dropout_changed()",
+        "self.gradients.start_stage()",
         "pass",
         ("training/test_cuda_graphs.py",),
         "training_with_graphs",

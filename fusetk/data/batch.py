@@ -25,8 +25,13 @@ class Batch(NamedTuple):
     # not have to wait for the device. None: the model reads them from the masks.
     lengths: tuple[Tensor, Tensor] | None = None
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors but the lengths."""
+        return self[:5]
+
     def to(self, device: torch.device) -> "Batch":
-        moved = [tensor.to(device, non_blocking=True) for tensor in self[:5]]
+        moved = [tensor.to(device, non_blocking=True) for tensor in self.tensors]
         return Batch._make([*moved, self.lengths])
 
 

@@ -12,7 +12,7 @@ from fusetk.machine import computing
 from fusetk.recipe import Recipe
 from fusetk.training import optim
 from fusetk.training.cuda_graphs import CudaGraphs
-from fusetk.training.step import accumulate_gradients, optimizer_step
+from fusetk.training.step import accumulate_gradients, length_multiple, optimizer_step
 
 WARM_UP = 3  # updates that are not timed; the allocator reserves memory in them
 
@@ -24,7 +24,7 @@ def measured_speed(
 
     It is computed from the median times of ``updates`` batches and of as many steps of the
     optimiser. The batches have the lengths of the text, but all tokens are EOS. Raises RuntimeError
-    if the memory is too small.
+    if the memory is too small, and ConfigError if ``training.cuda_graphs`` cannot record the model.
     """
     stage = recipe.training.stages[0]
     smoothing = recipe.training.label_smoothing
@@ -34,13 +34,14 @@ def measured_speed(
     operations = [batch_cost(counted, shape, smoothing).multiply_adds for shape in shapes]
     model = system.build(recipe, *sizes).to(device).train()
     graphs = CudaGraphs.of(model, recipe.training)
+    multiple = length_multiple(device, recipe.training.precision, graphs is not None)
     optimizer = optim.build(stage.optimizer, model.parameters())
     seconds, steps = [], []  # seconds for a multiply-add, and for a step of the optimiser
     with computing(device, recipe.training.matmul, precision=recipe.training.precision):
         for number in range(updates + WARM_UP):
             shape = shapes[number % len(shapes)]
             tokens = shape.target_tokens
-            batch = shape.batch()
+            batch = shape.batch(multiple)
             if graphs:
                 for _ in range(2):  # the second call records the batch
                     graphs.add_gradients(batch, 0.0)

@@ -29,12 +29,17 @@ class BatchShape(NamedTuple):
     def target_tokens(self) -> int:
         return sum(self.target)
 
-    def batch(self) -> Batch:
-        """Return a batch of this shape in the memory of the host. All tokens are EOS."""
+    def batch(self, multiple: int = 1) -> Batch:
+        """Return a batch of this shape in the memory of the host. All tokens are EOS.
+
+        The sentences are padded to a multiple of ``multiple`` tokens.
+        """
         source = torch.tensor(self.source)
         target = torch.tensor(self.target)
-        src_mask = torch.arange(max(self.source)) < source[:, None]
-        tgt_mask = torch.arange(max(self.target)) < target[:, None]
+        src_mask, tgt_mask = (
+            torch.arange(-(-max(lengths) // multiple) * multiple) < torch.tensor(lengths)[:, None]
+            for lengths in self
+        )
         src, tgt = (mask.long() * EOS for mask in (src_mask, tgt_mask))
         return Batch(src, src_mask, tgt, tgt, tgt_mask.flatten().nonzero()[:, 0], (source, target))
 

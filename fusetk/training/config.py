@@ -120,13 +120,15 @@ class TrainingConfig(Config):
     1.04 times as fast; on a GPU it was not measured. Results change by rounding, and dropout masks
     change on a GPU. Recurrent models cannot be compiled: they have their own kernels."""
     cuda_graphs: bool = False
-    """On a GPU, record the kernels of the forward and backward pass of each shape of a batch as a
-    CUDA graph. Later batches of this shape start all kernels at once. So the training of a small
-    model does not wait for the processor, which otherwise starts them one by one: on an H100, a
-    Transformer with 6+6 layers of width 128 trained 4 times as fast. Sentences are padded to a
-    multiple of 8 tokens, so that shapes recur. Graphs need more memory. Results change by rounding,
-    and dropout masks change. Recurrent models and recomputed layers (`checkpoint: true`) cannot be
-    recorded. On a CPU the key has no effect."""
+    """On a GPU, record the kernels of the forward and backward pass as a CUDA graph for each shape
+    of a batch: the number of pairs, the padded lengths and the number of target tokens. The first
+    batch of a shape is computed without a graph, the second one is recorded, and for later ones the
+    processor starts all kernels with one call. So a small model does not wait for the processor: on
+    an H100, a Transformer with 6+6 layers of width 128 trained 4 times as fast. Sentences are
+    padded to a multiple of 8 tokens, so that shapes recur. At most 512 shapes are recorded. Results
+    change by rounding, and dropout masks change, because there is more padding. Graphs need more
+    memory. Recurrent models and recomputed layers (`checkpoint: true`) are refused. On a CPU, the
+    computation does not change."""
     shard: bool = False
     """With torchrun, split parameters, gradients and optimiser state over the processes (FSDP), for
     models that are too large for one GPU. Each layer is gathered when it runs; in validation, every
@@ -163,11 +165,10 @@ class TrainingConfig(Config):
     """Also write TensorBoard files into the run folder (needs the package tensorboard)."""
 
     @model_validator(mode="after")
-    def _graphs_need_whole_parameters(self) -> "TrainingConfig":
+    def _graphs_exclude_sharding(self) -> "TrainingConfig":
         if self.cuda_graphs and self.shard:
             raise ValueError(
-                "cuda_graphs records the passes of a model that is not sharded: remove cuda_graphs "
-                "or shard"
+                "cuda_graphs cannot record a sharded model: remove cuda_graphs or shard"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""CUDA graphs of forward and backward passes: their kernels are recorded once and started together.
+"""CUDA graphs of forward and backward passes: all kernels of a pass are started with one call.
 
 Without graphs, the processor starts each kernel. For a small model this takes longer than the
 computation on the GPU.
@@ -13,13 +13,17 @@ from torch import Tensor
 from fusetk.data.batch import Batch
 from fusetk.errors import ConfigError, out_of_memory
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.models.stack import Stack
+from fusetk.nn.shape_check import class_name
 from fusetk.training.config import TrainingConfig
 from fusetk.training.loss import Loss
 from fusetk.training.step import add_gradients, autocast, batch_loss
 
-MAX_GRAPHS = 512  # recorded shapes; batches of other shapes are computed without a graph
+MAX_GRAPHS = 512  # shapes that are recorded; batches of other shapes are computed without a graph
+MAX_SEEN = 1 << 16  # shapes that are remembered
 
 Shape = tuple[torch.Size, ...]
+Replay = Callable[[], None]
 
 
 class _Graph(NamedTuple):
@@ -28,22 +32,25 @@ class _Graph(NamedTuple):
     batch: Batch  # the tensors that the kernels read
     factor: Tensor  # ()
     sums: Tensor  # (3,), the tensor to which the kernels write the fields of the loss
-    replay: Callable[[], None]
+    gradients: list[Tensor | None]  # of all parameters: the tensors to which the kernels add
+    buffers: list[Tensor]  # a module may replace a buffer, and the kernels read the old one
+    replay: Replay
 
 
 class CudaGraphs:
     """Adds the gradients of batches. Passes are recorded when a shape occurs for the second time.
 
     The first pass of a shape runs without a graph, so that all kernels are loaded and each
-    parameter that gets a gradient has a tensor for it. The kernels of a graph add to these tensors,
-    so they must not be replaced before ``clear``.
+    parameter that gets a gradient has a tensor for it. The kernels of a graph add to these tensors.
     """
 
     def __init__(self, model: Seq2Seq, smoothing: float, precision: str):
         self.model = model
         self.smoothing = smoothing
         self.precision = precision
-        self.device = next(model.parameters()).device
+        self.parameters = [*model.parameters()]
+        self.device = self.parameters[0].device
+        self.limit = MAX_GRAPHS
         self.clear()
 
     @classmethod
@@ -54,10 +61,15 @@ class CudaGraphs:
         return cls(model, config.label_smoothing, config.precision)
 
     def clear(self) -> None:
-        """Forget all graphs, for example because dropout rates or tensors of gradients change."""
+        """Delete all graphs. They contain the dropout rates and the tensors of the gradients."""
         self.seen: set[Shape] = set()
         self.graphs: dict[Shape, _Graph] = {}
         self.pool: Any = None  # the handle of the memory that all graphs share
+
+    def halve(self) -> None:
+        """Delete all graphs, and record at most half as many in the future."""
+        self.limit = len(self.graphs) // 2
+        self.clear()
 
     def add_gradients(self, batch: Batch, factor: float) -> Loss:
         """Add the gradients of a batch's loss times ``factor``, and return the loss.
@@ -65,15 +77,23 @@ class CudaGraphs:
         The batch may be in the memory of the host. Raises ConfigError if the passes cannot be
         recorded.
         """
-        shape = tuple(tensor.shape for tensor in batch[:5])
+        shape = tuple(tensor.shape for tensor in batch.tensors)
         if shape not in self.graphs:
-            if shape not in self.seen or len(self.graphs) >= MAX_GRAPHS:
-                self.seen.add(shape)
+            if shape not in self.seen or len(self.graphs) >= self.limit:
+                if len(self.seen) < MAX_SEEN:
+                    self.seen.add(shape)
+                # As in a graph, the model cannot read lengths in the memory of the host.
                 moved = batch._replace(lengths=None).to(self.device)
                 return add_gradients(self.model, moved, self.smoothing, self.precision, factor)
             self.graphs[shape] = self._record(batch)
         graph = self.graphs[shape]
-        for tensor, new in zip(graph.batch[:5], batch[:5], strict=True):
+        if any(p.grad is not g for p, g in zip(self.parameters, graph.gradients, strict=True)):
+            raise ConfigError(
+                "training.cuda_graphs: the optimiser has replaced the tensor of a gradient, to "
+                "which a CUDA graph adds: let it change gradients in place, or remove "
+                "training.cuda_graphs"
+            )
+        for tensor, new in zip(graph.batch.tensors, batch.tensors, strict=True):
             tensor.copy_(new, non_blocking=True)
         graph.factor.fill_(factor)
         graph.replay()
@@ -81,36 +101,38 @@ class CudaGraphs:
 
     def _record(self, batch: Batch) -> _Graph:
         # Copies: a batch that is on the device belongs to the caller.
-        inputs = Batch._make([*(tensor.to(self.device, copy=True) for tensor in batch[:5]), None])
+        inputs = Batch._make(
+            [*(tensor.to(self.device, copy=True) for tensor in batch.tensors), None]
+        )
         factor = torch.zeros((), device=self.device)
-
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.parameters]
 
         def passes() -> Tensor:
             with autocast(self.device, self.precision):
                 loss = batch_loss(self.model, inputs, self.smoothing)
-            outputs = loss.smoothed * factor
-            gradients = torch.autograd.grad(outputs, parameters, allow_unused=True)
-            used = [
-                (p.grad, g) for p, g in zip(parameters, gradients, strict=True) if g is not None
-            ]
+            trainable = [p for p in self.parameters if p.requires_grad]
+            new = torch.autograd.grad(loss.smoothed * factor, trainable, allow_unused=True)
+            added = [(p.grad, g) for p, g in zip(trainable, new, strict=True) if g is not None]
+            if any(total is None for total, _ in added):
+                raise RuntimeError("a parameter gets a gradient in some passes only")
             # Few kernels add all gradients; `backward` starts one for each parameter.
-            torch._foreach_add_(*map(list, zip(*used, strict=True)))
+            torch._foreach_add_(*map(list, zip(*added, strict=True)))
             return torch.stack([value.detach() for value in loss])
 
         try:
             replay, sums = self._capture(passes)
         except RuntimeError as error:
-            if out_of_memory(error):
-                raise
+            cause = _first_error(error)
+            if out_of_memory(cause):
+                raise cause from None
             raise ConfigError(
-                "training.cuda_graphs: the passes of this model cannot be recorded as a CUDA graph "
-                f"({str(error).splitlines()[0]}): its computation must depend only on the shapes "
-                "of the batch, not on lengths or values; remove training.cuda_graphs"
+                f"training.cuda_graphs: the passes of {class_name(self.model)} cannot be recorded "
+                f"as a CUDA graph ({str(cause).splitlines()[0]}): they must depend only on the "
+                "shapes of a batch; remove training.cuda_graphs"
             ) from error
-        return _Graph(inputs, factor, sums, replay)
+        return _Graph(inputs, factor, sums, gradients, [*self.model.buffers()], replay)
 
-    def _capture(self, passes: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def _capture(self, passes: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
         """Record the kernels of ``passes`` without running them.
 
         Return a function that runs them, and the tensor to which they write the result.
@@ -120,7 +142,29 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         with (
             torch.cuda.device(self.device),
+            torch.cuda.stream(torch.cuda.current_stream(self.device)),  # restored after an error
             torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"),
         ):
             sums = passes()
         return graph.replay, sums
+
+
+def _first_error(error: Exception) -> Exception:
+    """Return the error that the end of a failed capture hides behind one of its own."""
+    while isinstance(error.__context__, Exception):
+        error = error.__context__
+    return error
+
+
+def check_recordable(model: Seq2Seq) -> None:
+    """Raise ConfigError if the passes of a model of fusetk cannot be recorded."""
+    if model.reads_lengths:
+        raise ConfigError(
+            f"training.cuda_graphs: the passes of {class_name(model)} depend on the lengths of the "
+            "sentences, so they cannot be recorded: remove training.cuda_graphs"
+        )
+    if any(isinstance(module, Stack) and module.checkpoint for module in model.modules()):
+        raise ConfigError(
+            "training.cuda_graphs: recomputed layers cannot be recorded: remove "
+            "training.cuda_graphs, or `checkpoint: true` in the model"
+        )

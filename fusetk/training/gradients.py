@@ -95,13 +95,8 @@ class GradientComputer:
         self.device = next(model.parameters()).device
         self.graphs = CudaGraphs.of(model, config)
 
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether gradients must stay in the same memory from one update to the next."""
-        return self.graphs is not None
-
-    def dropout_changed(self) -> None:
-        """Forget what depends on the dropout rates of the model."""
+    def start_stage(self) -> None:
+        """Delete the CUDA graphs, which contain the dropout rates of the stage before."""
         if self.graphs:
             self.graphs.clear()
 
@@ -111,9 +106,10 @@ class GradientComputer:
         """Compute gradients of the losses times ``scale / tokens``, and return the losses.
 
         ``indices`` are the batches of all processes: numbers of pairs of ``corpus``. ``updates`` is
-        the number of updates before this one. If the memory does not suffice, batches are split and
-        computed again. Raises FusetkError if the memory does not suffice for a single pair, and
-        ConfigError if torch cannot compile the layers.
+        the number of updates before this one. If the memory does not suffice, CUDA graphs are
+        deleted or batches are split, and the batches are computed again. Raises FusetkError if the
+        memory does not suffice for a single pair, and ConfigError if torch cannot compile the
+        layers or record the passes.
         """
         parts = [
             part
@@ -144,9 +140,16 @@ class GradientComputer:
                     if message := compile_failure(error):
                         raise ConfigError(message) from None
                     raise
-                parts = self.splitter.split_after_failure(corpus, parts, error, updates + 1)
+                if self.graphs and self.graphs.graphs:
+                    self.graphs.halve()
+                    self.splitter.notify(
+                        f"update {updates + 1}: the CUDA graphs do not fit into memory; from now "
+                        f"on at most {self.graphs.limit} shapes of batches are recorded"
+                    )
+                else:
+                    parts = self.splitter.split_after_failure(corpus, parts, error, updates + 1)
             if self.graphs:
-                self.graphs.clear()
+                self.graphs.clear()  # the gradients get other tensors
             self.model.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -157,7 +160,8 @@ class GradientComputer:
         If a process has no pairs, its batch is one pair without target tokens in the loss. This
         occurs only with a sharded model.
         """
-        multiple = length_multiple(self.device, self.config.precision, self.keeps_gradients)
+        graphs = self.graphs is not None
+        multiple = length_multiple(self.device, self.config.precision, graphs)
         limit = self.model.max_positions
         if len(pairs):
             return collate(corpus, pairs, multiple, limit)

@@ -125,7 +125,7 @@ class Trainer:
         self.optimizer_check: OptimizerCheck | None = OptimizerCheck(self.optimizer)
         self.schedule = self.stages.schedule(progress)
         self.stages.set_dropout(progress)
-        self.gradients.dropout_changed()
+        self.gradients.start_stage()
         self.clock.restart()
         self.reporter.restart()
         done = progress.validated or progress.update in progress.saved
@@ -181,7 +181,7 @@ class Trainer:
             tokens,
             self.world,
             scale,
-            self.gradients.keeps_gradients,
+            keep_gradients=self.gradients.graphs is not None,
         )
         if self.optimizer_check and math.isfinite(stats.grad_norm):
             self.optimizer_check.check()

@@ -102,7 +102,8 @@ def optimizer_step(
 
     ``losses`` are those of this process. ``tokens`` is the number of target tokens of all
     processes. ``scale`` is the loss scale, by which the gradients are divided. Afterwards, the
-    gradients are None, or zeros in the same memory with ``keep_gradients``. If the gradient norm is
+    gradients are None. With ``keep_gradients`` they are zeros in the same memory; then the
+    optimiser also changes parameters that an update does not use. If the gradient norm is
     not finite, weights and optimiser state do not change.
     """
     all_reduce_gradients(world, model)
@@ -114,7 +115,10 @@ def optimizer_step(
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-    optimizer.zero_grad(set_to_none=not keep_gradients)
+    if keep_gradients:
+        torch._foreach_zero_([local(p.grad) for p in parameters])
+    else:
+        optimizer.zero_grad(set_to_none=True)
     zero = torch.zeros((), device=world.device if world.size > 1 else parameters[0].device)
     smoothed = sum((sums.smoothed for sums in losses), zero)
     nll = sum((sums.nll for sums in losses), zero)

@@ -75,9 +75,10 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
                 f"{path}: an epoch has {len(order)} batches, fewer than the {arguments.updates} "
                 "updates of a turn: give less --updates"
             )
-        for _ in range(0 if epoch or not graphs else 2):  # the second pass records the batches
-            for indices in order:
-                graphs.add_gradients(collate(corpus, indices, multiple), 0.0)
+        if graphs and not epoch:
+            with computing(device, recipe.training.matmul, precision=precision):
+                for indices in [*order, *order]:  # the second time, the batches are recorded
+                    graphs.add_gradients(collate(corpus, indices, multiple), 0.0)
         for first in range(0, len(order) - arguments.updates + 1, arguments.updates):
             with computing(device, recipe.training.matmul, ways_to_compute(arguments), precision):
                 start = clock()

@@ -5,7 +5,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,10 @@ from fusetk.estimate.cost import TextLengths
 from fusetk.models import Seq2Seq
 from fusetk.nn.dropout import Dropout
 from fusetk.recipe import load
+from fusetk.runs import MODEL
 from fusetk.training import cuda_graphs, gradients
 from fusetk.training.config import TrainingConfig
-from fusetk.training.cuda_graphs import CudaGraphs
+from fusetk.training.cuda_graphs import CudaGraphs, check_recordable
 from fusetk.training.optim import AdamConfig, build
 from fusetk.training.step import (
     accumulate_gradients,
@@ -29,7 +31,7 @@ from fusetk.training.step import (
     length_multiple,
     optimizer_step,
 )
-from fusetk.weights import read_state
+from fusetk.weights import read_state, read_tensors
 from tests.contracts.systems import SYSTEMS
 from tests.helpers.batches import random_batch, with_lengths
 
@@ -40,7 +42,10 @@ class Repeated(CudaGraphs):
     """Computes the passes again in place of a replay, with the same tensors."""
 
     def _capture(self, passes: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        sums = torch.full((3,), torch.nan)
+        before = [grad.clone() for grad in grads(self.model)]
+        with torch.random.fork_rng():
+            sums = passes().fill_(torch.nan)
+        torch._foreach_copy_(grads(self.model), before)
         recorded = self.dropout_rates()
 
         def replay() -> None:
@@ -130,43 +135,112 @@ def test_an_update_can_keep_the_memory_of_the_gradients() -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_training_with_graphs_is_training(
+def test_an_optimiser_that_replaces_a_gradient_is_refused() -> None:
+    graphs = Repeated(SYSTEMS[NAME](), 0.1, "fp32")
+    for _ in range(2):
+        graphs.add_gradients(random_batch(), 1.0)
+    parameter = graphs.parameters[0]
+    parameter.grad = parameter.grad.clone()
+    with pytest.raises(ConfigError, match="optimiser has replaced the tensor of a gradient"):
+        graphs.add_gradients(random_batch(), 1.0)
+
+
+def test_a_gradient_that_a_recorded_pass_alone_has_is_refused() -> None:
+    graphs = Repeated(SYSTEMS[NAME](), 0.1, "fp32")
+    graphs.add_gradients(random_batch(), 1.0)
+    graphs.parameters[0].grad = None  # as if the first pass had skipped the layer
+
+    with pytest.raises(ConfigError, match="a parameter gets a gradient in some passes only"):
+        graphs.add_gradients(random_batch(), 1.0)
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "coordinated, pre-norm, recomputed"])
+def test_a_model_of_fusetk_is_refused_before_training(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"^training\.cuda_graphs: .* cannot be recorded: remove"):
+        check_recordable(SYSTEMS[kind]())
+
+
+def with_repeated_passes(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[Repeated]:
+    """Let a module compute with ``Repeated`` on CPU. Return the list of its objects."""
+    objects: list[Repeated] = []
+
+    def of(model: Seq2Seq, config: TrainingConfig) -> Repeated:
+        assert config.cuda_graphs and CudaGraphs.of(model, config) is None  # on CPU
+        objects.append(Repeated(model, config.label_smoothing, config.precision))
+        return objects[0]
+
+    monkeypatch.setattr(module, "CudaGraphs", SimpleNamespace(of=of))
+    return objects
+
+
+STAGE = (
+    "{optimizer: adam, schedule: {kind: constant, rate: 0.01}, end: {updates: 8}, "
+    "batch: {size: 20, accumulate: 2}"
+)
+
+
+def test_training_with_graphs_gives_the_same_weights(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second stage has another dropout rate."""
-    stage = "{optimizer: adam, schedule: {kind: constant, rate: 0.01}, batch: {size: 20}"
-    stages = f"[{stage}, end: {{updates: 8}}}}, {stage}, dropout: 0.4, end: {{updates: 8}}}}]"
-    overrides = [f"training.stages={stages}", "model.dropout=0.1", "training.cuda_graphs=true"]
+    """The second stage has another dropout rate and starts from the best weights."""
+    overrides = [
+        f"training.stages=[{STAGE}}}, {STAGE}, start: best, dropout: 0.4}}]",
+        *("model.dropout=0.1", "training.ema=0.9", "training.cuda_graphs=true"),
+    ]
 
     def trained(name: str) -> object:
         train_module.train(load(toy, overrides), tmp_path / name, "cpu", quiet=True)
         return read_state(tmp_path / name / "checkpoints" / "last")["sha256"]
 
     plain = trained("plain")
-    recorded: list[Repeated] = []
-
-    def of(model: Seq2Seq, config: TrainingConfig) -> Repeated:
-        assert config.cuda_graphs and CudaGraphs.of(model, config) is None  # on CPU
-        recorded.append(Repeated(model, config.label_smoothing, config.precision))
-        return recorded[0]
-
-    monkeypatch.setattr(gradients, "CudaGraphs", SimpleNamespace(of=of))
+    graphs = with_repeated_passes(monkeypatch, gradients)
     assert trained("recorded") == plain
-    assert recorded[0].graphs
+    assert graphs[0].graphs
+
+
+@pytest.mark.parametrize("failing", ["second batch", "second recording"])
+def test_passes_that_do_not_fit_into_memory_are_computed_again(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """A batch is split only if there are no graphs, which can be deleted."""
+    overrides = ["model.dropout=0", "training.cuda_graphs=true"]
+    overrides += [f"training.stages=[{STAGE}}}]"]
+
+    def trained(name: str) -> dict[str, Tensor]:
+        train_module.train(load(toy, overrides), tmp_path / name, "cpu", quiet=True)
+        return read_tensors(tmp_path / name / "checkpoints" / "last", MODEL)
+
+    plain = trained("plain")
+    with_repeated_passes(monkeypatch, gradients)
+    calls = [0]
+
+    def fail_once(function: Callable[..., Any]) -> Callable[..., Any]:
+        def failing_function(*arguments: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == 2:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2 MiB")
+            return function(*arguments)
+
+        return failing_function
+
+    if failing == "second batch":
+        monkeypatch.setattr(cuda_graphs, "add_gradients", fail_once(add_gradients))
+    else:
+        monkeypatch.setattr(Repeated, "_record", fail_once(Repeated._record))
+    recorded = trained("recorded")
+    torch.testing.assert_close(recorded, plain, rtol=1e-4, atol=1e-6)
+    log = (tmp_path / "recorded" / "log.txt").read_text()
+    was_split = "batches of this size are split into halves" in log
+    were_deleted = "graphs do not fit into memory; from now on at most 0 shapes" in log
+    assert (was_split, were_deleted) == (failing == "second batch", failing != "second batch")
 
 
 def test_the_speed_is_measured_with_graphs(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load(toy, ["training.cuda_graphs=true"])
-    recorded: list[Repeated] = []
-
-    def of(model: Seq2Seq, config: TrainingConfig) -> Repeated:
-        recorded.append(Repeated(model, config.label_smoothing, config.precision))
-        return recorded[0]
-
-    monkeypatch.setattr(measure, "CudaGraphs", SimpleNamespace(of=of))
+    graphs = with_repeated_passes(monkeypatch, measure)
     text = TextLengths(Corpus.open(Path(recipe.data.folder), "train"), 5.0, 5.0, None)
     assert measure.measured_speed(recipe, (20, 20), text, torch.device("cpu"), 2) > 0
-    assert recorded[0].graphs
+    assert graphs[0].graphs
 
 
 def test_lengths_are_padded_for_graphs_on_a_gpu_only() -> None:
@@ -176,5 +250,5 @@ def test_lengths_are_padded_for_graphs_on_a_gpu_only() -> None:
 
 
 def test_graphs_of_a_sharded_model_are_refused(toy: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cuda_graphs .* remove cuda_graphs or shard"):
+    with pytest.raises(ConfigError, match="cuda_graphs cannot record a sharded model"):
         load(toy, ["training.cuda_graphs=true", "training.shard=true"])
