@@ -203,7 +203,7 @@ def test_passes_that_do_not_fit_into_memory_are_computed_again(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     """A batch is split only if there are no graphs, which can be deleted."""
-    overrides = ["model.dropout=0", "training.cuda_graphs=true"]
+    overrides = ["model.dropout=0", "model.attention_bias=false", "training.cuda_graphs=true"]
     overrides += [f"training.stages=[{STAGE}}}]"]
 
     def trained(name: str) -> dict[str, Tensor]:
