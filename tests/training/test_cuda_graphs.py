@@ -202,9 +202,13 @@ def test_training_with_graphs_gives_the_same_weights(
 def test_passes_that_do_not_fit_into_memory_are_computed_again(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    """A batch is split only if there are no graphs, which can be deleted."""
+    """A batch is split only if there are no graphs, which can be deleted.
+
+    With this seed, the first batch of the first update is smaller than the second one, so it is not
+    split, too.
+    """
     overrides = ["model.dropout=0", "model.attention_bias=false", "training.cuda_graphs=true"]
-    overrides += [f"training.stages=[{STAGE}}}]"]
+    overrides += [f"training.stages=[{STAGE}}}]", "training.seed=2"]
 
     def trained(name: str) -> dict[str, Tensor]:
         train_module.train(load(toy, overrides), tmp_path / name, "cpu", quiet=True)
@@ -217,7 +221,7 @@ def test_passes_that_do_not_fit_into_memory_are_computed_again(
     def fail_once(function: Callable[..., Any]) -> Callable[..., Any]:
         def failing_function(*arguments: Any) -> Any:
             calls[0] += 1
-            if calls[0] == 4:
+            if calls[0] == 2:
                 raise RuntimeError("CUDA out of memory. Tried to allocate 2 MiB")
             return function(*arguments)
 
@@ -231,7 +235,7 @@ def test_passes_that_do_not_fit_into_memory_are_computed_again(
     torch.testing.assert_close(recorded, plain, rtol=1e-4, atol=1e-6)
     log = (tmp_path / "recorded" / "log.txt").read_text()
     was_split = "batches of this size are split into halves" in log
-    were_deleted = "graphs do not fit into memory; from now on at most 1 shapes" in log
+    were_deleted = "graphs do not fit into memory; from now on at most 0 shapes" in log
     assert (was_split, were_deleted) == (failing == "pass", failing == "recording")
 
 
