@@ -337,6 +337,7 @@ def _run_header(recipe: Recipe, pipeline: Pipeline, trainer: Trainer, matmul: st
         processes = f", {trainer.world.size} processes"
         processes += ", sharded" if trainer.sharded else ""
     compiled = ", layers compiled" if recipe.training.compile else ""
+    compiled += ", CUDA graphs" if recipe.training.cuda_graphs and device.type == "cuda" else ""
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     batch = recipe.training.stages[trainer.progress.stage].batch
     accumulated = f" x {batch.accumulate}" if batch.accumulate > 1 else ""

@@ -189,6 +189,8 @@ def test_an_interrupted_training_ends_with_the_same_weights(
             values += [f"training.{key}=true" for key in keys]
             words = [word for value in values for word in ("--set", value)]
             run("train", toy, "--run", folder, "--device", "cuda", "--quiet", *words)
+        log = (folder / "log.txt").read_text()
+        assert log.count(", CUDA graphs\n") == len(parts) * ("cuda_graphs" in keys)
         weights.append(load_file(folder / "checkpoints" / "last" / "model.safetensors"))
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
 
