@@ -983,12 +983,12 @@ def test_a_second_interrupt_ends_at_once(toy: Path, tmp_path: Path) -> None:
     slow = (
         "import time\nfrom fusetk.training import loop\n"
         "plain = loop.optimizer_step\ncalls = []\n"
-        "def apply(*arguments):\n"
+        "def apply(*arguments, **named):\n"
         "    calls.append(0)\n"
         "    if len(calls) == 6:\n"
         "        print('slow', file=sys.stderr, flush=True)\n"
         "        time.sleep(300)\n"
-        "    return plain(*arguments)\n"
+        "    return plain(*arguments, **named)\n"
         "loop.optimizer_step = apply\n"
     )
     process = forks.train(toy, tmp_path / "run", [], code=slow)

@@ -53,9 +53,9 @@ def test_training_uses_and_logs_the_setting_and_restores_it(
 ) -> None:
     seen, plain = set(), loop.optimizer_step
 
-    def spied(*arguments: Any) -> Any:
+    def spied(*arguments: Any, **named: Any) -> Any:
         seen.add(torch.get_float32_matmul_precision())
-        return plain(*arguments)
+        return plain(*arguments, **named)
 
     monkeypatch.setattr(loop, "optimizer_step", spied)
     device_of("cpu")

@@ -48,10 +48,10 @@ def overflowing(monkeypatch: pytest.MonkeyPatch, above: float) -> None:
     """Make gradients infinite if the losses were multiplied by more than ``above``."""
     plain = loop.optimizer_step
 
-    def step(model, optimizer, losses, rate, clip, tokens, world, scale):
+    def step(model, optimizer, losses, rate, clip, tokens, world, scale, **named):
         if scale > above:
             next(iter(model.parameters())).grad.fill_(math.inf)
-        return plain(model, optimizer, losses, rate, clip, tokens, world, scale)
+        return plain(model, optimizer, losses, rate, clip, tokens, world, scale, **named)
 
     monkeypatch.setattr(loop, "optimizer_step", step)
 
