@@ -10,7 +10,8 @@ recipe's values; ``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values. I
 follows, it is a table of the number of systems whose validation loss is lower than that of their
 baseline. If ``all-scores`` follows, it is a table of the differences of all scores of the systems
 that have enough seeds. If ``overview`` and names of other folders follow, it is a table of the
-difference of each system to its baseline in each of these folders.
+difference of each system to its baseline in each of these folders. If ``power`` and names of other
+folders follow, it is a table of how often the rule of a gain finds a true difference.
 """
 
 import argparse
@@ -35,10 +36,11 @@ from fusetk.reporting.result_layout import text_tables
 from fusetk.reporting.result_tables import ResultRow, ResultTable, read_tables
 from fusetk.reporting.runs import mean_of
 from fusetk.reporting.saved_run import SavedRun
+from tools.power import gain_probabilities, measured_noise
 
 BEGIN = re.compile(
     r"<!-- results: begin (\S+?)"
-    r"( main| costs| all-scores| loss-counts| overview(?: \S+?)*|"
+    r"( main| costs| all-scores| loss-counts| (?:overview|power)(?: \S+?)*|"
     r" (?:training-)?losses(?: [\w@.,=]+)+)?, "
     r"made by `python -m tools.results \S+` -->\n"
 )
@@ -48,6 +50,8 @@ MAIN_ROWS = 5  # rows of the short table
 MAIN_COLUMNS = ("training speed", "decoding speed")
 LOSS_COLUMNS = 4  # columns before the losses: system, baseline, config, seeds
 LOSS_EPOCHS = (1, 2, 4, 8, 12, 16, 20)
+TRUE_DIFFERENCES = (0, 0.5, 1, 1.5, 2)
+POWER_SEEDS = (3, 5)
 
 
 def updated(text: str, folder: Path) -> str:
@@ -69,6 +73,8 @@ def updated(text: str, folder: Path) -> str:
         kind, *names = (begin[2] or "all").split()
         if kind == "overview":
             content = overview([results, *(folder / name for name in names)])
+        elif kind == "power":
+            content = power_table([results, *(folder / name for name in names)])
         elif kind == "costs":
             content = cost_table(results)
         elif kind == "all-scores":
@@ -219,6 +225,24 @@ def all_scores(results: Path) -> str:
         raise DataError(f"{results} has no system with {SEEDS} seeds")
     heads = [f"Δ {column.metric} {column.checkpoint}, ± of both" for column in table.columns]
     return markdown_table("", ["", "compared with", *heads], lines, ()).partition("\n\n")[2]
+
+
+def power_table(folders: Sequence[Path]) -> str:
+    """Return how often the rule finds a gain, for some true differences and numbers of seeds.
+
+    Raises DataError if a folder has too few seeds, and ValueError if it has several tables.
+    """
+    lines = []
+    for folder in folders:
+        [table] = read_tables(folder, {})
+        noise = measured_noise(table)
+        table.p_values.save()
+        for seeds in POWER_SEEDS:
+            shares = gain_probabilities(noise, TRUE_DIFFERENCES, seeds)
+            name = table.title.partition(",")[0]
+            lines.append([f"{name}, {seeds} seeds", *(f"{share:.0%}" for share in shares)])
+    heads = ["true difference", *map(str, TRUE_DIFFERENCES)]
+    return markdown_table("", heads, lines, ()).partition("\n\n")[2]
 
 
 def cost_table(results: Path) -> str:

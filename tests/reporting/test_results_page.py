@@ -29,7 +29,9 @@ from fusetk.reporting.result_files import (
 from fusetk.reporting.result_tables import read_tables
 from fusetk.reporting.results_page import sort_value
 from tests.helpers.results import BAD, REFERENCES, SET, SOURCES
+from tools import power
 from tools import results as results_tool
+from tools.power import Noise, gain_probabilities
 from tools.results import END, _main_columns, updated
 
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -332,6 +334,23 @@ def test_a_table_of_all_scores_is_inserted(results: Path, monkeypatch: pytest.Mo
             change = f"**{change}**" if difference > spread else change
             assert cell == f"{change}, {spread:.2f}"
     assert 0 < bold < sum(len(row) - 2 for row in rows)
+
+
+def test_a_table_of_the_power_of_the_rule_is_inserted(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"{MARKERS.format(f'{results.name} power {results.name}')}{END}\n"
+    with pytest.raises(DataError, match="too few seeds"):
+        updated(text, results.parent)
+    noise = Noise(0.5, 0.3, 4)
+    monkeypatch.setattr(results_tool, "measured_noise", lambda _: noise)
+    monkeypatch.setattr(power, "DRAWS", 50)
+    lines = updated(text, results.parent).splitlines()
+    heads, _, *rows = [line.strip("| ").split(" | ") for line in lines[1:-1]]
+    assert heads == ["true difference", "0", "0.5", "1", "1.5", "2"]
+    assert [row[0] for row in rows] == 2 * ["Systems, 3 seeds", "Systems, 5 seeds"]
+    shares = gain_probabilities(noise, map(float, heads[1:]), 5)
+    assert rows[1][1:] == [f"{share:.0%}" for share in shares]
 
 
 def test_a_table_of_costs_is_inserted(results: Path) -> None:
