@@ -90,8 +90,8 @@ class CudaGraphs:
         if any(p.grad is not g for p, g in zip(self.parameters, graph.gradients, strict=True)):
             raise ConfigError(
                 "training.cuda_graphs: the optimiser has replaced the tensor of a gradient, to "
-                "which a CUDA graph adds: let it change gradients in place, or remove "
-                "training.cuda_graphs"
+                "which a CUDA graph adds: let it change gradients in place, or set "
+                "training.cuda_graphs: false"
             )
         for tensor, new in zip(graph.batch.tensors, batch.tensors, strict=True):
             tensor.copy_(new, non_blocking=True)
@@ -128,7 +128,7 @@ class CudaGraphs:
             raise ConfigError(
                 f"training.cuda_graphs: the passes of {class_name(self.model)} cannot be recorded "
                 f"as a CUDA graph ({str(cause).splitlines()[0]}): they must depend only on the "
-                "shapes of a batch; remove training.cuda_graphs"
+                "shapes of a batch; set training.cuda_graphs: false"
             ) from error
         return _Graph(inputs, factor, sums, gradients, [*self.model.buffers()], replay)
 
@@ -161,10 +161,10 @@ def check_recordable(model: Seq2Seq) -> None:
     if model.reads_lengths:
         raise ConfigError(
             f"training.cuda_graphs: the passes of {class_name(model)} depend on the lengths of the "
-            "sentences, so they cannot be recorded: remove training.cuda_graphs"
+            "sentences, so they cannot be recorded: set training.cuda_graphs: false"
         )
     if any(isinstance(module, Stack) and module.checkpoint for module in model.modules()):
         raise ConfigError(
-            "training.cuda_graphs: recomputed layers cannot be recorded: remove "
-            "training.cuda_graphs, or `checkpoint: true` in the model"
+            "training.cuda_graphs: recomputed layers cannot be recorded: set training.cuda_graphs: "
+            "false, or remove `checkpoint: true` from the model"
         )

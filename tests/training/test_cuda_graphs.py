@@ -156,7 +156,7 @@ def test_a_gradient_that_a_recorded_pass_alone_has_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["recurrent", "coordinated, pre-norm, recomputed"])
 def test_a_model_of_fusetk_is_refused_before_training(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"^training\.cuda_graphs: .* cannot be recorded: remove"):
+    with pytest.raises(ConfigError, match=r"^training\.cuda_graphs: .* cannot be recorded: set"):
         check_recordable(SYSTEMS[kind]())
 
 
