@@ -94,6 +94,12 @@ def test_trainings_left_are_counted_before_they_are_known() -> None:
     assert left(*done, result("c", 2.0, dropout=0.1), result("c", 1.0, 2)) == 10
 
 
+def test_seeds_that_were_trained_before_the_tuning_are_not_left() -> None:
+    assert left(*FIRST, result("a", 2.0, 2)) == left(*FIRST) - 1
+    unused = result("a", 2.0, 2, rate=4)  # a rate that may become the best, but is not assumed
+    assert left(*FIRST, unused) == left(*FIRST)
+
+
 def test_hours_are_those_of_trainings_on_such_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu = result("b", 3.0)
     on_gpu.training = SimpleNamespace(update_seconds=360.0, on_gpu=True)

@@ -194,7 +194,13 @@ def has_all_scores(result: RunResult) -> bool:
     return any("best" in names and any(map(num_averaged, names)) for names in complete)
 
 
-def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iterator[list[Job]]:
+def rounds(
+    plan: PlanConfig,
+    system: str,
+    own: Values,
+    results: Results,
+    unknown: float | None = None,
+) -> Iterator[list[Job]]:
     """Yield the trainings of a system in rounds.
 
     These are the first training, one round for each key, and all seeds with the best values. Keys
@@ -202,7 +208,8 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
     are tuned, so that there are results with several seeds early.
 
     ``own`` has the values of the recipe for the tuned keys. A round that depends on trainings that
-    are not done is the last one: the rounds after it are not known yet.
+    are not done is the last one: the rounds after it are not known yet. With ``unknown``, trainings
+    that are not done have this loss, and all rounds follow.
     """
     first = plan.seeds[0]
     best = dict(own)
@@ -223,25 +230,13 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
         # A trial of the best values is not needed: a training of an earlier round has them.
         yield [job(first, values, epochs) for values in candidates if not epochs or values != best]
         losses = [results.loss(system, first, values, epochs) for values in candidates]
-        known = [loss for loss in losses if loss is not None]
+        known = [
+            known for loss in losses if (known := unknown if loss is None else loss) is not None
+        ]
         if len(known) < len(losses):
             return
         best = candidates[known.index(min(known))]
     yield [job(seed, best) for seed in plan.seeds_of(system)]
-
-
-def round_sizes(plan: PlanConfig, system: str) -> list[int]:
-    """Return the number of new trainings of each round if the values of the recipe are the best."""
-    sizes = [1]
-    seeds_left = len(plan.seeds_of(system)) - 1
-    tried = False
-    for key, choices in plan.ordered_steps(system):
-        if tried and not plan.epochs(key):
-            sizes.append(len(plan.seeds) - 1)
-            seeds_left -= len(plan.seeds) - 1
-        tried = bool(plan.epochs(key))
-        sizes.append(len(choices) - 1)
-    return [*sizes, seeds_left]
 
 
 def jobs_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) -> list[Job]:
@@ -266,15 +261,21 @@ def jobs_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) -> 
 
 
 def count_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) -> int:
-    """Return the number of trainings of the complete plan that have no result."""
-    total = 0
-    for wave in plan.waves:
-        for system in wave:
-            known = list(rounds(plan, system, own[system], results))
-            jobs = {job for jobs in known for job in jobs if not results.has(job, own[system])}
-            total += len(jobs)
-            total += sum(round_sizes(plan, system)[len(known) :])
-    return total
+    """Return the number of trainings of the complete plan that have no result.
+
+    It assumes that no unknown training is better than the known ones, and that the first values are
+    the best if none is known.
+    """
+    return sum(
+        not results.has(job, own[system])
+        for wave in plan.waves
+        for system in wave
+        for job in {
+            job
+            for jobs in rounds(plan, system, own[system], results, unknown=math.inf)
+            for job in jobs
+        }
+    )
 
 
 def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
