@@ -51,7 +51,7 @@ MAIN_COLUMNS = ("training speed", "decoding speed")
 LOSS_COLUMNS = 4  # columns before the losses: system, baseline, config, seeds
 LOSS_EPOCHS = (1, 2, 4, 8, 12, 16, 20)
 TRUE_DIFFERENCES = (0, 0.5, 1, 1.5, 2)
-POWER_SEEDS = (3, 5)
+POWER_SEEDS = (3, 5, 9)
 
 
 def updated(text: str, folder: Path) -> str:

@@ -11,7 +11,7 @@ from fusetk.estimate.operations import batch_cost
 from fusetk.machine import computing
 from fusetk.recipe import Recipe
 from fusetk.training import optim
-from fusetk.training.cuda_graphs import CudaGraphs
+from fusetk.training.cuda_graphs import CudaGraphs, check_recordable
 from fusetk.training.step import accumulate_gradients, length_multiple, optimizer_step
 
 WARM_UP = 3  # updates that are not timed; the allocator reserves memory in them
@@ -33,6 +33,8 @@ def measured_speed(
     # Counting between the updates would slow them down.
     operations = [batch_cost(counted, shape, smoothing).multiply_adds for shape in shapes]
     model = system.build(recipe, *sizes).to(device).train()
+    if recipe.training.cuda_graphs:
+        check_recordable(model)
     graphs = CudaGraphs.of(model, recipe.training)
     multiple = length_multiple(device, recipe.training.precision, graphs is not None)
     optimizer = optim.build(stage.optimizer, model.parameters())

@@ -178,7 +178,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
     """A bidirectional encoder, and a decoder of two transitions with attention between them."""
 
     Config = RecurrentConfig
-    reads_lengths = True
+    operations_depend_on_lengths = True
 
     def __init__(self, config: RecurrentConfig, source_size: int, target_size: int):
         """Vocabulary sizes include the special tokens.

@@ -88,9 +88,9 @@ class Seq2Seq(nn.Module):
     """Whether the model implements ``decode_packed``. It is False by default for a subclass that
     overrides ``encode``, ``start`` or ``decode`` and not ``decode_packed``, so that training
     calls the overridden methods."""
-    reads_lengths = False
-    """Whether the computation depends on the lengths of the sentences, and not only on the shapes
-    of the batch."""
+    operations_depend_on_lengths = False
+    """Whether the operations of a pass, and not only their values, depend on the lengths of the
+    sentences. Then ``training.cuda_graphs`` is refused."""
     max_positions: int | None = None
     """Length of the longest sentence that the model can read, in tokens with EOS; None: no
     limit."""

@@ -127,8 +127,8 @@ class TrainingConfig(Config):
     an H100, a Transformer with 6+6 layers of width 128 trained 4 times as fast. Sentences are
     padded to a multiple of 8 tokens, so that shapes recur. At most 512 shapes are recorded. Results
     change by rounding, and dropout masks change, because there is more padding. Graphs need more
-    memory. Recurrent models and recomputed layers (`checkpoint: true`) are refused. On a CPU, the
-    computation does not change."""
+    memory. Recurrent models and recomputed layers (`checkpoint: true`) are refused, also on a CPU.
+    On a CPU, the key has no other effect."""
     shard: bool = False
     """With torchrun, split parameters, gradients and optimiser state over the processes (FSDP), for
     models that are too large for one GPU. Each layer is gathered when it runs; in validation, every

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fusetk.data.batch import Batch
 from fusetk.errors import ConfigError, out_of_memory
@@ -20,7 +20,7 @@ from fusetk.training.loss import Loss
 from fusetk.training.step import add_gradients, autocast, batch_loss
 
 MAX_GRAPHS = 512  # shapes that are recorded; batches of other shapes are computed without a graph
-MAX_SEEN = 1 << 16  # shapes that are remembered
+MAX_SEEN = 1 << 16  # shapes that are known to have occurred
 
 Shape = tuple[torch.Size, ...]
 Replay = Callable[[], None]
@@ -32,13 +32,13 @@ class _Graph(NamedTuple):
     batch: Batch  # the tensors that the kernels read
     factor: Tensor  # ()
     sums: Tensor  # (3,), the tensor to which the kernels write the fields of the loss
-    gradients: list[Tensor | None]  # of all parameters: the tensors to which the kernels add
+    gradients: list[tuple[nn.Parameter, Tensor]]  # the tensors to which the kernels add
     buffers: list[Tensor]  # a module may replace a buffer, and the kernels read the old one
     replay: Replay
 
 
 class CudaGraphs:
-    """Adds the gradients of batches. Passes are recorded when a shape occurs for the second time.
+    """Adds the gradients of batches. Records the passes of a shape when it occurs again.
 
     The first pass of a shape runs without a graph, so that all kernels are loaded and each
     parameter that gets a gradient has a tensor for it. The kernels of a graph add to these tensors.
@@ -61,15 +61,14 @@ class CudaGraphs:
         return cls(model, config.label_smoothing, config.precision)
 
     def clear(self) -> None:
-        """Delete all graphs. They contain the dropout rates and the tensors of the gradients."""
+        """Delete all graphs, for example because dropout rates or tensors of gradients change."""
         self.seen: set[Shape] = set()
         self.graphs: dict[Shape, _Graph] = {}
         self.pool: Any = None  # the handle of the memory that all graphs share
 
-    def halve(self) -> None:
-        """Delete all graphs, and record at most half as many in the future."""
+    def halve_limit(self) -> None:
+        """Record at most half as many graphs as there are now, after ``clear``."""
         self.limit = len(self.graphs) // 2
-        self.clear()
 
     def add_gradients(self, batch: Batch, factor: float) -> Loss:
         """Add the gradients of a batch's loss times ``factor``, and return the loss.
@@ -82,12 +81,12 @@ class CudaGraphs:
             if shape not in self.seen or len(self.graphs) >= self.limit:
                 if len(self.seen) < MAX_SEEN:
                     self.seen.add(shape)
-                # As in a graph, the model cannot read lengths in the memory of the host.
+                # Without lengths, as in a graph, so that both passes compute the same.
                 moved = batch._replace(lengths=None).to(self.device)
                 return add_gradients(self.model, moved, self.smoothing, self.precision, factor)
             self.graphs[shape] = self._record(batch)
         graph = self.graphs[shape]
-        if any(p.grad is not g for p, g in zip(self.parameters, graph.gradients, strict=True)):
+        if any(parameter.grad is not gradient for parameter, gradient in graph.gradients):
             raise ConfigError(
                 "training.cuda_graphs: the optimiser has replaced the tensor of a gradient, to "
                 "which a CUDA graph adds: let it change gradients in place, or set "
@@ -105,31 +104,37 @@ class CudaGraphs:
             [*(tensor.to(self.device, copy=True) for tensor in batch.tensors), None]
         )
         factor = torch.zeros((), device=self.device)
-        gradients = [p.grad for p in self.parameters]
+        used: list[nn.Parameter] = []
 
         def passes() -> Tensor:
+            nonlocal used
             with autocast(self.device, self.precision):
                 loss = batch_loss(self.model, inputs, self.smoothing)
             trainable = [p for p in self.parameters if p.requires_grad]
             new = torch.autograd.grad(loss.smoothed * factor, trainable, allow_unused=True)
-            added = [(p.grad, g) for p, g in zip(trainable, new, strict=True) if g is not None]
-            if any(total is None for total, _ in added):
+            used = [p for p, g in zip(trainable, new, strict=True) if g is not None]
+            totals = [p.grad for p in used if p.grad is not None]
+            if len(totals) < len(used):
                 raise RuntimeError("a parameter gets a gradient in some passes only")
             # Few kernels add all gradients; `backward` starts one for each parameter.
-            torch._foreach_add_(*map(list, zip(*added, strict=True)))
+            torch._foreach_add_(totals, [g for g in new if g is not None])
             return torch.stack([value.detach() for value in loss])
 
         try:
             replay, sums = self._capture(passes)
         except RuntimeError as error:
-            cause = _first_error(error)
-            if out_of_memory(cause):
-                raise cause from None
+            # The end of a failed capture raises an error of its own after the first one.
+            errors = _chain(error)
+            for each in errors:
+                if out_of_memory(each):
+                    raise each from None
+            reason = str(errors[-1]) or type(errors[-1]).__name__
             raise ConfigError(
                 f"training.cuda_graphs: the passes of {class_name(self.model)} cannot be recorded "
-                f"as a CUDA graph ({str(cause).splitlines()[0]}): they must depend only on the "
+                f"as a CUDA graph ({reason.splitlines()[0]}): they must depend only on the "
                 "shapes of a batch; set training.cuda_graphs: false"
             ) from error
+        gradients = [(p, p.grad) for p in used if p.grad is not None]
         return _Graph(inputs, factor, sums, gradients, [*self.model.buffers()], replay)
 
     def _capture(self, passes: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
@@ -149,16 +154,19 @@ class CudaGraphs:
         return graph.replay, sums
 
 
-def _first_error(error: Exception) -> Exception:
-    """Return the error that the end of a failed capture hides behind one of its own."""
-    while isinstance(error.__context__, Exception):
+def _chain(error: BaseException | None) -> list[RuntimeError]:
+    """Return an error and those during whose handling it was raised, the first one at the end."""
+    errors = []
+    while error is not None:
+        if isinstance(error, RuntimeError):
+            errors.append(error)
         error = error.__context__
-    return error
+    return errors
 
 
 def check_recordable(model: Seq2Seq) -> None:
     """Raise ConfigError if the passes of a model of fusetk cannot be recorded."""
-    if model.reads_lengths:
+    if model.operations_depend_on_lengths:
         raise ConfigError(
             f"training.cuda_graphs: the passes of {class_name(model)} depend on the lengths of the "
             "sentences, so they cannot be recorded: set training.cuda_graphs: false"

@@ -23,8 +23,8 @@ from fusetk.training.step import accumulate_gradients, length_multiple
 class BatchSplitter:
     """Splits batches until they are smaller than the smallest batch that did not fit into memory.
 
-    ``notify`` receives one message, after the first batch that did not fit. With ``sharded``, all
-    processes must compute the same number of batches, so batches cannot be split.
+    ``notify`` receives messages for the log. With ``sharded``, all processes must compute the same
+    number of batches, so batches cannot be split.
     """
 
     def __init__(self, sharded: bool, notify: Callable[[str], None]):
@@ -141,10 +141,11 @@ class GradientComputer:
                         raise ConfigError(message) from None
                     raise
                 if self.graphs and self.graphs.graphs:
-                    self.graphs.halve()
+                    self.graphs.halve_limit()
                     self.splitter.notify(
                         f"update {updates + 1}: the CUDA graphs do not fit into memory; from now "
-                        f"on at most {self.graphs.limit} shapes of batches are recorded"
+                        f"on at most {self.graphs.limit} shapes of batches are recorded. To avoid "
+                        "this, lower training.stages.N.batch.size"
                     )
                 else:
                     parts = self.splitter.split_after_failure(corpus, parts, error, updates + 1)

@@ -342,13 +342,13 @@ def test_a_table_of_the_power_of_the_rule_is_inserted(
     text = f"{MARKERS.format(f'{results.name} power {results.name}')}{END}\n"
     with pytest.raises(DataError, match="too few seeds"):
         updated(text, results.parent)
-    noise = Noise(0.5, 0.3, 4)
+    noise = Noise(0.5, 0.3)
     monkeypatch.setattr(results_tool, "measured_noise", lambda _: noise)
     monkeypatch.setattr(power, "DRAWS", 50)
     lines = updated(text, results.parent).splitlines()
     heads, _, *rows = [line.strip("| ").split(" | ") for line in lines[1:-1]]
     assert heads == ["true difference", "0", "0.5", "1", "1.5", "2"]
-    assert [row[0] for row in rows] == 2 * ["Systems, 3 seeds", "Systems, 5 seeds"]
+    assert [row[0] for row in rows] == 2 * [f"Systems, {n} seeds" for n in (3, 5, 9)]
     shares = gain_probabilities(noise, map(float, heads[1:]), 5)
     assert rows[1][1:] == [f"{share:.0%}" for share in shares]
 

@@ -105,7 +105,10 @@ def test_the_number_of_graphs_is_limited(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_model_that_cannot_be_recorded_is_refused() -> None:
     class Refused(CudaGraphs):
         def _capture(self, passes: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-            raise RuntimeError(reason)
+            try:
+                raise RuntimeError(reason)
+            finally:  # as the end of a failed capture does
+                raise RuntimeError("operation failed due to a previous error during capture")
 
     graphs = Refused(SYSTEMS[NAME](), 0.1, "fp32")
     graphs.add_gradients(random_batch(), 1.0)
@@ -202,10 +205,10 @@ def test_training_with_graphs_gives_the_same_weights(
 def test_passes_that_do_not_fit_into_memory_are_computed_again(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    """A batch is split only if there are no graphs, which can be deleted.
+    """A batch is split only if no graphs are left to delete.
 
     With this seed, the first batch of the first update is smaller than the second one, so it is not
-    split, too.
+    split either.
     """
     overrides = ["model.dropout=0", "model.attention_bias=false", "training.cuda_graphs=true"]
     overrides += [f"training.stages=[{STAGE}}}]", "training.seed=2"]
