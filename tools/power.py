@@ -1,4 +1,4 @@
-"""How often the rule of ``fusetk.reporting.gain`` finds a gain, by simulated trainings."""
+"""The power of the rule of ``fusetk.reporting.gain``, from simulated scores."""
 
 import math
 from collections.abc import Iterable
@@ -20,9 +20,9 @@ class Noise(NamedTuple):
     """The standard deviations of the first score of a table."""
 
     seeds: float
-    """Over the seeds of a system."""
+    """The deviation of a system's score over seeds."""
     test: float
-    """Of the difference of two translations if random lines are exchanged."""
+    """The deviation of the difference of two translations if random lines are exchanged."""
 
 
 def measured_noise(table: ResultTable) -> Noise:
