@@ -34,11 +34,10 @@ class BatchShape(NamedTuple):
 
         The sentences are padded to a multiple of ``multiple`` tokens.
         """
-        source = torch.tensor(self.source)
-        target = torch.tensor(self.target)
+        source, target = map(torch.tensor, self)
         src_mask, tgt_mask = (
-            torch.arange(-(-max(lengths) // multiple) * multiple) < torch.tensor(lengths)[:, None]
-            for lengths in self
+            torch.arange(-(-int(lengths.max()) // multiple) * multiple) < lengths[:, None]
+            for lengths in (source, target)
         )
         src, tgt = (mask.long() * EOS for mask in (src_mask, tgt_mask))
         return Batch(src, src_mask, tgt, tgt, tgt_mask.flatten().nonzero()[:, 0], (source, target))

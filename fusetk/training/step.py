@@ -103,8 +103,8 @@ def optimizer_step(
     ``losses`` are those of this process. ``tokens`` is the number of target tokens of all
     processes. ``scale`` is the loss scale, by which the gradients are divided. Afterwards, the
     gradients are None. With ``keep_gradients`` they are zeros in the same memory; then the
-    optimiser also changes parameters that an update does not use. If the gradient norm is
-    not finite, weights and optimiser state do not change.
+    optimiser also changes parameters that an update does not use. If the gradient norm is not
+    finite, weights and optimiser state do not change.
     """
     all_reduce_gradients(world, model)
     parameters = [p for p in model.parameters() if p.grad is not None]

@@ -230,9 +230,9 @@ def rounds(
         # A trial of the best values is not needed: a training of an earlier round has them.
         yield [job(first, values, epochs) for values in candidates if not epochs or values != best]
         losses = [results.loss(system, first, values, epochs) for values in candidates]
-        known = [
-            known for loss in losses if (known := unknown if loss is None else loss) is not None
-        ]
+        if unknown is not None:
+            losses = [unknown if loss is None else loss for loss in losses]
+        known = [loss for loss in losses if loss is not None]
         if len(known) < len(losses):
             return
         best = candidates[known.index(min(known))]
