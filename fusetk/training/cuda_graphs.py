@@ -131,8 +131,8 @@ class CudaGraphs:
             reason = str(errors[-1]) or type(errors[-1]).__name__
             raise ConfigError(
                 f"training.cuda_graphs: the passes of {class_name(self.model)} cannot be recorded "
-                f"as a CUDA graph ({reason.splitlines()[0]}): they must depend only on the "
-                "shapes of a batch; set training.cuda_graphs: false"
+                f"as a CUDA graph ({reason.splitlines()[0]}): their operations must depend "
+                "only on the shapes of a batch; set training.cuda_graphs: false"
             ) from error
         gradients = [(p, p.grad) for p in used if p.grad is not None]
         return _Graph(inputs, factor, sums, gradients, [*self.model.buffers()], replay)
