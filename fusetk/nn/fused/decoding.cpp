@@ -4,6 +4,16 @@
 
 #include "best_tokens.h"
 
+// While attention computes row r, it fetches the data that row r + AHEAD reads into the cache. The
+// data of many sentences do not fit there.
+enum { AHEAD = 2 };
+
+// Fetch the n numbers at x into the cache.
+static inline void fetch(const float *x, Int n) {
+    const Int line = 64 / sizeof *x;
+    for (Int j = 0; j < n; j += line) __builtin_prefetch(x + j, 0, 1);
+}
+
 // Replace the numbers x, which -inf pads to full vectors, by e^(x - max x). Return their sum.
 static inline float softmax(float *x, Int vectors) {
     Vector top = load(x);
@@ -119,6 +129,12 @@ void attend_history(
                 k[t] = steps[t] + (3 * ancestors[r * length + t] + 1) * width;
             for (Int h = 0; h < heads; h++) {
                 const Int first = h * size;
+                for (Int t = 0; r + AHEAD < rows && t < length; t++) {
+                    const Int row = ancestors[(r + AHEAD) * length + t];
+                    const float *key = steps[t] + (3 * row + 1) * width + first;
+                    fetch(key, size);
+                    fetch(key + width, size);
+                }
                 dots(scores, q + first, k, first, size, length);
                 const float total = softmax(scores, vectors);
                 float *to = out + r * width + first;
@@ -167,14 +183,22 @@ void attend_source(
 #pragma omp for schedule(static)
         for (Int r = 0; r < rows; r++) {
             const Int b = sentences[r], end = lengths[b], vectors = vectors_of(end);
+            const Int ahead = smaller(r + AHEAD, rows - 1), next = sentences[ahead];
+            const bool is_new = ahead > r && next != sentences[ahead - 1];
             const float *query = queries + r * query_stride;
             float *to = out + r * width;
             for (Int j = 0; j < width; j++) q[j] = (query[j] + (bias ? bias[j] : 0)) * scale;
             for (Int n = 0; n < sources; n++) {
                 const float *k = keys + (b * sources + n) * width * padded_length;
                 const float *v = values + (b * sources + n) * length * stride;
+                const Int to_next = (next - b) * sources;
                 for (Int h = 0; h < heads; h++) {
                     const float *kh = k + h * size * padded_length, *qh = q + h * size;
+                    if (is_new) {
+                        fetch(kh + to_next * width * padded_length, size * padded_length);
+                        for (Int s = 0; s < lengths[next]; s++)
+                            fetch(v + (to_next * length + s) * stride + h * size, size);
+                    }
                     for (Int i = 0; i < vectors; i++) {
                         Vector a = {}, c = {}, d = {}, e = {};
                         Int j = 0;
