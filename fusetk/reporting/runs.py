@@ -155,12 +155,29 @@ def _read_run(folder: Path, name: str, warnings: list[str]) -> MeasuredRun:
         data = records[-1].data
     run = MeasuredRun(folder, name, config, records, updates, data, read_cost(folder))
     bleu = validation_bleu(folder)
-    metric = run.setting("paper", "metric")
-    if bleu is not None and isinstance(metric, str):
+    if bleu is not None and isinstance(run.setting("paper", "metric"), str):
         details = "in training"
+        metric = _validation_metric(run)
         record = ScoreRecord(VALID, "best", metric, bleu, details, details, 0, "", updates, data)
         run = run._replace(records=[*records, record])
     return run
+
+
+def _validation_metric(run: MeasuredRun) -> str:
+    """Return the name of the BLEU that training computes.
+
+    It is multi-bleu. If preparation lowercases the target text, it is also the paper's
+    multi-bleu-lc.
+    """
+    steps = run.setting("data", "steps")
+    lowercased = isinstance(steps, list) and any(
+        isinstance(step, Mapping)
+        and step.get("step") == "lowercase"
+        and step.get("side") in ("both", "target")
+        for step in steps
+    )
+    metric: str = run.setting("paper", "metric")
+    return metric if metric == "multi-bleu-lc" and lowercased else "multi-bleu"
 
 
 def _read_config(path: Path) -> dict[str, Any]:

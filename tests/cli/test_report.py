@@ -415,7 +415,8 @@ def test_runs_that_were_scored_otherwise_are_named(printed: Path, tmp_path: Path
 def test_the_best_validation_is_beside_the_printed_one(toy: Path, tmp_path: Path) -> None:
     paper = {"table": TABLE, "row": "one", "valid": 34.1, "bleu": 32.6}
     paper |= {"metric": "multi-bleu-lc", "checkpoint": "best"}
-    (tmp_path / "one.yaml").write_text(yaml.safe_dump({"extends": str(toy), "paper": paper}))
+    values = {"extends": str(toy), "paper": paper, "data": {"steps": [{"step": "lowercase"}]}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(values))
     run = make_run(tmp_path / "run", tmp_path / "one.yaml", 1, bleu(30.0, metric="multi-bleu-lc"))
     records = [
         {"kind": "valid", "update": 1, "bleu": 33.5, "best": True},
@@ -426,6 +427,20 @@ def test_the_best_validation_is_beside_the_printed_one(toy: Path, tmp_path: Path
     heads = output.splitlines()[1]
     assert heads.index("BLEU valid") < heads.index("measured valid") < heads.index("measured test")
     assert line(output, "one")[3:] == ["34.1", "32.6", "33.50", "(1)", "30.00", "(1)"]
+
+
+def test_the_bleu_of_training_has_its_own_name(toy: Path, tmp_path: Path) -> None:
+    """It is multi-bleu, even if the paper has another metric; it is no score of a test set."""
+    paper = {"table": TABLE, "row": "one", "metric": "mteval-v13a", "checkpoint": "best"}
+    paper["bleu"] = {"test": 40.0}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({"extends": str(toy), "paper": paper}))
+    run = make_run(tmp_path / "run", tmp_path / "one.yaml", 1)
+    (run / "metrics.jsonl").write_text('{"kind": "valid", "update": 1, "bleu": 33.5, "best": true}')
+    [table] = tables(tmp_path / "one.yaml", "--runs", run)["tables"]
+    assert table["warnings"] == ["without a score here: run"]
+    [table] = tables(tmp_path / "one.yaml", "--runs", run, "--all")["tables"]
+    [score] = table["rows"][0]["measured"]
+    assert (score["set_name"], score["metric"], score["mean"]) == ("valid", "multi-bleu", 33.5)
 
 
 def test_costs_are_in_markdown_csv_and_latex(recipes: Path, tmp_path: Path) -> None:
