@@ -10,7 +10,8 @@ Usage: $(basename "$0") TASK [OUT] [--seed N] [-o PICTURE]
 
 TASK is iwslt14_deen, iwslt14_tren or iwslt14_tren_morph (BASE-4L and DenseNMT-4L-2), or
 wmt14_ende (ConvS2S-En-De-15 and DenseNMT-En-De-15). Draws loss on training and validation text by
-epoch. The runs are in OUT ($ROOT/work/densenmt_TASK), the output of
+epoch. The paper shows the loss on the test text for WMT, and only the epochs before the first
+reduction of the rate for IWSLT. The runs are in OUT ($ROOT/work/densenmt_TASK), the output of
 \`fusetk run recipes/densenmt/TASK/NAME.yaml --raw DIR --until train\` for NAME base_4l_e256 and
 densenmt_4l_2_e256, or convs2s_en_de_15 and densenmt_en_de_15.
 

@@ -74,9 +74,9 @@ class ConnectConfig(ComponentConfig):
     def plan(self, widths: Sequence[int], residual: bool) -> list[PlannedModule]:
         """Plan the modules of a stack, the lowest first.
 
-        ``widths`` are the widths that the backbone gives to the embedding and to each layer. An
-        added summary layer is as wide as the embedding. ``residual``: whether the layers of this
-        connection are residual; summary layers are always residual.
+        ``widths`` are those of the input of the lowest layer and of each layer, as the backbone
+        gives them. An added summary layer is as wide as this input. ``residual``: whether the
+        layers of this connection are residual; summary layers are always residual.
         """
         modules = []
         layers = len(widths) - 1

@@ -36,7 +36,8 @@ class DepthAggregate(nn.Module):
 
     stream c = sum_j A_cj X_j with A = GELU(RMSNorm(X_i) W1) W2 + a. X_0 .. X_i are the embedding
     and the outputs of the layers below. The norm has no gain. At first W2 = 0 and each a is 1 for
-    X_i and 0 for the others: every stream is X_i.
+    X_i and 0 for the others: every stream is X_i. The hidden layer has C (i + 1) units for C
+    streams; the authors' JAX code has four times as many in the last sum of a stack.
     """
 
     def __init__(self, width: int, sources: int, streams: int, names: list[str]):
