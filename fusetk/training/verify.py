@@ -5,17 +5,21 @@ outside fusetk: with a class that breaks a rule, training may seem to go well, a
 translations are wrong.
 """
 
+import logging
+import pickle
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fusetk.config import place_outside_libraries
 from fusetk.data.batch import pad
 from fusetk.errors import ConfigError, FusetkError, out_of_memory
-from fusetk.fusion.base import LayerFusion
+from fusetk.fusion.base import Fusion, LayerFusion
 from fusetk.models.attend import AttendedSources
 from fusetk.models.residual import Residual, StreamEnds
 from fusetk.models.seq2seq import Seq2Seq
@@ -25,6 +29,8 @@ from fusetk.nn.nested import select
 from fusetk.nn.shape_check import check_shape, class_name, is_outside
 from fusetk.special_tokens import BOS, EOS, SPECIAL
 from fusetk.ways import use_precision
+
+log = logging.getLogger(__name__)
 
 SOURCE_LENGTHS = (3, 8, 5)  # lengths of source sentences, with EOS
 TARGET_LENGTHS = (6, 4, 7)  # lengths of target sentences, with BOS
@@ -53,9 +59,10 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
         with _evaluation(model):
             _check_residuals(model)
             _compare(model, source_size, target_size, names)
-            _check_stored_values(model, source_size, target_size)
+            _check_stored_values(model, source_size, target_size, "evaluation")
+            _check_layers(model, source_size, target_size)
             _check_sources(model)
-            _check_gradients(model, source_size, target_size)
+            _check_training(model, source_size, target_size, names)
             _add_noise(model)
             _compare(model, source_size, target_size, names, may_be_infinite=True)
     except FusetkError:
@@ -110,11 +117,8 @@ def _check_residuals(model: Seq2Seq) -> None:
         check_shape(module.after(before[1], y), x.shape[:-1], module.width, module)
 
 
-def _check_stored_values(model: Seq2Seq, source_size: int, target_size: int) -> None:
-    """Raise ConfigError if a module outside fusetk stores values of a pass.
-
-    Several threads may compute with a model at the same time.
-    """
+def _check_stored_values(model: Seq2Seq, source_size: int, target_size: int, mode: str) -> None:
+    """Raise ConfigError if a module outside fusetk stores values of a pass in the current mode."""
     next(_computations(model, source_size, target_size))  # a module may store constants once
     before = _attributes(model)
     next(_computations(model, source_size, target_size))
@@ -125,8 +129,10 @@ def _check_stored_values(model: Seq2Seq, source_size: int, target_size: int) -> 
             for one, other in zip(old, new, strict=True)
         ):
             raise ConfigError(
-                f"{class_name(module)}.{name} changed during a pass in evaluation: keep the value "
-                "in a local variable or in the result, because several threads may use the model"
+                f"{class_name(module)}.{name} changed during a pass in {mode}: keep the value in a "
+                "local variable or in the result, because several threads may use the model. A "
+                "value that training changes must be a buffer (self.register_buffer), or else "
+                "checkpoints do not have it"
             )
 
 
@@ -150,6 +156,33 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
+def _check_layers(model: Seq2Seq, source_size: int, target_size: int) -> None:
+    """Raise ConfigError if a fusion outside fusetk changes the layers that it reads."""
+    versions: dict[nn.Module, list[int]] = {}
+
+    def versions_of(arguments: tuple[Any, ...]) -> list[int]:
+        return [layer._version for layer in arguments[0]]
+
+    def before(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        versions[module] = versions_of(arguments)
+
+    def after(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
+        if versions_of(arguments) != versions[module]:
+            raise ConfigError(
+                f"{class_name(module)} changes a layer in place: compute a new tensor, because "
+                "other modules read the layer, too"
+            )
+
+    fusions = [m for m in model.modules() if isinstance(m, Fusion) and is_outside(m)]
+    hooks = [fusion.register_forward_pre_hook(before) for fusion in fusions]
+    hooks += [fusion.register_forward_hook(after) for fusion in fusions]
+    try:
+        next(_computations(model, source_size, target_size))
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def _check_sources(model: Seq2Seq) -> None:
     """Raise ConfigError if an attention outside fusetk reads the output without ``reads_output``.
 
@@ -171,15 +204,24 @@ def _check_sources(model: Seq2Seq) -> None:
                 )
 
 
-def _check_gradients(model: Seq2Seq, source_size: int, target_size: int) -> None:
+def _check_training(model: Seq2Seq, source_size: int, target_size: int, names: str) -> None:
     """Raise RuntimeError if gradients cannot be computed in training mode.
 
-    An example is a module that changes its input in place. Raises ConfigError if a gradient is not
-    finite, or if no gradient reaches a stack.
+    An example is a module that changes a tensor in place. Raises ConfigError if a module stores
+    values or draws random numbers that a resumed run does not have, if a gradient is not finite, or
+    if no gradient reaches a stack. Warns of parameters of modules outside fusetk that get no
+    gradient.
     """
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    random_numbers = _states_of_libraries()
     model.train()
     try:
+        _check_stored_values(model, source_size, target_size, "training")
+        if _states_of_libraries() != random_numbers:
+            raise ConfigError(
+                f"a model with {names} draws random numbers of `random` or NumPy in training, so a "
+                "resumed run would draw others: use those of torch"
+            )
         with torch.enable_grad():
             _, logits, _ = next(_computations(model, source_size, target_size))
             logits.sum().backward()
@@ -196,11 +238,34 @@ def _check_gradients(model: Seq2Seq, source_size: int, target_size: int) -> None
                     f"no gradient reaches the layers of {name}: a class detaches its input or "
                     "does not use it: correct the class"
                 )
+        if unused := list(_without_gradient(model)):
+            log.warning(
+                "no gradient reaches %s: they are not trained, because their class does not use "
+                "them",
+                ", ".join(unused),
+            )
     finally:
         model.zero_grad(set_to_none=True)
         model.eval()
         for buffer, value in buffers:
             buffer.copy_(value)
+
+
+def _states_of_libraries() -> tuple[Any, ...]:
+    """Return the states of the random numbers of Python and NumPy."""
+    return random.getstate(), pickle.dumps(np.random.get_state())
+
+
+def _without_gradient(model: Seq2Seq) -> Iterator[str]:
+    """Yield the names of the trainable parameters of modules outside fusetk without a gradient."""
+    outside = {
+        id(parameter)
+        for module in filter(is_outside, model.modules())
+        for parameter in module.parameters()
+    }
+    for name, parameter in model.named_parameters():
+        if id(parameter) in outside and parameter.requires_grad and parameter.grad is None:
+            yield name
 
 
 def _add_noise(model: Seq2Seq) -> None:

@@ -1,6 +1,7 @@
 """The verification of models with classes outside fusetk."""
 
 import copy
+import random
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -224,6 +225,36 @@ class StoredLayers(Plain):
         return self.layers[-1]
 
 
+class CountedPasses(Plain):
+    """Counts the passes in training. Checkpoints do not have the number."""
+
+    passes = 0
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        if self.training:
+            self.passes += 1
+        return history[-1] * min(1.0, self.passes / 20)
+
+
+class OtherRandomNumbers(Plain):
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return history[random.randrange(2) if self.training else 0]
+
+
+class Scaled(LayerFusion):
+    def fuse(self, layers: list[Tensor]) -> Tensor:
+        return layers[-1].mul_(2)
+
+
+class Unused(Plain):
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.map = nn.Linear(16, 16)
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return history[-1]
+
+
 class StoredConstant(Plain):
     """Keeps a tensor that every pass has."""
 
@@ -358,7 +389,10 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("encoder.fuse", Pair, r"Pair \(encoder.fuse\) returned the type tuple"),
         ("decoder.fuse", Failing, r"cannot compute: TypeError: .*test_verify.py, line \d+\)"),
         ("decoder.fuse", NotFinite, "not finite before any update"),
-        ("decoder.fuse", InPlace, "InPlace cannot compute: RuntimeError: .*inplace operation"),
+        ("decoder.fuse", InPlace, "InPlace changes a layer in place"),
+        ("encoder.fuse", Scaled, "Scaled changes a layer in place"),
+        ("decoder.fuse", CountedPasses, "CountedPasses.passes changed during a pass in training"),
+        ("encoder.fuse", OtherRandomNumbers, "random numbers of `random` or NumPy in training"),
         ("encoder.connect", AverageConnection, r"\(encoder.connect\) returned the shape \(3, 1"),
         ("decoder.connect", AverageConnection, r"\(decoder.connect\) returned the shape \(3, 1"),
         (
@@ -414,6 +448,14 @@ def test_other_classes_are_accepted_and_restored(kind: type) -> None:
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert model.training and model.get_submodule("decoder").training
     assert not model.get_submodule("encoder").training
+
+
+def test_unused_parameters_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    name = f"{__name__}:{Unused.__name__}"
+    model = built({"width": 16, "heads": 2, "decoder": {"layers": 2, "fuse": {"kind": name}}})
+    verify(model, 20, 20, [name])
+    [record] = caplog.records
+    assert "reaches decoder.fuse.map.weight, decoder.fuse.map.bias: they" in record.getMessage()
 
 
 BROKEN = """
