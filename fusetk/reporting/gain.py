@@ -71,7 +71,7 @@ class SeedComparison(NamedTuple):
         """``yes`` or ``no`` by ``RULE``, or ``open`` with the numbers of seeds or tests that exist
         and that are necessary.
 
-        For example, ``open: 2 of 3 seeds``: only two of the three seeds are trained.
+        For example, ``open: 2 of 3 seeds``: only two of the three seeds have a score.
         """
         seeds = len(self.differences)
         if seeds < SEEDS:

@@ -137,7 +137,7 @@ def gain_column(table: ResultTable) -> TableColumn:
     name = column_name(table.columns, table.columns[0])
     explanation = (
         f"yes if, by {name}, {RULE}; otherwise no, or open if more seeds or tests are needed; "
-        "'open: 1 of 3 seeds' means that one of three seeds is trained"
+        "'open: 1 of 3 seeds' means that one of three seeds has this score"
     )
     return _column(table, "gain", table.gain, explanation)
 

@@ -1,6 +1,7 @@
 """Tables from result files: rows with their runs, the differences to a baseline, and pilots."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -324,7 +325,7 @@ def read_tables(
         baseline = all_rows[0] if all_rows[0] in rows_of_table else None
         runs = [run for row in rows_of_table for run in row.runs]
         columns = [column for column in _columns(runs) if column in chosen]
-        columns = _default_columns(columns) if by_default else columns
+        columns = _default_columns(columns, runs) if by_default else columns
         tables.append(
             ResultTable(
                 title, rows_of_table, columns, p_values, by_default, costs, hidden_rows, baseline
@@ -350,11 +351,19 @@ def _columns(runs: Iterable[SavedRun]) -> list[ScoreColumn]:
     return sorted(columns, key=rank)
 
 
-def _default_columns(columns: Sequence[ScoreColumn]) -> list[ScoreColumn]:
-    """Return the columns of BLEU with all checkpoints, and of chrF with the best one."""
-    known = {column.metric for column in columns if column.set_name != VALID}
+def _default_columns(columns: Sequence[ScoreColumn], runs: list[SavedRun]) -> list[ScoreColumn]:
+    """Return the columns of BLEU with all checkpoints, and of chrF with the best one.
+
+    Of several kinds of BLEU or chrF, it is the one that most runs have.
+    """
+    scored = Counter(
+        metric
+        for run in runs
+        for metric in {score.metric for score in run.result.scores if score.set_name != VALID}
+    )
     bleu, chrf = (
-        next((name for name in names if name in known), None) for names in DEFAULT_METRICS
+        max((name for name in names if name in scored), key=scored.__getitem__, default=None)
+        for names in DEFAULT_METRICS
     )
     return [
         column

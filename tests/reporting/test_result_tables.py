@@ -85,6 +85,16 @@ def test_means_deviations_and_differences(saved: Path) -> None:
     assert "compared with fused: other" in output(saved)
 
 
+def test_the_default_bleu_is_that_of_most_runs(results: Path) -> None:
+    path = results / "fused.seed1.json"
+    saved = json.loads(path.read_text())
+    saved["scores"] += [{**saved["scores"][0], "metric": "sacrebleu", "value": 1.0}]
+    path.write_text(json.dumps(saved))
+    table = cells(results)
+    assert table["fused"]["multi-bleu best"] == "100.00 ±0.00"
+    assert not [name for name in table["plain"] if name.startswith("sacrebleu")]
+
+
 def test_columns_can_be_chosen(saved: Path) -> None:
     table = cells(saved, "--metric", "chrf", "--checkpoint", "average-2")
     assert not [name for name in table["plain"] if "best" in name]
