@@ -14,6 +14,7 @@ from fusetk.evaluation.metric import Metric
 
 MAX_LINES = 5_000  # lines of a text that the statistics count
 _ENTITY = re.compile(r"&(?:amp|apos|quot|lt|gt|#124|#91|#93);")
+_UNESCAPED = re.compile(r"[<>'\"|\[\]]")
 _PUNCTUATION = frozenset(".,!?;:。，！？；：、।")
 _HYPHENS = ("@-@", "##AT##-##AT##")  # from Moses' tokeniser with -a, from --compound-split
 
@@ -30,6 +31,7 @@ class TextStatistics(NamedTuple):
     marked_tokens: int  # tokens that end in a punctuation mark
     lone_marks: int  # of these, tokens that are only the mark
     entities: int  # characters that the Moses tokeniser escaped
+    unescaped: int  # characters that it would escape
     hyphens: int  # tokens that are a hyphen between two parts of a word
 
     def ratio(self, part: str, total: str) -> float:
@@ -48,6 +50,7 @@ def text_statistics(lines: Iterable[str]) -> TextStatistics:
         counts["cased_letters"] += sum(c.isupper() or c.islower() for c in line)
         counts["capital_letters"] += sum(map(str.isupper, line))
         counts["entities"] += len(_ENTITY.findall(line))
+        counts["unescaped"] += len(_UNESCAPED.findall(line))
         for token in line.split():
             counts["tokens"] += 1
             counts["subwords"] += token.endswith("@@") or token.startswith("\u2581")
@@ -136,15 +139,17 @@ def _tokenisation_warnings(
                 f"{tokenised} looks tokenised and {raw} does not; "
                 "tokenise or detokenise one of them before scoring"
             )
-    for count, description, advice in (
-        ("entities", "writes characters as &apos; or similar", "unescape it"),
-        ("hyphens", f"splits words with {' or '.join(_HYPHENS)}", "treat both alike"),
-    ):
-        number, other = getattr(hypothesis, count), getattr(reference, count)
-        if max(number, other) >= 3 and min(number, other) == 0:
-            having, lacking = ("the hypothesis", name) if number else (name, "the hypothesis")
+    sides = ("the hypothesis", hypothesis), (name, reference)
+    for (having, stats), (lacking, other) in (sides, sides[::-1]):
+        if stats.entities >= 3 and not other.entities and other.unescaped:
             warnings.append(
-                f"{having} {description} and {lacking} does not; {advice} before scoring"
+                f"{having} writes characters as &apos; or similar and {lacking} does not; unescape "
+                "it before scoring"
+            )
+        if stats.hyphens >= 3 and not other.hyphens:
+            warnings.append(
+                f"{having} splits words with {' or '.join(_HYPHENS)} and {lacking} does not; treat "
+                "both alike before scoring"
             )
     return warnings
 
