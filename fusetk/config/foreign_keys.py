@@ -212,8 +212,27 @@ FOREIGN_KEYS = {
     "nbest": "decoding.n_best",
 }
 
-# Systems of papers, and the kinds of their fusions.
-SYSTEM_KINDS = {"gtrans": "groups", "mlrf": "attention", "rtal": "tree"}
+# Names of systems and papers, and their kinds at the sites that have one.
+SYSTEM_KINDS = {
+    "attnres": "attention-residual",
+    "dec-sa": "attention",
+    "deepcrossattention": "cross",
+    "denseformer": "depth-weighted",
+    "dlcl": "linear",
+    "enc-avg": "average",
+    "enc-ffn": "ffn",
+    "enc-fnn": "ffn",
+    "ewp": "tree",
+    "gtrans": "groups",
+    "hyper-connections": "hyper",
+    "laurel": "laurel-low-rank",
+    "mhc": "manifold-hyper",
+    "mlrf": "attention",
+    "muddformer": "mudd",
+    "none": "last",
+    "resformer": "value-residual",
+    "rtal": "tree",
+}
 COUNTS_TOKENS = (
     "a number of target tokens; to count sentences, also set training.stages.0.batch.unit=sentences"
 )
@@ -232,6 +251,11 @@ FOREIGN_VALUES = {
 def fusetk_key(name: str) -> str | None:
     """Return the key for what another toolkit calls ``name`` (a key or an option), or None."""
     return FOREIGN_KEYS.get(option_as_key(name))
+
+
+def system_kind(name: str) -> str:
+    """Return the kind of a system of a paper, or ``name`` itself if it is no such system."""
+    return SYSTEM_KINDS.get(name.lower().replace("_", "-"), name)
 
 
 def value_advice(name: str) -> str:

@@ -18,8 +18,6 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from fusetk.config.foreign_keys import SYSTEM_KINDS
-
 NULL_WORDS = ("none", "None")  # accepted for null
 
 
@@ -158,8 +156,7 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
         return table[kind]
     module, colon, name = kind.partition(":")
     if not colon:
-        own = SYSTEM_KINDS.get(kind.lower())
-        near = [own] if own in table else difflib.get_close_matches(kind, table, 1)
+        near = difflib.get_close_matches(kind, table, 1)
         if not near and "." in kind:
             near = [":".join(kind.rsplit(".", 1))]
         hint = f"did you mean {near[0]!r}? " if near else ""

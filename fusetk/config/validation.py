@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fusetk.config import messages
-from fusetk.config.foreign_keys import fusetk_key, value_advice
+from fusetk.config.foreign_keys import fusetk_key, system_kind, value_advice
 from fusetk.config.schema import Config, component, nullable
 from fusetk.config.source import Document, Place
 from fusetk.errors import ConfigError, ImportFailed
@@ -234,12 +234,20 @@ def _hint(name: str, classes: Sequence[type[BaseModel]], elsewhere: Sequence[str
 
 
 def _kind_advice(config: type[BaseModel], base: Place, path: Place, value: Any) -> str | None:
-    """Return the advice about a kind that another key of the config accepts, or None."""
-    kind = value.get("kind") if isinstance(value, dict) else value
-    for place, field in _related_keys(config, base, path):
+    """Return the advice about the name of a system, or a kind that another key of the config
+    accepts; None for other values.
+    """
+    name = value.get("kind") if isinstance(value, dict) else value
+    if not isinstance(name, str):
+        return None
+    kind = system_kind(name)
+    what = f"{name!r} is" if kind == name else f"{name!r} is called {kind!r},"
+    key = next(part for part in reversed(path) if part != "kind")
+    related = sorted(_related_keys(config, base, path), key=lambda each: each[0][-1] != key)
+    for place, field in related:
         tables = [item.table for item in field.metadata if isinstance(item, component)]
-        if isinstance(kind, str) and any(kind in table for table in tables):
-            return f"{kind!r} is a kind of `{place[-1]}`: write {_dotted(place)}: {kind}"
+        if any(kind in table for table in tables):
+            return f"{what} a kind of `{place[-1]}`: write {_dotted(place)}: {kind}"
     return None
 
 

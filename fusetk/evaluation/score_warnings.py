@@ -139,14 +139,16 @@ def _tokenisation_warnings(
                 f"{tokenised} looks tokenised and {raw} does not; "
                 "tokenise or detokenise one of them before scoring"
             )
-    sides = ("the hypothesis", hypothesis), (name, reference)
-    for (having, stats), (lacking, other) in (sides, sides[::-1]):
-        if stats.entities >= 3 and not other.entities and other.unescaped:
+    for having, marked, lacking, plain in (
+        ("the hypothesis", hypothesis, name, reference),
+        (name, reference, "the hypothesis", hypothesis),
+    ):
+        if marked.entities >= 3 and not plain.entities and plain.unescaped:
             warnings.append(
                 f"{having} writes characters as &apos; or similar and {lacking} does not; unescape "
                 "it before scoring"
             )
-        if stats.hyphens >= 3 and not other.hyphens:
+        if marked.hyphens >= 3 and not plain.hyphens:
             warnings.append(
                 f"{having} splits words with {' or '.join(_HYPHENS)} and {lacking} does not; treat "
                 "both alike before scoring"
