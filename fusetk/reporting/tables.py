@@ -174,9 +174,12 @@ def read_rows(paths: Iterable[Path], run_folders: Iterable[Path] = ()) -> list[P
     for path in _config_files(paths, {folder.resolve() for folder in run_folders}):
         document = configs.load(path)
         paper = document.values.get("paper")
-        if not isinstance(paper, dict) or paper.get("row") is None:
+        if not isinstance(paper, dict):
             continue
-        recipe = recipes.load(path)
+        unknown = paper.keys() - PaperConfig.model_fields
+        if paper.get("row") is None and not unknown:
+            continue
+        recipe = recipes.load(path)  # refuses unknown keys
         assert recipe.paper is not None
         row = PaperRow(recipe.paper, recipe, path)
         if row.key in rows:

@@ -396,6 +396,13 @@ def test_a_run_serves_each_row_with_its_config(printed: Path, tmp_path: Path) ->
     assert not first["warnings"] and not second["warnings"]
 
 
+def test_a_misspelt_key_of_a_row_is_an_error(toy: Path, tmp_path: Path) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text(yaml.safe_dump({"extends": str(toy), "paper": {"table": TABLE, "rwo": "one"}}))
+    result = call(path)
+    assert result.exit_code == 2 and "paper.rwo: unknown key; did you mean 'row'?" in result.stderr
+
+
 def test_runs_that_were_scored_otherwise_are_named(printed: Path, tmp_path: Path) -> None:
     scores = [
         *scores_of("best", 1.0, 2.0, metric="sacrebleu"),

@@ -1,5 +1,7 @@
 """Errors about options and configs: one style, without words of the libraries, with advice."""
 
+import contextlib
+import signal
 import sys
 from pathlib import Path
 
@@ -333,6 +335,18 @@ def test_ctrl_c_during_the_imports_prints_no_traceback(monkeypatch: pytest.Monke
 
     monkeypatch.delitem(sys.modules, "fusetk.cli.main")
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as end:
+        run()
+    assert end.value.code == 130
+
+
+def test_ctrl_c_that_a_library_catches_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing_import() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise AttributeError("half imported")
+
+    monkeypatch.setattr("fusetk.cli.main.main", failing_import)
     with pytest.raises(SystemExit) as end:
         run()
     assert end.value.code == 130
