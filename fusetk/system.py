@@ -68,6 +68,7 @@ class System:
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         """Return the natural-log probability of each target line, with EOS, given its source line.
 
+        A blank source is a source of EOS alone; `fusetk rescore` does not score it.
         Raises DataError if the arguments are not lists of strings of the same length, and if a line
         is too long for the model.
         """

@@ -219,7 +219,7 @@ class Updates(Task):
         if "speed" in values:
             texts.append(f"{values['speed']:,.0f} tokens/s")
         if "loss" in values:
-            texts.append(f"ppl {perplexity(values['loss']):,.1f}")
+            texts.append(f"ppl {_rounded(perplexity(values['loss']), 1)}")
         if "rate" in values:
             texts.append(f"lr {values['rate']:.1e}")
         return texts
@@ -340,7 +340,8 @@ class Reporter:
         )
         self.log.line(
             f"train  epoch {progress.epochs:.2f}  update {progress.update}  loss {loss:.4f} "
-            f"(smoothed {smoothed_loss:.4f})  ppl {perplexity(loss):.2f}  {speed:.0f} tokens/s  "
+            f"(smoothed {smoothed_loss:.4f})  ppl {_rounded(perplexity(loss), 2)}  "
+            f"{speed:.0f} tokens/s  "
             f"lr {self._rate:.3e}  gradient norm {math.nan if norm is None else norm:.2f}  "
             f"{tokens / len(self._sizes):.0f} tokens in {pairs:.1f} pairs per update  "
             f"padding {padding:.1%}  memory {memory / 2**20:.0f} MB",
@@ -371,7 +372,7 @@ class Reporter:
             },
         )
         values = "  ".join(
-            f"{name} {value:.{2 if name in ('ppl', 'bleu') else 4}f}"
+            f"{name} {_rounded(value, 2 if name in ('ppl', 'bleu') else 4)}"
             for name, value in results.items()
         )
         if is_best:
@@ -384,6 +385,11 @@ class Reporter:
         self.log.line(
             f"valid  update {progress.update}  {values}  ({metric}: {verdict})  {seconds:.0f} s"
         )
+
+
+def _rounded(value: float, digits: int) -> str:
+    """Return a number with ``digits`` decimals, a large one with an exponent."""
+    return f"{value:.3g}" if abs(value) >= 1e6 else f"{value:.{digits}f}"
 
 
 def device_name(device: torch.device, processes: int) -> str:

@@ -1,6 +1,7 @@
 """Progress of long commands: a bar on a terminal, plain lines in a log, nothing with --quiet."""
 
 import io
+import math
 import os
 import pty
 import re
@@ -89,6 +90,8 @@ def test_a_narrow_terminal_drops_the_last_fields() -> None:
         assert all(text in after for text in texts), (width, after)
         assert len(before) + sum(2 + size for size in (bar, len(after)) if size) <= width
         assert bar == 0 or bar >= MIN_BAR
+    task.values = {"loss": 650.0}
+    assert f"ppl {math.exp(650):.3g}" in task.fields(), "a diverged training has a short line"
 
 
 def test_the_bar_shows_the_epoch_if_the_end_is_unknown() -> None:
