@@ -29,7 +29,7 @@ ALLOWED = {
     "fusion": {"nn"},
     "models": {"fusion", "nn"},
     "decoding": {"models", "nn", "data", "processes"},
-    "evaluation": {"decoding", "data"},
+    "evaluation": {"decoding", "models", "fusion", "data"},
     "plotting": {"decoding", "models", "fusion", "nn", "data", "runs"},
     "training": {
         "evaluation",

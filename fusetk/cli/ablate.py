@@ -1,0 +1,124 @@
+"""``fusetk ablate``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fusetk import display
+from fusetk.cli.common_options import inform
+from fusetk.cli.options import device_option, quiet_option, threads_option, tokenized_option
+from fusetk.cli.parameters import FilePath
+from fusetk.cli.tables import print_json, show
+from fusetk.errors import DataError
+
+if TYPE_CHECKING:
+    from fusetk.decoding.target_scores import IdPair
+    from fusetk.decoding.translate import Translator
+
+
+@click.command(
+    "ablate",
+    epilog="Example: fusetk ablate -m runs/my -i raw/valid.de -r raw/valid.en",
+)
+@click.option(
+    "-m",
+    "--model",
+    required=True,
+    metavar="RUN",
+    type=FilePath(path_type=Path),
+    help="A run folder (its best checkpoint is used) or a checkpoint.",
+)
+@click.option(
+    "-i", "--input", "source", required=True, metavar="FILE", help="File with source sentences."
+)
+@click.option(
+    "-r",
+    "--reference",
+    required=True,
+    metavar="FILE",
+    help="File with their translations, line by line.",
+)
+@tokenized_option("Both files are")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@device_option
+@threads_option
+@quiet_option
+def command(
+    model: Path,
+    source: str,
+    reference: str,
+    tokenized: bool,
+    as_json: bool,
+    device: str,
+    threads: int | None,
+    quiet: bool,
+) -> None:
+    """Show how much a model needs each layer that its fusions read.
+
+    For each layer of each fusion of RUN, the table has the loss of the text if the fusion reads the
+    mean of the layer instead of the layer. The mean is that over the positions of up to 200
+    sentences. The layers above still read the layer itself, so the table shows what the fusion gets
+    from it. The difference is that to the loss of the unchanged model. A layer that the fusion does
+    not read has the difference 0. Layer 0 is the word embedding, or the last summary layer.
+
+    The loss is that of a target token, EOS included, in nats, without dropout and label smoothing.
+    """
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+    from fusetk import system
+    from fusetk.decoding.translate import Translator
+    from fusetk.evaluation import ablation
+
+    loaded = system.load_model(model, device, report=inform)
+    if not ablation.fusions(loaded.model):
+        raise DataError(
+            f"{model} has no fusion of several layers: give a run with `fuse` in encoder or decoder"
+        )
+    translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
+    pairs = _read_pairs(translator, source, reference, tokenized)
+    with display.Display(quiet), display.task("", "layers") as done:
+        loss = ablation.loss(loaded.model, pairs)
+        losses = []
+        for layer_loss in ablation.layer_losses(loaded.model, pairs):
+            losses.append(layer_loss)
+            done.advance()
+    if as_json:
+        print_json({"loss": loss, "layers": [each._asdict() for each in losses]})
+        return
+    rows = [
+        [f"{each.fusion}, layer {each.layer}", f"{each.loss:.4f}", f"{each.loss - loss:+.4f}"]
+        for each in losses
+    ]
+    title = f"loss of {len(pairs):,} sentence pairs"
+    show(title, ["without", "loss", "difference"], [["-", f"{loss:.4f}", ""], *rows], [])
+
+
+def _read_pairs(
+    translator: "Translator", source: str, reference: str, tokenized: bool
+) -> "Sequence[IdPair]":
+    """Return the pairs without those with a blank line.
+
+    Raises DataError if a file cannot be read, if line counts differ, or if no pair is left.
+    """
+    from fusetk.data.text import FilePair, read_lines, unequal
+    from fusetk.data.vocab import EOS
+
+    files = FilePair(Path(source), Path(reference))
+    sources, references = list(read_lines(source)), list(read_lines(reference))
+    if len(sources) != len(references):
+        raise unequal(files, len(sources), len(references))
+    encoded = (
+        (
+            translator.encode("source", line, tokenized),
+            translator.encode("target", translation, tokenized),
+        )
+        for line, translation in zip(sources, references, strict=True)
+    )
+    pairs = [([*line, EOS], translation) for line, translation in encoded if line and translation]
+    if not pairs:
+        raise DataError(f"{source} and {reference} have no pair of sentences: give other files")
+    return pairs
