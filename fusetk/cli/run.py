@@ -26,7 +26,7 @@ def command(
     dataset: bool,
     any_data: bool,
     out: Path | None,
-    seed: int | None,
+    seeds: tuple[int, ...],
     jobs: int,
     device: str,
     devices: int,
@@ -43,6 +43,9 @@ def command(
     The steps are prep, train, average, decode (all test sets), score and report. Metric and
     checkpoint are those of the published score. The command of each step is printed.
 
+    With several seeds, all steps are run with one seed after the other. The table has the mean of
+    their scores.
+
     A second call does only the missing steps, and training continues from its last checkpoint. Two
     processes cannot work on the same config and seed in one output folder at once. The rows of a
     folder share their prepared text; while one prepares it, the others wait.
@@ -58,24 +61,15 @@ def command(
     """
     if raw is None:
         raise ConfigError("give the folder of the raw text by --raw")
-    settings = [*overrides, *([] if seed is None else [f"training.seed={seed}"])]
-    _check(config, settings, devices, slurm, smoke, sbatch, until)
+    _check(config, overrides, seeds, devices, slurm, smoke, sbatch, until)
     start = time.monotonic()
-    recipe = load_recipe(config, settings)
+    all_settings = [[*overrides, f"training.seed={seed}"] for seed in seeds] or [[*overrides]]
+    recipes = [load_recipe(config, settings) for settings in all_settings]
     from fusetk.experiment.places import is_row, places, recipe_with_folders
     from fusetk.experiment.raw import provide_raw_text
     from fusetk.experiment.run import Experiment, Options
     from fusetk.experiment.smoke import smoke_recipe
 
-    where = places(Path(config), recipe, out)
-    provide_raw_text(recipe_with_folders(recipe, raw, where), raw, dataset, any_data, inform)
-    if smoke:
-        # Not below OUT, so that no report finds the meaningless scores there.
-        where = where._replace(out=where.out.with_name(f"{where.out.name}.smoke"))
-        recipe = smoke_recipe(config, settings, recipe, raw, where)
-    else:
-        recipe = recipe_with_folders(recipe, raw, where)
-    row = Path(config).absolute() if is_row(recipe) else None
     options = Options(
         metrics=metrics,
         average=average,
@@ -84,21 +78,31 @@ def command(
         devices=devices,
         threads=threads,
         until=until,
-        row=row,
+        row=Path(config).absolute() if is_row(recipes[0]) else None,
         quiet=is_quiet(),
         any_data=any_data,
     )
-    if slurm:
-        submit(Experiment(recipe, where, options._replace(until="prep"), inform), sbatch)
-        return
-    Experiment(recipe, where, options, inform).run()
+    for settings, recipe in zip(all_settings, recipes, strict=True):
+        where = places(Path(config), recipe, out)
+        provide_raw_text(recipe_with_folders(recipe, raw, where), raw, dataset, any_data, inform)
+        if smoke:
+            # Not below OUT, so that no report finds the meaningless scores there.
+            where = where._replace(out=where.out.with_name(f"{where.out.name}.smoke"))
+            recipe = smoke_recipe(config, settings, recipe, raw, where)
+        else:
+            recipe = recipe_with_folders(recipe, raw, where)
+        if slurm:
+            submit(Experiment(recipe, where, options._replace(until="prep"), inform), sbatch)
+        else:
+            Experiment(recipe, where, options, inform).run()
     if smoke:
         inform(f"smoke test: all steps passed in {time.monotonic() - start:.0f} s")
 
 
 def _check(
     config: str,
-    settings: list[str],
+    settings: tuple[str, ...],
+    seeds: tuple[int, ...],
     devices: int,
     slurm: bool,
     smoke: bool,
@@ -113,6 +117,10 @@ def _check(
             raise ConfigError(
                 f"--set {setting}: use --raw for the folder of the text, and --out for the output"
             )
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError("--seed: the same seed is given twice; give each once")
+    if slurm and len(seeds) > 1:
+        raise ConfigError("--slurm submits the jobs of one seed: give one --seed in each call")
     if slurm and smoke:
         raise ConfigError("--slurm and --smoke exclude each other: run the smoke test here first")
     if slurm and until == "prep":

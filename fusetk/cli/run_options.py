@@ -9,7 +9,7 @@ from fusetk.cli.parameters import Decorator, FilePath, all_of
 from fusetk.experiment import STEPS
 
 SECTIONS = {
-    "Text and output": ["raw", "dataset", "any_data", "out", "overrides", "seed", "jobs"],
+    "Text and output": ["raw", "dataset", "any_data", "out", "overrides", "seeds", "jobs"],
     "Devices": ["device", "devices", "threads", "slurm", "sbatch"],
     "Steps": ["smoke", "until", "average", "metrics"],
 }
@@ -43,7 +43,14 @@ OPTIONS: tuple[Decorator, ...] = (
         "PAPER/TASK, and work/NAME for another config.",
     ),
     set_option,
-    click.option("--seed", type=click.IntRange(0), metavar="N", help="Set training.seed."),
+    click.option(
+        "--seed",
+        "seeds",
+        type=click.IntRange(0),
+        multiple=True,
+        metavar="N",
+        help="Set training.seed; repeatable.",
+    ),
     click.option(
         "--jobs",
         default=1,

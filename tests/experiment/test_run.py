@@ -540,6 +540,8 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
         (["--raw", ".", "--slurm", "--devices=4"], "--slurm and --devices exclude each other"),
         (["--raw", ".", "--slurm", "--until=prep"], "--slurm and --until prep exclude each other"),
         (["--raw", ".", "--sbatch=-p x"], "--sbatch needs --slurm"),
+        (["--raw", ".", "--seed=1", "--seed=1"], "--seed: the same seed is given twice"),
+        (["--raw", ".", "--slurm", "--seed=1", "--seed=2"], "--slurm submits the jobs of one seed"),
         (
             ["--raw", ".", "--slurm", "--sbatch=--partition", "--sbatch=gpu"],
             "--sbatch=gpu: give an option and its value together",
@@ -549,6 +551,17 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
 def test_wrong_options_are_one_sentence(config, arguments, text):
     result = CliRunner().invoke(main, ["run", str(config), *arguments])
     assert result.exit_code == 2 and text in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_seeds_are_trained_one_after_the_other(config, monkeypatch):
+    runs = []
+    monkeypatch.setattr("fusetk.experiment.raw.provide_raw_text", lambda *arguments: None)
+    monkeypatch.setattr(Experiment, "run", lambda self: runs.append(self.places.run.name))
+    for seeds, expected in (([], ["run.my.seed1"]), ([3, 2], ["run.my.seed3", "run.my.seed2"])):
+        runs.clear()
+        options = [f"--seed={seed}" for seed in seeds]
+        result = CliRunner().invoke(main, ["run", str(config), "--raw", ".", *options])
+        assert result.exit_code == 0 and runs == expected
 
 
 def test_the_config_is_a_file():
