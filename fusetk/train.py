@@ -205,12 +205,13 @@ def _build_model(
         if recipe.training.start_from is not None and not resuming:
             lines = start_from(model, Path(recipe.training.start_from), pipeline).lines()
         if kinds := sorted(outside_kinds(recipe.model.model_dump())):
-            verify(
+            warnings = verify(
                 model if shards else model.to(execution.device),
                 len(pipeline.source_vocab),
                 len(pipeline.target_vocab),
                 kinds,
             )
+            lines += [f"warning: {warning}" for warning in warnings]
         if recipe.training.cuda_graphs:
             check_recordable(model)
         if recipe.training.compile:

@@ -1,6 +1,6 @@
 """``fusetk ablate``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from fusetk.cli.tables import print_json, show
 from fusetk.errors import DataError
 
 if TYPE_CHECKING:
+    from fusetk.data.text import FilePair
     from fusetk.decoding.target_scores import IdPair
     from fusetk.decoding.translate import Translator
 
@@ -31,13 +32,20 @@ if TYPE_CHECKING:
     help="A run folder (its best checkpoint is used) or a checkpoint.",
 )
 @click.option(
-    "-i", "--input", "source", required=True, metavar="FILE", help="File with source sentences."
+    "-i",
+    "--input",
+    "source",
+    required=True,
+    metavar="FILE",
+    type=FilePath(path_type=Path),
+    help="File with source sentences, plain or .gz.",
 )
 @click.option(
     "-r",
     "--reference",
     required=True,
     metavar="FILE",
+    type=FilePath(path_type=Path),
     help="File with their translations, line by line.",
 )
 @tokenized_option("Both files are")
@@ -47,8 +55,8 @@ if TYPE_CHECKING:
 @quiet_option
 def command(
     model: Path,
-    source: str,
-    reference: str,
+    source: Path,
+    reference: Path,
     tokenized: bool,
     as_json: bool,
     device: str,
@@ -58,28 +66,35 @@ def command(
     """Show how much a model needs each layer that its fusions read.
 
     For each layer of each fusion of RUN, the table has the loss of the text if the fusion reads the
-    mean of the layer instead of the layer. The mean is that over the positions of up to 200
-    sentences. The layers above still read the layer itself, so the table shows what the fusion gets
-    from it. The difference is that to the loss of the unchanged model. A layer that the fusion does
-    not read has the difference 0. Layer 0 is the word embedding, or the last summary layer.
+    mean of the layer instead of the layer. The mean is computed over the positions of up to 200
+    sentence pairs. The layers above still read the layer itself, so the table shows how much the
+    fusion alone needs it. The difference is this loss minus the loss of the unchanged model. A
+    layer that the fusion does not read has the difference 0. Layer 0 is the word embedding. If the
+    stack has summary layers, it is the output of the last one.
 
-    The loss is that of a target token, EOS included, in nats, without dropout and label smoothing.
+    The loss is the mean over the target tokens, EOS included, in nats, without dropout and label
+    smoothing. Pairs with a blank line are left out.
     """
     if threads:
         import torch
 
         torch.set_num_threads(threads)
     from fusetk import system
+    from fusetk.data.text import FilePair, read_lines, unequal
     from fusetk.decoding.translate import Translator
     from fusetk.evaluation import ablation
 
+    files = FilePair(source, reference)
+    sources, references = list(read_lines(source)), list(read_lines(reference))
+    if len(sources) != len(references):
+        raise unequal(files, len(sources), len(references))
     loaded = system.load_model(model, device, report=inform)
     if not ablation.fusions(loaded.model):
         raise DataError(
             f"{model} has no fusion of several layers: give a run with `fuse` in encoder or decoder"
         )
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
-    pairs = _read_pairs(translator, source, reference, tokenized)
+    pairs = _encoded(translator, files, zip(sources, references, strict=True), tokenized)
     with display.Display(quiet), display.task("", "layers") as done:
         loss = ablation.loss(loaded.model, pairs)
         losses = []
@@ -97,28 +112,27 @@ def command(
     show(title, ["without", "loss", "difference"], [["-", f"{loss:.4f}", ""], *rows], [])
 
 
-def _read_pairs(
-    translator: "Translator", source: str, reference: str, tokenized: bool
+def _encoded(
+    translator: "Translator", files: "FilePair", lines: Iterable[tuple[str, str]], tokenized: bool
 ) -> "Sequence[IdPair]":
-    """Return the pairs without those with a blank line.
+    """Return the pairs of lines as ids, without those with a blank line.
 
-    Raises DataError if a file cannot be read, if line counts differ, or if no pair is left.
+    Raises DataError, with the line, if a pair is too long for the model, or if no pair is left.
     """
-    from fusetk.data.text import FilePair, read_lines, unequal
     from fusetk.data.vocab import EOS
+    from fusetk.decoding.target_scores import check_length
 
-    files = FilePair(Path(source), Path(reference))
-    sources, references = list(read_lines(source)), list(read_lines(reference))
-    if len(sources) != len(references):
-        raise unequal(files, len(sources), len(references))
-    encoded = (
-        (
-            translator.encode("source", line, tokenized),
-            translator.encode("target", translation, tokenized),
-        )
-        for line, translation in zip(sources, references, strict=True)
-    )
-    pairs = [([*line, EOS], translation) for line, translation in encoded if line and translation]
+    pairs = []
+    for number, (source, target) in enumerate(lines, 1):
+        words = translator.encode("source", source, tokenized)
+        translation = translator.encode("target", target, tokenized)
+        if words and translation:
+            pairs.append(([*words, EOS], translation))
+            try:
+                check_length(translator.models, pairs[-1:])
+            except DataError as error:
+                place = f"line {number} of {files.source} and {files.target}"
+                raise DataError(f"{place}: {error}") from None
     if not pairs:
-        raise DataError(f"{source} and {reference} have no pair of sentences: give other files")
+        raise DataError(f"{files.source} and {files.target} have no pair of sentences")
     return pairs

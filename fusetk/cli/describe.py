@@ -7,7 +7,7 @@ import click
 from fusetk.cli.options import config_argument, set_option
 from fusetk.cli.parameters import all_of
 from fusetk.cli.recipes import load_recipe
-from fusetk.cli.tables import print_json
+from fusetk.cli.tables import print_json, print_warnings
 from fusetk.cli.vocabulary_options import VOCABULARY_OPTIONS, given_sizes
 from fusetk.config import outside_kinds
 from fusetk.reporting.parameters import count_parameters, matches_printed, vocabulary_sizes
@@ -64,7 +64,7 @@ def command(
         from fusetk.system import build
         from fusetk.training.verify import verify
 
-        verify(build(recipe, WORDS, WORDS), WORDS, WORDS, kinds)
+        print_warnings(verify(build(recipe, WORDS, WORDS), WORDS, WORDS, kinds))
     total = sum(parts.values())
     paper = recipe.paper
     paper_total = None

@@ -229,7 +229,6 @@ SYSTEM_KINDS = {
     "mhc": "manifold-hyper",
     "mlrf": "attention",
     "muddformer": "mudd",
-    "none": "last",
     "resformer": "value-residual",
     "rtal": "tree",
 }

@@ -156,7 +156,8 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
         return table[kind]
     module, colon, name = kind.partition(":")
     if not colon:
-        near = difflib.get_close_matches(kind, table, 1)
+        is_none = kind in NULL_WORDS and "last" in table
+        near = ["last"] if is_none else difflib.get_close_matches(kind, table, 1)
         if not near and "." in kind:
             near = [":".join(kind.rsplit(".", 1))]
         hint = f"did you mean {near[0]!r}? " if near else ""

@@ -37,7 +37,8 @@ def layer_losses(model: Seq2Seq, pairs: Sequence[IdPair]) -> Iterator[LayerLoss]
     for fusion, means in _means(model, pairs).items():
         for layer, mean in enumerate(means):
             with _reading(fusion, layer, mean):
-                yield LayerLoss(fusion.name, layer, loss(model, pairs))
+                without = loss(model, pairs)
+            yield LayerLoss(fusion.name, layer, without)
 
 
 def loss(model: Seq2Seq, pairs: Sequence[IdPair]) -> float:
@@ -47,7 +48,10 @@ def loss(model: Seq2Seq, pairs: Sequence[IdPair]) -> float:
 
 
 def _means(model: Seq2Seq, pairs: Sequence[IdPair]) -> dict[Fusion, list[Tensor]]:
-    """Return the mean (D,) of each layer of each fusion over the positions of some pairs."""
+    """Return the mean (D,) of each layer of each fusion over the positions of some pairs.
+
+    A fusion whose ``forward`` the model does not call has no means.
+    """
     sums: dict[nn.Module, list[Tensor]] = {}
     positions: dict[nn.Module, int] = {}
 
@@ -65,7 +69,11 @@ def _means(model: Seq2Seq, pairs: Sequence[IdPair]) -> dict[Fusion, list[Tensor]
     finally:
         for hook in hooks:
             hook.remove()
-    return {fusion: [total / positions[fusion] for total in sums[fusion]] for fusion in counted}
+    return {
+        fusion: [total / positions[fusion] for total in sums[fusion]]
+        for fusion in counted
+        if fusion in sums
+    }
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from fusetk.evaluation.metric import Metric
 
 MAX_LINES = 5_000  # lines of a text that the statistics count
 _ENTITY = re.compile(r"&(?:amp|apos|quot|lt|gt|#124|#91|#93);")
-_UNESCAPED = re.compile(r"[<>'\"|\[\]]")
+_UNESCAPED = re.compile(rf"[<>'\"|\[\]]|&(?!{_ENTITY.pattern[1:]})")
 _PUNCTUATION = frozenset(".,!?;:。，！？；：、।")
 _HYPHENS = ("@-@", "##AT##-##AT##")  # from Moses' tokeniser with -a, from --compound-split
 

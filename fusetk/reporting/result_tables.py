@@ -354,7 +354,7 @@ def _columns(runs: Iterable[SavedRun]) -> list[ScoreColumn]:
 def _default_columns(columns: Sequence[ScoreColumn], runs: list[SavedRun]) -> list[ScoreColumn]:
     """Return the columns of BLEU with all checkpoints, and of chrF with the best one.
 
-    Of several kinds of BLEU or chrF, it is the one that most runs have.
+    If runs have several kinds of BLEU or chrF, the kind that most runs have is chosen.
     """
     scored = Counter(
         metric

@@ -162,7 +162,7 @@ def read_rows(paths: Iterable[Path], run_folders: Iterable[Path] = ()) -> list[P
     Configs without ``paper.row`` are ignored. So are, in a folder, the configs of runs, and all
     configs in ``run_folders``, because they repeat those of the rows. If a config names a file of
     published tables, the rows of other authors in its table are included. Raises ConfigError if no
-    row is left, or if two configs describe the same row.
+    row is left, if two configs describe the same row, or if a `paper` has an unknown key.
     """
     from fusetk import config as configs
     from fusetk import recipe as recipes

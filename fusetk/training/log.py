@@ -219,7 +219,7 @@ class Updates(Task):
         if "speed" in values:
             texts.append(f"{values['speed']:,.0f} tokens/s")
         if "loss" in values:
-            texts.append(f"ppl {_rounded(perplexity(values['loss']), 1)}")
+            texts.append(f"ppl {_rounded(perplexity(values['loss']), 1, ',')}")
         if "rate" in values:
             texts.append(f"lr {values['rate']:.1e}")
         return texts
@@ -387,9 +387,12 @@ class Reporter:
         )
 
 
-def _rounded(value: float, digits: int) -> str:
-    """Return a number with ``digits`` decimals, a large one with an exponent."""
-    return f"{value:.3g}" if abs(value) >= 1e6 else f"{value:.{digits}f}"
+def _rounded(value: float, digits: int, separator: str = "") -> str:
+    """Return a number with ``digits`` decimals, a large one with an exponent.
+
+    ``separator`` precedes each group of three digits.
+    """
+    return f"{value:.3g}" if abs(value) >= 1e6 else f"{value:{separator}.{digits}f}"
 
 
 def device_name(device: torch.device, processes: int) -> str:

@@ -5,7 +5,6 @@ outside fusetk: with a class that breaks a rule, training may seem to go well, a
 translations are wrong.
 """
 
-import logging
 import pickle
 import random
 from collections.abc import Iterator, Sequence
@@ -30,22 +29,21 @@ from fusetk.nn.shape_check import check_shape, class_name, is_outside
 from fusetk.special_tokens import BOS, EOS, SPECIAL
 from fusetk.ways import use_precision
 
-log = logging.getLogger(__name__)
-
 SOURCE_LENGTHS = (3, 8, 5)  # lengths of source sentences, with EOS
 TARGET_LENGTHS = (6, 4, 7)  # lengths of target sentences, with BOS
 # Largest difference between two computations of the same logits, relative to the largest logit.
 # Differences of rounding are below it.
 TOLERANCE = 1e-3
+MAX_NAMES = 5  # names of parameters in a warning
 SMALL = 0.1  # Parameters below this value may hide a broken rule. It is also the size of noise.
 
 
-def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[str]) -> None:
-    """Raise ConfigError if a model breaks a rule, or if it cannot compute.
+def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[str]) -> list[str]:
+    """Return warnings about a model. Raise ConfigError if it breaks a rule or cannot compute.
 
     The rules are tested with the initial weights, and again with noise on small parameters. The
     vocabulary sizes include the special tokens. ``kinds`` are the classes outside fusetk, for the
-    error. The parameters, the mode and torch's random numbers are restored.
+    error. The parameters, buffers, the mode and torch's random numbers are restored.
     """
     names = " or ".join(kinds)
     if next(model.parameters(), None) is None:
@@ -62,7 +60,7 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
             _check_stored_values(model, source_size, target_size, "evaluation")
             _check_layers(model, source_size, target_size)
             _check_sources(model)
-            _check_training(model, source_size, target_size, names)
+            warnings = _check_training(model, source_size, target_size, names)
             _add_noise(model)
             _compare(model, source_size, target_size, names, may_be_infinite=True)
     except FusetkError:
@@ -74,6 +72,7 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
             f"a model with {names} cannot compute: {type(error).__name__}: "
             f"{' '.join(str(error).split())}{place_outside_libraries(error)}"
         ) from error
+    return warnings
 
 
 @contextmanager
@@ -83,6 +82,11 @@ def _evaluation(model: Seq2Seq) -> Iterator[None]:
     device = parameters[0].device
     modes = [(module, module.training) for module in model.modules()]
     weights = [parameter.detach().clone() for parameter in parameters]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     devices = [device] if device.type == "cuda" else []
     restore_precision = use_precision("highest")
     try:
@@ -94,6 +98,8 @@ def _evaluation(model: Seq2Seq) -> Iterator[None]:
         with torch.no_grad():
             for parameter, weight in zip(parameters, weights, strict=True):
                 parameter.copy_(weight)
+            for module, name, buffer, value in buffers:
+                setattr(module, name, buffer.copy_(value))  # a pass may have replaced the buffer
         model.train()  # deletes cached tensors
         for module, mode in modes:
             module.training = mode
@@ -128,11 +134,12 @@ def _check_stored_values(model: Seq2Seq, source_size: int, target_size: int, mod
             one is not other and (isinstance(one, Tensor) or one != other)
             for one, other in zip(old, new, strict=True)
         ):
+            reason = "because several threads may use the model"
+            if mode == "training":
+                reason = "or in a buffer (self.register_buffer), because checkpoints do not have it"
             raise ConfigError(
                 f"{class_name(module)}.{name} changed during a pass in {mode}: keep the value in a "
-                "local variable or in the result, because several threads may use the model. A "
-                "value that training changes must be a buffer (self.register_buffer), or else "
-                "checkpoints do not have it"
+                f"local variable or in the result, {reason}"
             )
 
 
@@ -204,15 +211,14 @@ def _check_sources(model: Seq2Seq) -> None:
                 )
 
 
-def _check_training(model: Seq2Seq, source_size: int, target_size: int, names: str) -> None:
+def _check_training(model: Seq2Seq, source_size: int, target_size: int, names: str) -> list[str]:
     """Raise RuntimeError if gradients cannot be computed in training mode.
 
     An example is a module that changes a tensor in place. Raises ConfigError if a module stores
     values or draws random numbers that a resumed run does not have, if a gradient is not finite, or
-    if no gradient reaches a stack. Warns of parameters of modules outside fusetk that get no
+    if no gradient reaches a stack. Returns a warning if parameters of modules outside fusetk get no
     gradient.
     """
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     random_numbers = _states_of_libraries()
     model.train()
     try:
@@ -238,17 +244,17 @@ def _check_training(model: Seq2Seq, source_size: int, target_size: int, names: s
                     f"no gradient reaches the layers of {name}: a class detaches its input or "
                     "does not use it: correct the class"
                 )
-        if unused := list(_without_gradient(model)):
-            log.warning(
-                "no gradient reaches %s: they are not trained, because their class does not use "
-                "them",
-                ", ".join(unused),
-            )
+        unused = list(_without_gradient(model))
     finally:
         model.zero_grad(set_to_none=True)
         model.eval()
-        for buffer, value in buffers:
-            buffer.copy_(value)
+    if not unused:
+        return []
+    more = f" and {len(unused) - MAX_NAMES} more" if len(unused) > MAX_NAMES else ""
+    return [
+        f"parameters without a gradient in a test pass: {', '.join(unused[:MAX_NAMES])}{more}; if "
+        "no batch uses them, they are not trained"
+    ]
 
 
 def _states_of_libraries() -> tuple[Any, ...]:

@@ -101,7 +101,11 @@ def test_errors_say_what_to_give(run: Any) -> None:
     Path("short.en").write_text("w7\n")
     assert "a.de has 4 lines and short.en has 1" in call("short.en").stderr
     Path("blank.en").write_text("\n" * 4)
-    assert "have no pair of sentences" in call("blank.en").stderr
+    assert "a.de and blank.en have no pair of sentences" in call("blank.en").stderr
+    run.model = built(
+        positions="learned", max_positions=3, encoder={"layers": 2, "fuse": {"kind": "average"}}
+    )
+    assert "line 4 of a.de and a.en: a source sentence of 3 tokens is too" in call("a.en").stderr
     run.model = built()
     result = call("a.en")
     assert result.exit_code == 2 and "runs/my has no fusion of several layers" in result.stderr

@@ -149,5 +149,7 @@ def test_entities() -> None:
     [warning] = score_warnings(escaped, [TOKENISED])
     assert "the hypothesis writes characters as &apos;" in warning
     assert score_warnings(escaped, [escaped]) == []
+    ampersands = ["R & D" for _ in range(30)]
+    assert score_warnings([line.replace("&", "&amp;") for line in ampersands], [ampersands])
     without = [line.replace("'", "").replace("&", "") for line in TOKENISED]
     assert score_warnings(without, [escaped]) == [], "it has nothing to escape"

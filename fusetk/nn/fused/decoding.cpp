@@ -4,8 +4,8 @@
 
 #include "best_tokens.h"
 
-// While attention computes row r, it fetches the data that row r + AHEAD reads into the cache. The
-// data of many sentences do not fit there.
+// While attention computes row r, it prefetches the data that row r + AHEAD will read. The data of
+// many sentences do not fit into the cache.
 enum { AHEAD = 2 };
 
 // Fetch the n numbers at x into the cache.
