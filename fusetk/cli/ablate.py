@@ -1,6 +1,6 @@
 """``fusetk ablate``."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,9 @@ from fusetk.cli.tables import print_json, show
 from fusetk.errors import DataError
 
 if TYPE_CHECKING:
-    from fusetk.data.text import FilePair
     from fusetk.decoding.target_scores import IdPair
     from fusetk.decoding.translate import Translator
+    from fusetk.evaluation.texts import ScoredTexts
 
 
 @click.command(
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     "source",
     required=True,
     metavar="FILE",
-    type=FilePath(path_type=Path),
-    help="File with source sentences, plain or .gz.",
+    type=FilePath(),
+    help="File with source sentences, plain or .gz; - is standard input.",
 )
 @click.option(
     "-r",
     "--reference",
     required=True,
     metavar="FILE",
-    type=FilePath(path_type=Path),
+    type=FilePath(),
     help="File with their translations, line by line.",
 )
 @tokenized_option("Both files are")
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 @quiet_option
 def command(
     model: Path,
-    source: Path,
-    reference: Path,
+    source: str,
+    reference: str,
     tokenized: bool,
     as_json: bool,
     device: str,
@@ -80,21 +80,18 @@ def command(
 
         torch.set_num_threads(threads)
     from fusetk import system
-    from fusetk.data.text import FilePair, read_lines, unequal
     from fusetk.decoding.translate import Translator
     from fusetk.evaluation import ablation
+    from fusetk.evaluation.texts import read_texts
 
-    files = FilePair(source, reference)
-    sources, references = list(read_lines(source)), list(read_lines(reference))
-    if len(sources) != len(references):
-        raise unequal(files, len(sources), len(references))
+    texts = read_texts({"source": source}, [reference], None)
     loaded = system.load_model(model, device, report=inform)
     if not ablation.fusions(loaded.model):
         raise DataError(
             f"{model} has no fusion of several layers: give a run with `fuse` in encoder or decoder"
         )
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
-    pairs = _encoded(translator, files, zip(sources, references, strict=True), tokenized)
+    pairs = _encoded(translator, texts, tokenized)
     with display.Display(quiet), display.task("", "layers") as done:
         loss = ablation.loss(loaded.model, pairs)
         losses = []
@@ -112,9 +109,7 @@ def command(
     show(title, ["without", "loss", "difference"], [["-", f"{loss:.4f}", ""], *rows], [])
 
 
-def _encoded(
-    translator: "Translator", files: "FilePair", lines: Iterable[tuple[str, str]], tokenized: bool
-) -> "Sequence[IdPair]":
+def _encoded(translator: "Translator", texts: "ScoredTexts", tokenized: bool) -> "Sequence[IdPair]":
     """Return the pairs of lines as ids, without those with a blank line.
 
     Raises DataError, with the line, if a pair is too long for the model, or if no pair is left.
@@ -122,17 +117,18 @@ def _encoded(
     from fusetk.data.vocab import EOS
     from fusetk.decoding.target_scores import check_length
 
+    source, reference = texts.first, texts.references[0]
+    files = f"{source.file} and {reference.file}"
     pairs = []
-    for number, (source, target) in enumerate(lines, 1):
-        words = translator.encode("source", source, tokenized)
-        translation = translator.encode("target", target, tokenized)
+    for number, lines in enumerate(zip(source.lines, reference.lines, strict=True), 1):
+        words = translator.encode("source", lines[0], tokenized)
+        translation = translator.encode("target", lines[1], tokenized)
         if words and translation:
             pairs.append(([*words, EOS], translation))
             try:
                 check_length(translator.models, pairs[-1:])
             except DataError as error:
-                place = f"line {number} of {files.source} and {files.target}"
-                raise DataError(f"{place}: {error}") from None
+                raise DataError(f"line {number} of {files}: {error}") from None
     if not pairs:
-        raise DataError(f"{files.source} and {files.target} have no pair of sentences")
+        raise DataError(f"{files} have no pair of sentences")
     return pairs

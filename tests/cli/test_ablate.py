@@ -97,6 +97,12 @@ def test_the_table_and_the_json_have_each_layer(run: Any) -> None:
         assert row.split()[-2:] == [f"{each['loss']:.4f}", f"{change:+.4f}"]
 
 
+def test_standard_input_has_the_source(run: Any) -> None:
+    words = ["ablate", "-m", "runs/my", "-i", "-", "-r", "a.en"]
+    result = CliRunner().invoke(main, words, input=Path("a.de").read_text())
+    assert result.stdout == call("a.en").stdout
+
+
 def test_errors_say_what_to_give(run: Any) -> None:
     Path("short.en").write_text("w7\n")
     assert "a.de has 4 lines and short.en has 1" in call("short.en").stderr
