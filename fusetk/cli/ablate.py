@@ -1,8 +1,6 @@
 """``fusetk ablate``."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,11 +10,6 @@ from fusetk.cli.options import device_option, quiet_option, threads_option, toke
 from fusetk.cli.parameters import FilePath
 from fusetk.cli.tables import print_json, show
 from fusetk.errors import DataError
-
-if TYPE_CHECKING:
-    from fusetk.decoding.target_scores import IdPair
-    from fusetk.decoding.translate import Translator
-    from fusetk.evaluation.texts import ScoredTexts
 
 
 @click.command(
@@ -73,25 +66,31 @@ def command(
     stack has summary layers, it is the output of the last one.
 
     The loss is the mean over the target tokens, EOS included, in nats, without dropout and label
-    smoothing. Pairs with a blank line are left out.
+    smoothing. Pairs with a blank source are left out.
     """
     if threads:
         import torch
 
         torch.set_num_threads(threads)
     from fusetk import system
+    from fusetk.decoding.target_scores import BATCH_TOKENS
     from fusetk.decoding.translate import Translator
     from fusetk.evaluation import ablation
-    from fusetk.evaluation.texts import read_texts
+    from fusetk.evaluation.rescore import Rescorer
+    from fusetk.evaluation.rescore_rows import RescoreInputs, read_rows
+    from fusetk.fusion.base import fusions_of_stacks
 
-    texts = read_texts({"source": source}, [reference], None)
     loaded = system.load_model(model, device, report=inform)
-    if not ablation.fusions(loaded.model):
+    if not fusions_of_stacks(loaded.model):
         raise DataError(
             f"{model} has no fusion of several layers: give a run with `fuse` in encoder or decoder"
         )
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
-    pairs = _encoded(translator, texts, tokenized)
+    rescorer = Rescorer(translator, BATCH_TOKENS)
+    rows, _ = read_rows(RescoreInputs((source, reference)), rescorer, tokenized, "")
+    pairs = [pair for row in rows for pair in row.pairs if pair is not None]
+    if not pairs:
+        raise DataError(f"{source} and {reference} have no pair of sentences")
     with display.Display(quiet), display.task("", "layers") as done:
         loss = ablation.loss(loaded.model, pairs)
         losses = []
@@ -101,34 +100,9 @@ def command(
     if as_json:
         print_json({"loss": loss, "layers": [each._asdict() for each in losses]})
         return
-    rows = [
+    cells = [
         [f"{each.fusion}, layer {each.layer}", f"{each.loss:.4f}", f"{each.loss - loss:+.4f}"]
         for each in losses
     ]
     title = f"loss of {len(pairs):,} sentence pairs"
-    show(title, ["without", "loss", "difference"], [["-", f"{loss:.4f}", ""], *rows], [])
-
-
-def _encoded(translator: "Translator", texts: "ScoredTexts", tokenized: bool) -> "Sequence[IdPair]":
-    """Return the pairs of lines as ids, without those with a blank line.
-
-    Raises DataError, with the line, if a pair is too long for the model, or if no pair is left.
-    """
-    from fusetk.data.vocab import EOS
-    from fusetk.decoding.target_scores import check_length
-
-    source, reference = texts.first, texts.references[0]
-    files = f"{source.file} and {reference.file}"
-    pairs = []
-    for number, lines in enumerate(zip(source.lines, reference.lines, strict=True), 1):
-        words = translator.encode("source", lines[0], tokenized)
-        translation = translator.encode("target", lines[1], tokenized)
-        if words and translation:
-            pairs.append(([*words, EOS], translation))
-            try:
-                check_length(translator.models, pairs[-1:])
-            except DataError as error:
-                raise DataError(f"line {number} of {files}: {error}") from None
-    if not pairs:
-        raise DataError(f"{files} have no pair of sentences")
-    return pairs
+    show(title, ["without", "loss", "difference"], [["-", f"{loss:.4f}", ""], *cells], [])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from fusetk.decoding.target_scores import IdPair, score_targets
-from fusetk.fusion.base import Fusion
+from fusetk.fusion.base import Fusion, fusions_of_stacks
 from fusetk.models.seq2seq import Seq2Seq
 
 MEAN_PAIRS = 200  # pairs from which the mean of a layer is computed
@@ -19,13 +19,6 @@ class LayerLoss(NamedTuple):
     fusion: str  # encoder.fuse or decoder.fuse
     layer: int  # the embedding, or the last summary layer, is 0
     loss: float
-
-
-def fusions(model: Seq2Seq) -> list[Fusion]:
-    """Return the fusions of several layers."""
-    return [
-        module for module in model.modules() if isinstance(module, Fusion) and module.fuses_several
-    ]
 
 
 def layer_losses(model: Seq2Seq, pairs: Sequence[IdPair]) -> Iterator[LayerLoss]:
@@ -61,7 +54,7 @@ def _means(model: Seq2Seq, pairs: Sequence[IdPair]) -> dict[Fusion, list[Tensor]
         sums[fusion] = [a + b for a, b in zip(earlier, layers, strict=True)] if earlier else layers
         positions[fusion] = positions.get(fusion, 0) + arguments[0][0].shape[:2].numel()
 
-    counted = fusions(model)
+    counted = fusions_of_stacks(model).values()
     hooks = [fusion.register_forward_pre_hook(add) for fusion in counted]
     try:
         for pair in pairs[:: -(-len(pairs) // MEAN_PAIRS)]:

@@ -71,6 +71,18 @@ class Fusion(nn.Module):
         return list(history), self
 
 
+def fusions_of_stacks(model: nn.Module) -> dict[str, Fusion]:
+    """Return the fusions of several layers by name, encoder.fuse before decoder.fuse.
+
+    A fusion inside another one is not returned.
+    """
+    fusions: dict[str, Fusion] = {}
+    for module in model.modules():  # a fusion precedes those that it contains
+        if isinstance(module, Fusion) and module.fuses_several:
+            fusions.setdefault(module.name, module)
+    return {name: fusions[name] for name in ("encoder.fuse", "decoder.fuse") if name in fusions}
+
+
 class LayerFusionConfig(FusionConfig):
     """Options of all fusions of several layers."""
 

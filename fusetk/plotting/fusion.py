@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fusetk.errors import DataError
-from fusetk.fusion.base import Fusion
+from fusetk.fusion.base import Fusion, fusions_of_stacks
 from fusetk.models.stack import Stack
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.forward_trace import ForwardTrace, Pairs, evaluating, trace_forward
@@ -45,12 +45,7 @@ def find_fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
 
     Raises DataError if there are none.
     """
-    # A fusion may contain others: these follow it, and have other names or the same name.
-    sides = {f"{side}.fuse": side for side in KINDS["fuse"]}
-    by_side: dict[str, Fusion] = {}
-    for module in model.modules():
-        if isinstance(module, Fusion) and module.name in sides and module.fuses_several:
-            by_side.setdefault(sides[module.name], module)
+    by_side = {name.partition(".")[0]: each for name, each in fusions_of_stacks(model).items()}
     fusions = [by_side[side] for side in KINDS[what] if side in by_side]
     if fusions:
         return fusions

@@ -13,7 +13,8 @@ from fusetk.cli.main import main
 from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.vocab import EOS, Vocabulary
 from fusetk.decoding.config import SearchConfig
-from fusetk.evaluation.ablation import fusions, layer_losses, loss
+from fusetk.evaluation.ablation import layer_losses, loss
+from fusetk.fusion.base import fusions_of_stacks
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.transformer import Transformer
 
@@ -41,7 +42,7 @@ def differences(model: Seq2Seq, pairs: list[Any], fusion: str) -> list[float]:
 
 def test_a_layer_with_the_weight_0_is_not_needed() -> None:
     model = fused()
-    encoder, decoder = fusions(model)
+    encoder, decoder = fusions_of_stacks(model).values()
     with torch.no_grad():
         encoder.get_parameter("combine.weight")[1] = 0
     without = differences(model, PAIRS, encoder.name)
@@ -105,13 +106,15 @@ def test_standard_input_has_the_source(run: Any) -> None:
 
 def test_errors_say_what_to_give(run: Any) -> None:
     Path("short.en").write_text("w7\n")
-    assert "a.de has 4 lines and short.en has 1" in call("short.en").stderr
-    Path("blank.en").write_text("\n" * 4)
-    assert "a.de and blank.en have no pair of sentences" in call("blank.en").stderr
+    assert "short.en" in call("short.en").stderr and call("short.en").exit_code == 2
+    Path("blank.de").write_text("\n" * 4)
+    words = ["ablate", "-m", "runs/my", "-i", "blank.de", "-r", "a.en"]
+    result = CliRunner().invoke(main, words)
+    assert "blank.de and a.en have no pair of sentences" in result.stderr
     run.model = built(
         positions="learned", max_positions=3, encoder={"layers": 2, "fuse": {"kind": "average"}}
     )
-    assert "line 4 of a.de and a.en: a source sentence of 3 tokens is too" in call("a.en").stderr
+    assert "a.de and a.en, line 4: a source sentence of 3 tokens is too" in call("a.en").stderr
     run.model = built()
     result = call("a.en")
     assert result.exit_code == 2 and "runs/my has no fusion of several layers" in result.stderr
