@@ -43,8 +43,8 @@ def command(
     The steps are prep, train, average, decode (all test sets), score and report. Metric and
     checkpoint are those of the published score. The command of each step is printed.
 
-    With several seeds, all steps are run with one seed after the other. The table has the mean of
-    their scores.
+    With several seeds, the command runs all steps with the first seed, then with the next one. The
+    table has the mean of their scores.
 
     A second call does only the missing steps, and training continues from its last checkpoint. Two
     processes cannot work on the same config and seed in one output folder at once. The rows of a

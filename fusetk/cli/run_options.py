@@ -49,7 +49,7 @@ OPTIONS: tuple[Decorator, ...] = (
         type=click.IntRange(0),
         multiple=True,
         metavar="N",
-        help="Set training.seed; repeatable.",
+        help="Set training.seed. Repeat the option for a training with each seed.",
     ),
     click.option(
         "--jobs",

@@ -13,8 +13,9 @@ from fusetk.errors import join_names
 from fusetk.evaluation.metric import Metric
 
 MAX_LINES = 5_000  # lines of a text that the statistics count
-_ENTITY = re.compile(r"&(?:amp|apos|quot|lt|gt|#124|#91|#93);")
-_UNESCAPED = re.compile(rf"[<>'\"|\[\]]|&(?!{_ENTITY.pattern[1:]})")
+_NAME = r"(?:amp|apos|quot|lt|gt|#124|#91|#93);"  # of an escaped character, after &
+_ENTITY = re.compile(f"&{_NAME}")
+_UNESCAPED = re.compile(rf"[<>'\"|\[\]]|&(?!{_NAME})")
 _PUNCTUATION = frozenset(".,!?;:。，！？；：、।")
 _HYPHENS = ("@-@", "##AT##-##AT##")  # from Moses' tokeniser with -a, from --compound-split
 

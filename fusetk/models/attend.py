@@ -174,8 +174,8 @@ class TransparentConfig(ComponentConfig):
     """Apply layer normalisation to every encoder layer before the mean. Set it with `norm: pre`,
     whose layers do not normalise their output."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout on the numbers from which the softmax makes the weights. The
-    authors' code, lingvo, has 0.1."""
+    """Dropout on the numbers from which the softmax makes the weights. The authors' code, lingvo,
+    has 0.1."""
 
 
 class TransparentSources(AttendedSources):

@@ -7,7 +7,6 @@ from typing import Any
 from fusetk.reporting.deviations import config_deviations
 from fusetk.reporting.formats import Cells, TextTable, signed
 from fusetk.reporting.runs import (
-    VALID,
     MeanScore,
     MeasuredRun,
     ScoreColumn,
@@ -16,7 +15,6 @@ from fusetk.reporting.runs import (
     format_updates,
     run_names,
 )
-from fusetk.reporting.score_log import ScoreRecord
 from fusetk.reporting.tables import PRINTED, PaperRow, PaperTable, ParameterCount
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -209,7 +207,7 @@ def table_warnings(table: PaperTable) -> list[str]:
     """Return warnings about runs: not comparable, different from the recipe, or without a score."""
     scored = {run.folder for run in table.scored_runs()}
     others = [run for run in table.runs if run.folder not in scored]
-    other_scores = [run for run in others if _test_scores(run) and table.as_printed]
+    other_scores = [run for run in others if run.test_scores and table.as_printed]
     unscored = [run for run in others if run not in other_scores]
     warnings = comparability_warnings(table.scores())
     for row in table.rows:
@@ -222,10 +220,6 @@ def table_warnings(table: PaperTable) -> list[str]:
     return warnings
 
 
-def _test_scores(run: MeasuredRun) -> list[ScoreRecord]:
-    return [record for record in run.records if record.set_name != VALID]
-
-
 def _scoring_warnings(table: PaperTable, runs: Sequence[MeasuredRun]) -> list[str]:
     """Return the runs without a score of the kind that the paper prints, and what they have."""
     folders = {run.folder for run in runs}
@@ -234,7 +228,7 @@ def _scoring_warnings(table: PaperTable, runs: Sequence[MeasuredRun]) -> list[st
         for run in row.runs:
             if run.folder in folders:
                 kinds = dict.fromkeys(
-                    f"{score.checkpoint} by {score.metric}" for score in _test_scores(run)
+                    f"{score.checkpoint} by {score.metric}" for score in run.test_scores
                 )
                 text = f"{', '.join(kinds)}, not {row.paper.checkpoint} by {row.paper.metric}"
                 groups.setdefault(text, []).append(run)

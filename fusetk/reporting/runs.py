@@ -40,6 +40,11 @@ class MeasuredRun(NamedTuple):
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
+    @property
+    def test_scores(self) -> list[ScoreRecord]:
+        """The scores of test sets, without the BLEU of the best validation."""
+        return [record for record in self.records if record.set_name != VALID]
+
     def record(self, column: "ScoreColumn") -> ScoreRecord | None:
         """Return the score of a column, None if the run has no such score."""
         return next((record for record in self.records if record.key == column), None)

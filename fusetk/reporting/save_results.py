@@ -36,7 +36,7 @@ from fusetk.reporting.result_files import (
     texts_path,
     translations_path,
 )
-from fusetk.reporting.runs import VALID, MeasuredRun, is_outdated
+from fusetk.reporting.runs import MeasuredRun, is_outdated
 from fusetk.reporting.tables import PaperRow
 from fusetk.runs import CONFIG, TEXT, is_finite_number, read_metrics, read_sessions
 
@@ -133,7 +133,7 @@ def _missing(run: MeasuredRun) -> str | None:
     for section in SECTIONS:
         if not isinstance(run.setting(section), dict):
             return f"its config has no section {section}"
-    scores = [record for record in run.records if record.set_name != VALID]
+    scores = run.test_scores
     if not scores:
         return "it has no score of a test set"
     if any(is_outdated(record, run) for record in scores):
@@ -291,7 +291,7 @@ def _with_layer_weights(
     They are those of the file ``path``, if it has them for the same checkpoint.
     """
     known = read_result(path).layer_weights if path.is_file() else []
-    sets = [record.set_name for record in run.records if record.set_name != VALID]
+    sets = [record.set_name for record in run.test_scores]
     source, target = (
         _text_file(run, sets[0], str(run.setting("data", side)), "txt")
         for side in ("source", "target")

@@ -8,8 +8,8 @@
 // many sentences do not fit into the cache.
 enum { AHEAD = 2 };
 
-// Fetch the n numbers at x into the cache.
-static inline void fetch(const float *x, Int n) {
+// Prefetch the n numbers at x into the cache.
+static inline void prefetch(const float *x, Int n) {
     const Int line = 64 / sizeof *x;
     for (Int j = 0; j < n; j += line) __builtin_prefetch(x + j, 0, 1);
 }
@@ -132,8 +132,8 @@ void attend_history(
                 for (Int t = 0; r + AHEAD < rows && t < length; t++) {
                     const Int row = ancestors[(r + AHEAD) * length + t];
                     const float *key = steps[t] + (3 * row + 1) * width + first;
-                    fetch(key, size);
-                    fetch(key + width, size);
+                    prefetch(key, size);
+                    prefetch(key + width, size);
                 }
                 dots(scores, q + first, k, first, size, length);
                 const float total = softmax(scores, vectors);
@@ -195,9 +195,9 @@ void attend_source(
                 for (Int h = 0; h < heads; h++) {
                     const float *kh = k + h * size * padded_length, *qh = q + h * size;
                     if (is_new) {
-                        fetch(kh + to_next * width * padded_length, size * padded_length);
+                        prefetch(kh + to_next * width * padded_length, size * padded_length);
                         for (Int s = 0; s < lengths[next]; s++)
-                            fetch(v + (to_next * length + s) * stride + h * size, size);
+                            prefetch(v + (to_next * length + s) * stride + h * size, size);
                     }
                     for (Int i = 0; i < vectors; i++) {
                         Vector a = {}, c = {}, d = {}, e = {};
