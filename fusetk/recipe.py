@@ -19,7 +19,7 @@ NEUTRAL_KEYS = (
     r"training\.(keep_last|keep_best|log_every|save_every|max_skipped|tensorboard)",
     r"training\.(compile|cuda_graphs|shard)",
     r"model\.(encoder|decoder|stack)\.checkpoint",
-    r"training\.validation\.(bleu|tokens|train_pairs|train_dropout)",
+    r"training\.validation\.(bleu|tokens|train_pairs|train_dropout|share_pairs)",
 )
 
 

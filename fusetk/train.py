@@ -57,7 +57,7 @@ from fusetk.training.progress import Progress
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
 from fusetk.training.start import start_from
-from fusetk.training.validation import Validator
+from fusetk.training.validation import Validator, check_shares
 from fusetk.training.verify import verify
 
 
@@ -212,6 +212,8 @@ def _build_model(
                 kinds,
             )
             lines += [f"warning: {warning}" for warning in warnings]
+        if recipe.training.validation.share_pairs:
+            check_shares(model)
         if recipe.training.cuda_graphs:
             check_recordable(model)
         if recipe.training.compile:

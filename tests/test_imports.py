@@ -30,7 +30,7 @@ ALLOWED = {
     "models": {"fusion", "nn"},
     "decoding": {"models", "nn", "data", "processes"},
     "evaluation": {"decoding", "models", "fusion", "data"},
-    "plotting": {"decoding", "models", "fusion", "nn", "data", "runs"},
+    "plotting": {"evaluation", "decoding", "models", "fusion", "nn", "data", "runs"},
     "training": {
         "evaluation",
         "decoding",
@@ -48,7 +48,7 @@ ALLOWED = {
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "nn", "data"},
     "ctranslate2": {"system", "runs", "models", "nn", "data"},
     "serving": {"system", "decoding"},
-    "exploring": {"serving", "system", "plotting", "decoding", "models", "data"},
+    "exploring": {"serving", "system", "plotting", "evaluation", "decoding", "models", "data"},
     "datasets": {"data"},
     "experiment": {
         "resume",
@@ -69,6 +69,7 @@ ALLOWED = {
         "papers",
         "evaluation",
         "decoding",
+        "models",
         "runs",
         "data",
     },
@@ -76,6 +77,7 @@ ALLOWED = {
         "experiment",
         "reporting",
         "plotting",
+        "evaluation",
         "system",
         "recipe",
         "models",

@@ -7,7 +7,15 @@ import click
 from fusetk.cli.parameters import FilePath
 from fusetk.cli.picture_options import check_picture, size_option, style_option
 from fusetk.errors import DataError
-from fusetk.plotting.curves import DEFAULT, KINDS, TITLES, curves, plot, read_curve_records
+from fusetk.plotting.curves import (
+    BY_LAYER,
+    DEFAULT,
+    KINDS,
+    TITLES,
+    curves,
+    plot,
+    read_curve_records,
+)
 from fusetk.plotting.figure import check_output
 from fusetk.plotting.style import STYLES, Size
 
@@ -30,6 +38,7 @@ from fusetk.plotting.style import STYLES, Size
     "--what",
     metavar="NAME,...",
     help=f"Quantities of metrics.jsonl, each in a panel: {', '.join(TITLES)}."
+    f" {' and '.join(BY_LAYER)} have a panel for each stack or fusion, with a curve for each layer."
     f" Default: {', '.join(DEFAULT)}, if the runs have them.",
 )
 @click.option(
@@ -79,8 +88,9 @@ def command(
 
     A curve that has only one value is a dot.
 
-    For each curve, an .npz file holds the arrays RUN/KIND/QUANTITY.update, .epoch and .value. A
-    .json file holds the same as a list.
+    For each curve, an .npz file holds the arrays RUN/KIND/QUANTITY.update, .epoch and .value. The
+    curve of a layer has the name RUN/KIND/QUANTITY/STACK/LAYER. A .json file holds the same as a
+    list.
     """
     check_output(output)
     check_picture(output, size, style)

@@ -20,8 +20,8 @@ class LayerWeights(NamedTuple):
 def layer_weights(files: DemoFiles) -> LayerWeights:
     """Return the mean over the hops of the decoder's fusion, for the sentence in the pictures."""
     from fusetk import system
+    from fusetk.evaluation.layer_shares import find_fusions, trace_fusions
     from fusetk.plotting.attention import TokenPair
-    from fusetk.plotting.fusion import find_fusions, trace_fusions
     from fusetk.plotting.sentences import Reader, command_line_pairs
 
     source, target = sentence_to_plot(files)

@@ -12,9 +12,10 @@ from fusetk.decoding.next_tokens import Step, next_tokens
 from fusetk.decoding.scores import value
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError
+from fusetk.evaluation.layer_shares import find_fusions
 from fusetk.models.description import summary
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.plotting import attention, connect, fusion
+from fusetk.plotting import attention, connect
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.choices import WHATS
 from fusetk.plotting.html import panel_data, scales_data
@@ -261,7 +262,7 @@ def views(model: Seq2Seq) -> list[View]:
     """Return the kinds of heatmap that a model has: of its layers, then of its attention."""
     all_views = []
     with suppress(DataError):  # no side of the model fuses several layers
-        fusions = fusion.find_fusions(model)
+        fusions = find_fusions(model)
         hops = max(getattr(module, "hops", 0) for module in fusions)
         all_views.append(View("fuse", WHATS["fuse"], [], hops, []))
     with suppress(DataError):  # no connection has weights

@@ -156,12 +156,14 @@ class Stack(nn.Module):
         self.has_plain_stream = type(self.ends) is StreamEnds  # whether the stream is one tensor
         self.input_widths: list[int] = []  # input width of each module of ``layers``
         self.output_widths: list[int] = []
+        self.labels: list[str] = []  # of each module of ``layers``: layer1, summary1, ...
 
         self.connect.register_output(widths[0], starts_block=True)
         summaries = 0
         for i, planned in enumerate(self.plan):
             summaries += planned.is_summary
             label = f"summary{summaries}" if planned.is_summary else f"layer{planned.layer + 1}"
+            self.labels.append(label)
             build = summary if planned.is_summary else layer
             self.input_widths.append(self.connect.register_input())
             module = build(planned, f"{name}.{label}", self.input_widths[i])

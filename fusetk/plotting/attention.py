@@ -95,7 +95,7 @@ def record(model: "Seq2Seq", source: Sequence[int], target: Sequence[int]) -> di
     Each row of S weights sums to 1. ``source`` and ``target`` are ids without BOS and EOS.
     Raises DataError if a sentence is longer than the model's positions.
     """
-    from fusetk.plotting.forward_trace import trace_forward
+    from fusetk.evaluation.forward_trace import trace_forward
 
     recorded = trace_forward(model, [(source, target)], "*.layer*").recorded
     return {

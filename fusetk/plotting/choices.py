@@ -80,22 +80,25 @@ def check_options(choices: PlotOptions) -> None:
         check_one(len(choices.sources), choices.output)
 
 
-def check_connections(choices: PlotOptions, need_text: bool) -> None:
-    """Raise DataError for options that do not suit the connections of the model.
+def check_connections(choices: PlotOptions, need_text: bool) -> str:
+    """Return a note for the user if a given text is not read; '' otherwise.
 
-    ``need_text`` says whether their weights depend on the text.
+    ``need_text`` says whether the weights of the connections depend on the text. Raises DataError
+    for options that do not suit the connections of the model.
     """
     if need_text:
         _check_text(choices)
         if not choices.corpus:
             check_one(len(choices.sources), choices.output)
-        return
+        return ""
+    reason = "the connections of this model have the same weights for every sentence"
+    if choices.layer is not None:
+        raise DataError(f"{reason}: omit --layer, which draws them at each token")
     texts = (choices.sources, choices.targets, choices.source_file, choices.target_file)
-    if choices.corpus or choices.layer is not None or choices.lines or any(texts):
-        raise DataError(
-            "the connections of this model have learned weights, which are the same for every "
-            "sentence: omit --corpus, --layer and the text"
-        )
+    if not (any(texts) or choices.lines or choices.corpus):
+        return ""
+    _check_text(choices)
+    return f"{reason}; the text is not read"
 
 
 def _check_text(choices: PlotOptions) -> None:

@@ -14,16 +14,14 @@ import numpy as np
 from torch import Tensor
 
 from fusetk.data.vocab import UNK
-from fusetk.decoding.target_scores import pair_batches
 from fusetk.errors import DataError
+from fusetk.evaluation.forward_trace import ForwardTrace, Pairs, batches, trace_forward
+from fusetk.evaluation.layer_shares import layer_names
 from fusetk.models.connect import CONNECTIONS, Connection
 from fusetk.models.residual import RESIDUALS, Residual
 from fusetk.models.residual.separate import SeparateResidual
 from fusetk.models.stack import Stack
 from fusetk.plotting.attention import TokenPair
-from fusetk.plotting.corpus import TOKENS
-from fusetk.plotting.forward_trace import ForwardTrace, Pairs, trace_forward
-from fusetk.plotting.fusion import layer_names
 from fusetk.plotting.panel import Panel, near_square, split_rows
 
 if TYPE_CHECKING:
@@ -375,9 +373,8 @@ class ReadingMeans:
 
     def add(self, pairs: Pairs) -> None:
         """Add pairs of source and target ids without BOS and EOS, in batches of similar length."""
-        sizes = [(len(source) + 1, len(target) + 1) for source, target in pairs]
-        for batch in pair_batches(sizes, TOKENS):
-            self.last = trace_readings(self.model, [pairs[i] for i in batch])
+        for batch in batches(pairs):
+            self.last = trace_readings(self.model, batch)
             self.sentences += len(batch)
             for reading in self.last:
                 if not reading.by_position:

@@ -5,18 +5,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fusetk.decoding.target_scores import pair_batches
+from fusetk.evaluation.forward_trace import Pairs
+from fusetk.evaluation.layer_shares import FusionTrace, trace_batches
 from fusetk.fusion.base import Fusion
-from fusetk.plotting.forward_trace import Pairs
 from fusetk.plotting.fusion import (
     BY_GRADIENT,
     HOPS,
     SHARE,
-    FusionTrace,
     choose_hops,
     layer_panel,
     learned_panels,
-    trace_fusions,
 )
 from fusetk.plotting.panel import Panel
 
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 # The first position, five equal parts of the positions between, and the last position.
 PARTS = ["first", "0-20 %", "20-40 %", "40-60 %", "60-80 %", "80-100 %", "last"]
-TOKENS = 4096  # positions of a batch: both sides, including padding
 MEAN = "mean over all positions"
 
 
@@ -45,10 +42,9 @@ class CorpusMeans:
 
     def add(self, pairs: Pairs) -> None:
         """Add pairs of source and target ids without BOS and EOS, in batches of similar length."""
-        sizes = [(len(source) + 1, len(target) + 1) for source, target in pairs]
-        for batch in pair_batches(sizes, TOKENS):
-            self.last = trace_fusions(self.model, [pairs[i] for i in batch], self.fusions)
-            self.sentences += len(batch)
+        for traces in trace_batches(self.model, pairs, self.fusions):
+            self.last = traces
+            self.sentences += len(traces[0].lengths)
             if not self.sums:
                 shapes = [traced.weights.shape[2:] for traced in self.last]
                 self.sums = [np.zeros((len(PARTS), *shape)) for shape in shapes]

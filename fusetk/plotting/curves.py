@@ -3,7 +3,8 @@
 import difflib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,7 +46,11 @@ TITLES = {
     "lr": "learning rate",
     "tokens_per_second": "target tokens/s",
     "grad_norm": "gradient norm",
+    "grad_norms": "gradient norm",
+    "layer_shares": "share in the fusion",
 }
+BY_LAYER = ("grad_norms", "layer_shares")  # each has a curve for each layer
+OTHER_PARTS = "other parts"  # group of the parts that are not layers
 
 ON_TRAINING_PAIRS = "train_"  # prefix of the results of a validation on training pairs
 
@@ -56,7 +61,7 @@ Records = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Curve:
-    """The values of one quantity during one run."""
+    """The values of one quantity during one run, of the whole model or of one layer."""
 
     run: str
     kind: str  # train or valid
@@ -64,6 +69,18 @@ class Curve:
     update: np.ndarray  # (N,) ascending
     epoch: np.ndarray  # (N,) NaN if not recorded
     value: np.ndarray  # (N,) may contain NaN and infinity
+    group: str = ""  # the fusion or stack that has the layer; OTHER_PARTS for another part
+    layer: str = ""  # the layer or part; empty for the whole model
+
+    @property
+    def panel(self) -> tuple[str, ...]:
+        """A key of the panel: one for each quantity, or for each group of layers of each run."""
+        return (self.what, self.run, self.group) if self.layer else (self.what,)
+
+    @property
+    def line(self) -> tuple[bool, str]:
+        """A key of the colour: whether it is that of a layer, and the layer or run."""
+        return bool(self.layer), self.layer or self.run
 
     def best(self) -> int | None:
         """Return the index of the best value.
@@ -143,7 +160,11 @@ def curves(
     if not quantities:
         raise DataError(f"the runs have no {metrics} to draw; available: {available}")
     all_curves = [
-        _curve(run, kind, key, of_kind[run]) for key in quantities for run in runs for kind in kinds
+        curve
+        for key in quantities
+        for run in runs
+        for kind in kinds
+        for curve in _curves(run, kind, key, of_kind[run])
     ]
     drawn = [curve for curve in all_curves if len(curve.value)]
     for key in quantities:
@@ -174,27 +195,61 @@ def _with_training_pairs(records: Records) -> Records:
 
 
 def _quantities(records: Records) -> list[str]:
-    """Return the keys that have a number in some record, in order of appearance."""
+    """Return the keys that have a number or layers in some record, in order of appearance."""
     keys: dict[str, None] = {}
     for record in records:
-        keys |= {key: None for key, value in record.items() if _number(value) is not None}
+        keys |= {
+            key: None
+            for key, value in record.items()
+            if _number(value) is not None or (key in BY_LAYER and value)
+        }
     return [key for key in keys if key not in ("update", "epoch")]
 
 
-def _curve(run: str, kind: str, what: str, records: Records) -> Curve:
-    points = [
-        record
-        for record in records
-        if record["kind"] == kind and _number(record.get(what)) is not None
-    ]
-    epochs = [_number(record.get("epoch")) for record in points]
+def _curves(run: str, kind: str, what: str, records: Records) -> list[Curve]:
+    """Return the curve of a quantity, or the curves of its layers, group after group."""
+    records = [record for record in records if record["kind"] == kind]
+    if what not in BY_LAYER:
+        return [_curve(run, kind, what, [(record, record.get(what)) for record in records])]
+    points: dict[tuple[str, str], list[tuple[dict[str, Any], Any]]] = {}
+    for record in records:
+        for group, layer, value in _by_layer(record.get(what)):
+            points.setdefault((group, layer), []).append((record, value))
+    layers = sorted(points, key=lambda key: key[0] == OTHER_PARTS)
+    return [_curve(run, kind, what, points[key], *key) for key in layers]
+
+
+def _by_layer(values: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield the group, the name and the value of each layer or part in a record's value."""
+    for name, value in values.items() if isinstance(values, dict) else ():
+        if isinstance(value, dict):
+            yield from ((name, layer, share) for layer, share in value.items())
+        elif layer := re.fullmatch(r"(\w+)\.((?:layer|summary|cell)\d+)", name):
+            yield layer[1], layer[2].replace("layer", "l"), value
+        else:
+            yield OTHER_PARTS, name, value
+
+
+def _curve(
+    run: str,
+    kind: str,
+    what: str,
+    points: Sequence[tuple[dict[str, Any], Any]],
+    group: str = "",
+    layer: str = "",
+) -> Curve:
+    """Return the curve of the points with a number; a point is a record and a value."""
+    points = [(record, value) for record, value in points if _number(value) is not None]
+    epochs = [_number(record.get("epoch")) for record, _ in points]
     return Curve(
         run,
         kind,
         what,
-        np.array([record["update"] for record in points], dtype=np.float64),
+        np.array([record["update"] for record, _ in points], dtype=np.float64),
         np.array([math.nan if epoch is None else epoch for epoch in epochs], dtype=np.float64),
-        np.array([record[what] for record in points], dtype=np.float64),
+        np.array([value for _, value in points], dtype=np.float64),
+        group,
+        layer,
     )
 
 
@@ -270,24 +325,29 @@ def draw(
 ) -> "Figure":
     """Return the figure of ``plot``.
 
-    Each run has a colour. Training curves are thin, validation curves have dots, and a star with a
-    number marks the best value. A curve of one value is a dot.
+    Each run has a colour, or each layer if the quantity has a curve for each layer. Training curves
+    are thin, validation curves have dots, and a star with a number marks the best value. A curve of
+    one value is a dot.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    quantities = list(dict.fromkeys(curve.what for curve in curves))
-    runs = list(dict.fromkeys(curve.run for curve in curves))
-    families = fonts(label(text, 60) for text in (*runs, title))
+    # The same group of several runs is side by side.
+    groups = list(dict.fromkeys((curve.what, curve.group) for curve in curves))
+    ordered = sorted(curves, key=lambda curve: groups.index((curve.what, curve.group)))
+    panels = list(dict.fromkeys(curve.panel for curve in ordered))
+    runs = {curve.run for curve in curves}
+    colors_of_lines = _line_colors(curves)
+    names = [name for _, name in colors_of_lines]
+    families = fonts(label(text, 60) for text in (*runs, *names, title))
     width = size.width if size else style.widths[0] if style.widths else None
-    columns = 2 if len(quantities) == 4 else min(len(quantities), 3)
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
     if width:
         columns = max(1, min(columns, int(width / NARROWEST_PANEL)))
-    rows = math.ceil(len(quantities) / columns)
+    rows = math.ceil(len(panels) / columns)
     width = width or PANEL_WIDTH * columns
     room = LegendRoom(width, style.font, TextWidth(families))
-    colors_of_runs = dict(zip(runs, colors(len(runs)), strict=True))
-    entries = _legend_entries(curves, colors_of_runs, style, room)
+    entries = _legend_entries(curves, colors_of_lines, style, room)
     across = room.columns([name for _, name in entries])
     legend_height = 1.7 * style.font / 72 * math.ceil(len(entries) / across) + 0.1
     height = rows * ASPECT * width / columns + legend_height
@@ -295,15 +355,19 @@ def draw(
     figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
     numbers: list[list[Annotation]] = []
-    for i, what in enumerate(quantities):
+    for i, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, i + 1)
-        of_panel = [curve for curve in curves if curve.what == what]
-        _style_panel(axes, what, x, np.concatenate([curve.value for curve in of_panel]), style)
+        of_panel = [curve for curve in curves if curve.panel == panel]
+        values = np.concatenate([curve.value for curve in of_panel])
+        _style_panel(axes, of_panel[0].what, x, values, style)
+        if group := of_panel[0].group:
+            name = f"{group}, {of_panel[0].run}" if len(runs) > 1 else group
+            axes.set_title(label(name), fontsize=style.caption, parse_math=False, family=families)
         for curve in of_panel:
-            _draw_curve(axes, curve, x, window, colors_of_runs[curve.run], style)
+            _draw_curve(axes, curve, x, window, colors_of_lines[curve.line], style)
         if len(runs) <= MOST_NUMBERS:
             marked = [curve for curve in of_panel if curve.best() is not None]
-            hues = [colors_of_runs[curve.run] for curve in marked]
+            hues = [colors_of_lines[curve.line] for curve in marked]
             numbers.append(
                 [_write_best(axes, *each, x, style) for each in zip(marked, hues, strict=True)]
             )
@@ -312,6 +376,18 @@ def draw(
         figure.suptitle(label(title, 200), family=families, size=style.heading, parse_math=False)
     separate(figure, numbers)
     return figure
+
+
+def _line_colors(curves: Sequence[Curve]) -> dict[tuple[bool, str], Any]:
+    """Return the colour of each line: from dark to light for layers, from the lowest one up."""
+    from matplotlib import colormaps
+
+    lines = list(dict.fromkeys(curve.line for curve in curves))
+    layers = {curve.line for curve in curves if curve.group and curve.group != OTHER_PARTS}
+    ordered = sorted(layers, key=lambda line: (line[1].strip("0123456789"), len(line[1]), line[1]))
+    others = [line for line in lines if line not in layers]
+    shades = colormaps["viridis"](np.linspace(0, 0.92, len(ordered)))
+    return dict(zip((*ordered, *others), (*shades, *colors(len(others))), strict=True))
 
 
 class LegendRoom(NamedTuple):
@@ -338,15 +414,18 @@ class LegendRoom(NamedTuple):
 
 
 def _legend_entries(
-    curves: Sequence[Curve], colors: Mapping[str, Any], style: Style, room: LegendRoom
+    curves: Sequence[Curve],
+    colors: Mapping[tuple[bool, str], Any],
+    style: Style,
+    room: LegendRoom,
 ) -> "list[tuple[Line2D, str]]":
-    """Return a line for each run, each kind of curve and the best value, with their names."""
+    """Return a line for each colour, each kind of curve and the best value, with their names."""
     from matplotlib.lines import Line2D
 
     wide = 2.5 * style.line
     entries = [
-        (Line2D([], [], color=color, linewidth=wide), room.shortened(run))
-        for run, color in colors.items()
+        (Line2D([], [], color=color, linewidth=wide), room.shortened(name))
+        for (_, name), color in colors.items()
     ]
     kinds = {curve.kind for curve in curves}
     grey: dict[str, Any] = {"color": "0.4", "linewidth": style.line}
@@ -413,7 +492,8 @@ def _style_panel(axes: "Axes", what: str, x: str, values: np.ndarray, style: Sty
 
     values = values[np.isfinite(values)]
     # The first perplexity is about the vocabulary size: on a linear scale the rest would be flat.
-    if what == "ppl" and len(values) and values.min() > 0 and values.max() > 20 * values.min():
+    wide = what == "ppl" and len(values) and values.max() > 20 * values.min()
+    if (wide or what == "grad_norms") and values.min(initial=math.inf) > 0:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -442,7 +522,7 @@ def _smoothed(curve: Curve, window: int) -> np.ndarray:
 def _arrays(curves: Sequence[Curve], window: int) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for curve in curves:
-        name = f"{curve.run}/{curve.kind}/{curve.what}"
+        name = "/".join(filter(None, (curve.run, curve.kind, curve.what, curve.group, curve.layer)))
         arrays[f"{name}.update"] = curve.update
         arrays[f"{name}.epoch"] = curve.epoch
         arrays[f"{name}.value"] = _smoothed(curve, window)
@@ -455,6 +535,7 @@ def _document(curves: Sequence[Curve], window: int) -> Any:
             "run": curve.run,
             "kind": curve.kind,
             "what": curve.what,
+            **({"group": curve.group, "layer": curve.layer} if curve.layer else {}),
             "best": curve.best(),
             "update": finite(curve.update),
             "epoch": finite(curve.epoch),

@@ -1,175 +1,17 @@
-"""Weights of the layers of a fusion: attention hops, contributions by gradient, learned weights."""
+"""Panels of the layers of a fusion: attention hops, shares by gradient, learned weights."""
 
-import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fusetk.errors import DataError
-from fusetk.fusion.base import Fusion, fusions_of_stacks
-from fusetk.models.stack import Stack
+from fusetk.evaluation.layer_shares import FusionTrace
 from fusetk.plotting.attention import TokenPair
-from fusetk.plotting.forward_trace import ForwardTrace, Pairs, evaluating, trace_forward
 from fusetk.plotting.panel import Panel, near_square, split_rows
-
-if TYPE_CHECKING:
-    from fusetk.models.seq2seq import Seq2Seq
-
-# The values of --what and their sides.
-KINDS = {"fuse": ("encoder", "decoder"), "encoder-fuse": ("encoder",), "decoder-fuse": ("decoder",)}
 
 HOPS = "attention weight (a column sums to 1)"
 SHARE = "share of a layer (a column sums to 1)"
 BY_GRADIENT = "contribution of each layer (gradient times input)"
-
-
-class FusionTrace(NamedTuple):
-    """The layer weights of one fusion of L layers on B sentences."""
-
-    side: str
-    hops: bool  # True: attention weights of H hops; False: gradient times input, H = 1
-    # (B, T, H, L), float32; the sum over L is 1. Undefined after the end of a sentence.
-    weights: np.ndarray
-    lengths: np.ndarray  # (B,) positions of each sentence
-    layers: list[str]  # names of the L layers, see ``layer_names``
-    learned: dict[str, np.ndarray]  # "weights" (L,) of layers, "betas" (nodes,) of a tree or chain
-
-
-def find_fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
-    """Return the fusions of several layers on the sides of ``what`` (a key of KINDS).
-
-    Raises DataError if there are none.
-    """
-    by_side = {name.partition(".")[0]: each for name, each in fusions_of_stacks(model).items()}
-    fusions = [by_side[side] for side in KINDS[what] if side in by_side]
-    if fusions:
-        return fusions
-    if what == "fuse":
-        raise DataError("no fusion to draw: neither side of this model fuses several layers")
-    side = KINDS[what][0]
-    hint = f", its {next(iter(by_side))} does" if by_side else ""
-    raise DataError(
-        f"no fusion to draw: the {side} of this model does not fuse several layers{hint}"
-    )
-
-
-def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> list[FusionTrace]:
-    """Return the layer weights of the fusions, by forced decoding of ``pairs``.
-
-    ``pairs`` holds source and target ids without BOS and EOS. Raises DataError if a sentence is
-    longer than the model's positions, if a fusion has no forward-mode derivative, or if its records
-    have wrong shapes.
-    """
-    traced = trace_forward(model, pairs, "*.fuse.*", {fusion.name: fusion for fusion in fusions})
-    depths = {stack.fuse.name: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
-    with evaluating(model):
-        return [_trace_fusion(fusion, traced, depths.get(fusion.name)) for fusion in fusions]
-
-
-def _trace_fusion(fusion: Fusion, traced: ForwardTrace, depth: int | None) -> FusionTrace:
-    history: Sequence[Tensor] = traced.inputs[fusion.name]
-    side = fusion.name.partition(".")[0]
-    weights = traced.recorded.get(f"{fusion.name}.hops")
-    has_hops = weights is not None
-    if weights is None:
-        weights = contributions(fusion, history).unsqueeze(-2)
-    else:
-        _check_hops(fusion, weights)
-    learned = {}
-    for what in ("weights", "betas"):
-        values = traced.recorded.get(f"{fusion.name}.{what}")
-        if values is not None:
-            _check_dimensions(f"{fusion.name}.{what}", values, 1, "one dimension")
-            learned[what] = values.float().cpu().numpy()
-    return FusionTrace(
-        side,
-        has_hops,
-        weights.float().cpu().numpy(),
-        traced.lengths[side],
-        layer_names(len(history), depth)[-weights.shape[-1] :],
-        learned,
-    )
-
-
-def _check_hops(fusion: Fusion, weights: Tensor) -> None:
-    """Raise DataError if the recorded weights of a user's fusion have a wrong shape or sum."""
-    name = f"{fusion.name}.hops"
-    _check_dimensions(name, weights, 4, "(B, T, hops, L)")
-    sums = weights[:, 0].float().sum(-1)  # positions after the end of a sentence are undefined
-    worst = float(sums.flatten()[(sums - 1).abs().argmax()])
-    if not abs(worst - 1) <= 0.01:
-        raise DataError(
-            f"{type(fusion).__name__} recorded {name}, whose sum over the layers must be 1, but it "
-            f"is {worst:.3g}: divide the weights by their sum, or record them under another name"
-        )
-
-
-def _check_dimensions(name: str, values: Tensor, dimensions: int, shape: str) -> None:
-    if values.ndim != dimensions:
-        raise DataError(
-            f"{name} was recorded with the shape {tuple(values.shape)}; it must be {shape}: "
-            "correct the call of trace.record"
-        )
-
-
-def layer_names(history: int, depth: int | None = None) -> list[str]:
-    """Return the names of the ``history`` outputs of a stack of ``depth`` layers.
-
-    l0 is the word embedding. If the history starts with a summary of the lower layers, the name of
-    that summary is ``sum``. ``depth=None``: the history has every layer.
-    """
-    top = depth or history - 1
-    above = [f"l{i}" for i in range(top - history + 2, top + 1)]
-    return ["l0" if depth is None or history == depth + 1 else "sum", *above]
-
-
-def contributions(fusion: Fusion, history: Sequence[Tensor]) -> Tensor:
-    """Return each layer's share in the fused output, by gradient times input.
-
-    [(..., D)] -> (..., L); the sum over L is 1. All shares are 0 if no layer contributes.
-
-    The share of layer l is proportional to the norm of J_l h_l. J_l is the derivative of the fusion
-    with respect to layer l at this position, before the closing norm. For sum_l w_l h_l the norm is
-    |w_l| times the norm of h_l. For a fusion that is not a sum, J_l h_l is the first-order change
-    of the output when layer l is scaled. h_l includes the layer embedding and the normalisation by
-    ``norm_layers``: scaling a layer before a normalisation does not change the output.
-    Raises DataError if the fusion has no forward-mode derivative.
-    """
-    with torch.no_grad(), warnings.catch_warnings():
-        # PyTorch compiles the forward derivative of layer normalisation with torch.jit.script.
-        warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
-        layers, combine = fusion.combination(history)
-        norms = [_change_norm(fusion, combine, layers, i) for i in range(len(layers))]
-        norm = torch.stack(norms, -1)
-        return norm / norm.sum(-1, keepdim=True).clamp_min(torch.finfo(norm.dtype).tiny)
-
-
-def _change_norm(
-    fusion: Fusion, combine: Callable[[list[Tensor]], Tensor], layers: list[Tensor], scaled: int
-) -> Tensor:
-    """Return the norm (...) of the output's first-order change when one layer is scaled."""
-    # The fused attention kernels have no forward-mode derivative; the math backend has one.
-    with forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
-        dual = list(layers)
-        dual[scaled] = forward_ad.make_dual(layers[scaled], layers[scaled])
-        try:
-            change = forward_ad.unpack_dual(combine(dual)).tangent
-        except NotImplementedError as error:
-            raise DataError(
-                f"{fusion.name}: the contributions of its layers cannot be computed: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
-    if change is None:  # the output does not depend on this layer
-        return layers[scaled].new_zeros(layers[scaled].shape[:-1])
-    return change.norm(dim=-1)
-
-
-# Panels -------------------------------------------------------------------------------------------
 
 
 def panels(traces: Sequence[FusionTrace], tokens: TokenPair, hop: int | str = "all") -> list[Panel]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from fusetk.data.vocab import EOS
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError
+from fusetk.evaluation.layer_shares import find_fusions, trace_fusions
 from fusetk.plotting import attention, connect, fusion
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.choices import FUSION, PlotOptions, check_connections, input_pairs
 from fusetk.plotting.connect import ReadingMeans
 from fusetk.plotting.corpus import CorpusMeans
-from fusetk.plotting.fusion import find_fusions
 from fusetk.plotting.panel import Page, Panel
 from fusetk.plotting.save import check_one
 from fusetk.plotting.sentences import UNTRANSLATED, Reader, Sentence
@@ -39,8 +39,10 @@ def make_pages(
     [model] = translator.models
     if choices.what == "connect":
         need_text = connect.needs_text(model)
-        check_connections(choices, need_text)
+        note = check_connections(choices, need_text)
         if not need_text:
+            if note:
+                report(note)
             return [Page(connect.panels(model))], ""
     strict = bool(choices.sources)
     reader = Reader(translator.pipeline, choices.tokenized, model.max_positions, strict=strict)
@@ -147,11 +149,11 @@ def panel_function(
 
         return connection_panels
     if what in FUSION:
-        fusions = fusion.find_fusions(model, what)
+        fusions = find_fusions(model, what)
         hop = "all" if head is None else head
 
         def fusion_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
-            traces = fusion.trace_fusions(model, [(source, target)], fusions)
+            traces = trace_fusions(model, [(source, target)], fusions)
             return fusion.panels(traces, tokens, hop)
 
         return fusion_panels

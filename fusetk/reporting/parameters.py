@@ -9,29 +9,22 @@ from fusetk.runs import TEXT
 if TYPE_CHECKING:
     from fusetk.recipe import Recipe
 
-# Submodules of a top-level module that are parts of their own in the counts.
-_PARTS = ("fuse", "connect", "tokens", "positions")
-
 
 def count_parameters(recipe: "Recipe", sizes: tuple[int, int]) -> dict[str, int]:
     """Return the parameters of each part of a recipe's model.
 
-    ``sizes`` are the source and target vocabulary sizes. Parts are the top two levels of the module
-    tree. A shared parameter is counted in the first part that has it.
+    ``sizes`` are the source and target vocabulary sizes. See ``models.parts.parts``.
     """
     from fusetk import system
+    from fusetk.models.parts import parts
 
     model = system.build_shapes(recipe, *sizes)
-    layers = set(model.layers())
-    stacks = {name.rpartition(".")[0] for name, module in model.named_modules() if module in layers}
-    parts: dict[str, int] = {}
+    of_parameters = parts(model)
+    counts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        top, *below = name.split(".")
-        part = f"{top}.{below[0]}" if below else top
-        if part not in stacks and not (below and below[0] in _PARTS):
-            part = top
-        parts[part] = parts.get(part, 0) + parameter.numel()
-    return parts
+        part = of_parameters[name]
+        counts[part] = counts.get(part, 0) + parameter.numel()
+    return counts
 
 
 def vocabulary_sizes(recipe: "Recipe") -> tuple[int, int]:

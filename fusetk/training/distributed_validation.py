@@ -1,6 +1,7 @@
 """Validation in all processes of a training at once."""
 
 from contextlib import nullcontext, suppress
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +14,13 @@ from fusetk.training.progress import Progress
 from fusetk.training.sharding import sharded, unsharded
 from fusetk.training.signals import Stop, StopNow
 from fusetk.training.validation import PartialResults, Validator
+
+
+class ValidationResults(NamedTuple):
+    """The metrics, and the share of each layer in each fusion if the config asks for it."""
+
+    metrics: dict[str, float]
+    layer_shares: dict[str, dict[str, float]] | None
 
 
 class DistributedValidation:
@@ -42,8 +50,8 @@ class DistributedValidation:
 
     def __call__(
         self, progress: Progress, optimizer: torch.optim.Optimizer | None, stop: Stop
-    ) -> dict[str, float]:
-        """Return the metrics.
+    ) -> ValidationResults:
+        """Validate.
 
         Raises Interrupted after a signal in a process. Raises the error if one occurs in this
         process, and FusetkError if one occurs in another process.
@@ -63,7 +71,8 @@ class DistributedValidation:
             )
         if None in parts:
             self.checkpoints.interrupt(progress, optimizer, stop.signal)
-        return self.validator.combine([part for part in parts if part is not None])
+        complete = [part for part in parts if part is not None]
+        return ValidationResults(self.validator.combine(complete), complete[0].layer_shares)
 
     def _validate_part(self, stop: Stop) -> tuple[PartialResults | None, Exception | None]:
         """Return the results of this process, None after a signal or an error, and the error."""

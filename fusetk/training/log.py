@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import IO, Any, cast
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from fusetk.data.sampler import UpdateSize
 from fusetk.display import REFRESHES, Display, Task
@@ -128,15 +129,12 @@ class Log:
     def record(self, kind: str, values: dict[str, Any]) -> None:
         """Write a line of ``metrics.jsonl``; ``kind`` is train or valid.
 
-        A number that is not finite becomes null.
+        A number that is not finite becomes null. Values may be nested.
         """
-        values = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
+        values = _finite(values)
         self._metrics.add(json.dumps({"kind": kind, **values}, allow_nan=False))
         try:
-            for name, value in values.items():
+            for name, value in _flat(values):
                 if self._tensorboard is not None and isinstance(value, int | float):
                     self._tensorboard.add_scalar(f"{kind}/{name}", value, values["update"])
         except OSError as error:
@@ -144,6 +142,22 @@ class Log:
             self.line(
                 f"TensorBoard files cannot be written ({error}): training continues without them"
             )
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with None instead of each number that is not finite."""
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings; slashes separate the names of the levels."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
 
 
 class NullLog(Log):
@@ -232,8 +246,17 @@ class Updates(Task):
 class Reporter:
     """Reports of validations, and of updates as averages over ``log_every`` updates."""
 
-    def __init__(self, log: Log, world: World, device: torch.device, log_every: int):
+    def __init__(
+        self,
+        log: Log,
+        world: World,
+        device: torch.device,
+        log_every: int,
+        parts: Mapping[nn.Parameter, str],
+    ):
+        """``parts`` are the parts of the model whose gradient norms are recorded."""
         self.log = log
+        self.parts = parts
         self.world = world
         self.device = device
         self.log_every = log_every
@@ -331,6 +354,7 @@ class Reporter:
                 "lr": self._rate,
                 "tokens_per_second": speed,
                 "grad_norm": norm,
+                "grad_norms": part_norms(self._stats, self.parts),
                 "tokens": tokens,
                 "pairs_per_update": pairs,
                 "padding": padding,
@@ -356,11 +380,14 @@ class Reporter:
         results: Mapping[str, float],
         is_best: bool,
         seconds: float,
+        layer_shares: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         """Report the results of a validation, which took ``seconds``.
 
-        ``progress`` includes the validation already.
+        ``progress`` includes the validation already. ``layer_shares`` (fusion -> layer -> share)
+        are only recorded.
         """
+        shares = {} if layer_shares is None else {"layer_shares": layer_shares}
         self.log.record(
             "valid",
             {
@@ -369,6 +396,7 @@ class Reporter:
                 **results,
                 "best": is_best,
                 "seconds": seconds,
+                **shares,
             },
         )
         values = "  ".join(
@@ -385,6 +413,23 @@ class Reporter:
         self.log.line(
             f"valid  update {progress.update}  {values}  ({metric}: {verdict})  {seconds:.0f} s"
         )
+
+
+def part_norms(stats: Sequence[UpdateStats], parts: Mapping[nn.Parameter, str]) -> dict[str, float]:
+    """Return the gradient norm of each part, as the mean over the updates that were not skipped."""
+    updates = [update for update in stats if math.isfinite(update.grad_norm)]
+    if not updates:
+        return {}
+    squares = torch.cat([update.grad_norms for update in updates]).double().square()
+    values = iter(squares.tolist())
+    sums = dict.fromkeys(parts.values(), 0.0)
+    for update in updates:
+        of_update = dict.fromkeys(sums, 0.0)
+        for parameter in update.parameters:
+            of_update[parts[parameter]] += next(values)
+        for part, square in of_update.items():
+            sums[part] += math.sqrt(square)
+    return {part: total / len(updates) for part, total in sums.items()}
 
 
 def _rounded(value: float, digits: int, separator: str = "") -> str:

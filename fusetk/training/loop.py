@@ -10,6 +10,7 @@ import torch
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import Indices, update_size
 from fusetk.errors import FusetkError
+from fusetk.models.parts import layers_and_parts
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
 from fusetk.runs import CHECKPOINTS
@@ -77,6 +78,7 @@ class Trainer:
         )
         self.stages = Stages(config, model, width, corpus)
         self.clock = StageClock(world)
+        self.parts = layers_and_parts(model)
 
     def train(self, log: Log, stop: Stop) -> None:
         """Train from ``progress`` to the end of the last stage.
@@ -87,7 +89,7 @@ class Trainer:
         """
         self.log = log
         self.stop = stop
-        self.reporter = Reporter(log, self.world, self.device, self.config.log_every)
+        self.reporter = Reporter(log, self.world, self.device, self.config.log_every, self.parts)
         splitter = BatchSplitter(self.sharded, self.reporter.message)
         self.gradients = GradientComputer(self.config, self.model, self.world, splitter)
         self.gradient_check = GradientCheck(
@@ -213,10 +215,10 @@ class Trainer:
         metric = self.config.validation.metric
         self.reporter.report(self.progress)
         start = time.perf_counter()
-        results = self.validation(self.progress, self.optimizer, self.stop)
+        results, layer_shares = self.validation(self.progress, self.optimizer, self.stop)
         is_best = self.progress.add_validation(metric, results)
         seconds = time.perf_counter() - start
-        self.reporter.validation(self.progress, metric, results, is_best, seconds)
+        self.reporter.validation(self.progress, metric, results, is_best, seconds, layer_shares)
         if due:
             change = update_schedule(self.progress, self.schedule, metric, results[metric])
             if change:

@@ -7,6 +7,7 @@ Parameters outside the layers (embeddings, output, fusions, a recurrence) are ga
 pass. Parameter names and values are those of the unsharded model.
 """
 
+import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -152,22 +153,23 @@ def optimizer_groups(parameters: Iterable[nn.Parameter]) -> list[Any]:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-    """Scale the gradients down to a norm of at most ``max_norm``. Return the norm before clipping.
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale the gradients down to a norm of at most ``max_norm`` together.
 
-    The norm is that of all gradients together. It is equal in every process.
+    Return the norm of each parameter's gradient (P,) before clipping. It is equal in every process.
     """
-    if not any(map(sharded, parameters)):
-        return float(nn.utils.clip_grad_norm_(parameters, max_norm))
     gradients = [local(parameter.grad) for parameter in parameters]
-    squares = torch.stack(torch._foreach_norm(gradients)).square()
-    split = torch.tensor([sharded(parameter) for parameter in parameters], device=squares.device)
-    sharded_sum = squares[split].sum()
-    dist.all_reduce(sharded_sum)
-    norm = float(sharded_sum + squares[~split].sum()) ** 0.5
-    if norm > max_norm:
-        torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))
-    return norm
+    norms = torch.stack(torch._foreach_norm(gradients))
+    split = torch.tensor([sharded(parameter) for parameter in parameters])
+    if split.any():
+        split = split.to(norms.device)
+        squares = torch.where(split, norms.square(), 0.0)
+        dist.all_reduce(squares)
+        norms = torch.where(split, squares.sqrt(), norms)
+    if max_norm < math.inf:
+        factor = (max_norm / (norms.norm() + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, factor)
+    return norms
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fusetk.data.batch import Batch
 from fusetk.models.seq2seq import Seq2Seq
@@ -17,9 +17,9 @@ from fusetk.training.sharding import clip_gradients, local
 
 
 class UpdateStats(NamedTuple):
-    """Sums over the target tokens of an update, and its gradient norm.
+    """Sums over the target tokens of an update, and its gradient norms.
 
-    With several processes, the losses are those of this process. The number of tokens and the norm
+    With several processes, the losses are those of this process. The number of tokens and the norms
     are those of all processes.
     """
 
@@ -27,6 +27,8 @@ class UpdateStats(NamedTuple):
     nll: Tensor  # ()
     tokens: int
     grad_norm: float  # before clipping; not finite if the update was skipped
+    parameters: Sequence[nn.Parameter]  # those with a gradient
+    grad_norms: Tensor  # (parameters,) before clipping
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
@@ -110,7 +112,8 @@ def optimizer_step(
     parameters = [p for p in model.parameters() if p.grad is not None]
     if scale != 1:
         torch._foreach_mul_([local(p.grad) for p in parameters], 1 / scale)
-    norm = clip_gradients(parameters, clip or math.inf)
+    norms = clip_gradients(parameters, clip or math.inf)
+    norm = float(norms.norm())
     if math.isfinite(norm):
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -122,4 +125,4 @@ def optimizer_step(
     zero = torch.zeros((), device=world.device if world.size > 1 else parameters[0].device)
     smoothed = sum((sums.smoothed for sums in losses), zero)
     nll = sum((sums.nll for sums in losses), zero)
-    return UpdateStats(smoothed, nll, tokens, norm)
+    return UpdateStats(smoothed, nll, tokens, norm, parameters, norms)

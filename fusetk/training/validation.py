@@ -15,10 +15,12 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import Indices, cut
 from fusetk.data.text import read_lines
+from fusetk.data.vocab import UNK
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.translate import Translator
 from fusetk.display import Task
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, DataError
+from fusetk.evaluation.layer_shares import mean_shares
 from fusetk.evaluation.metrics import corpus_bleu
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
@@ -40,6 +42,8 @@ class PartialResults(NamedTuple):
     sums: LossSums
     translations: dict[int, str]  # by position in the corpus; empty without BLEU
     train: LossSums | None = None  # of the training pairs; None without ``train_pairs``
+    # Fusion -> layer -> share; None without ``share_pairs``, and in processes other than rank 0.
+    layer_shares: dict[str, dict[str, float]] | None = None
 
 
 class Validator:
@@ -66,8 +70,7 @@ class Validator:
         self.train_batches: list[Indices] = []
         if config.train_pairs:
             self.train_corpus = Corpus.open(folder, "train")
-            last = len(self.train_corpus) - 1
-            pairs = np.unique(np.linspace(0, last, config.train_pairs).round().astype(np.int64))
+            pairs = _evenly_spaced(self.train_corpus, config.train_pairs)
             self.train_batches = self._batches(self.train_corpus, pairs)
 
     def _batches(self, corpus: Corpus, pairs: Indices) -> list[Indices]:
@@ -92,7 +95,8 @@ class Validator:
                     train = self._train_sums(model, device, world, done)
                 model.eval()
                 translations = self._translations(model, world, done) if self.translates else {}
-            return PartialResults(sums, translations, train)
+                shares = self._layer_shares(model) if world.first else None
+            return PartialResults(sums, translations, train, shares)
         finally:
             model.train()
 
@@ -150,6 +154,17 @@ class Validator:
             done.advance(len(indices) * world.size)
         return LossSums(nll, correct, tokens)
 
+    def _layer_shares(self, model: Seq2Seq) -> dict[str, dict[str, float]] | None:
+        """Return the share of each layer in each fusion; None without ``share_pairs``."""
+        if not self.config.share_pairs:
+            return None
+        corpus = self.corpus
+        pairs = [
+            (corpus.source[i][:-1].tolist(), corpus.target[i][:-1].tolist())  # without EOS
+            for i in _evenly_spaced(corpus, self.config.share_pairs)
+        ]
+        return mean_shares(model, pairs)
+
     def _translations(self, model: Seq2Seq, world: World, done: Task) -> dict[int, str]:
         translator = Translator([model], self.pipeline, self.search)
         translator.on_batch = lambda sentences: done.advance(sentences * world.size)
@@ -165,6 +180,19 @@ class Validator:
             for n_best in hypotheses
         ]
         return dict(zip(positions, texts, strict=True))
+
+
+def _evenly_spaced(corpus: Corpus, number: int) -> Indices:
+    """Return the indices of ``number`` pairs, or of all pairs if there are fewer."""
+    return np.unique(np.linspace(0, len(corpus) - 1, number).round().astype(np.int64))
+
+
+def check_shares(model: Seq2Seq) -> None:
+    """Raise ConfigError if the shares of the layers cannot be computed."""
+    try:
+        mean_shares(model, [([UNK], [UNK])])
+    except DataError as error:
+        raise ConfigError(f"training.validation.share_pairs: {error}; remove the key") from None
 
 
 def _means(parts: Sequence[LossSums]) -> tuple[float, float]:

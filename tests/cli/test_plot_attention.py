@@ -241,6 +241,11 @@ def test_connections_need_no_sentence(fusing: Any) -> None:
     assert list(panels()) == ["encoder.connect"]
     matrix = panels()["encoder.connect"]["matrix"]
     assert matrix[0] == [1.0, *[None] * (len(matrix[0]) - 1)]
+    for text in (["-s", "der"], ["-i", "a.de", "--corpus"]):
+        result = run("--what", "connect", *text)
+        assert result.exit_code == 0
+        assert "the same weights for every sentence; the text is not read" in result.stderr
+        assert panels()["encoder.connect"]["matrix"] == matrix
 
 
 @pytest.mark.parametrize("output", ["a.png", "a.pdf", "a.svg", "a.npz", "a.html"])
@@ -359,11 +364,9 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
             ["-s", "der", "--what", "encoder-fuse", "--head", "1"],
             "no fusion of this model has hops",
         ),
-        (["--what", "connect", "--corpus"], "omit --corpus"),
-        (["--what", "connect", "-s", "der"], "omit --corpus, --layer and the text"),
-        (["--what", "connect", "-i", "none.de"], "omit --corpus, --layer and the text"),
-        (["--what", "connect", "-t", "the"], "omit --corpus, --layer and the text"),
-        (["--what", "connect", "--lines", "1-2"], "omit --corpus, --layer and the text"),
+        (["--what", "connect", "--layer", "1"], "omit --layer"),
+        (["--what", "connect", "--corpus"], "either on the command line (-s) or in a file (-i)"),
+        (["--what", "connect", "-t", "the"], "either on the command line (-s) or in a file (-i)"),
         (["--what", "connect", "--head", "1"], "omit them with --what connect"),
         (["--what", "fuse"], "either on the command line (-s) or in a file (-i)"),
         (["-s", "der", "-i", "a.de"], "either on the command line (-s) or in a file (-i)"),

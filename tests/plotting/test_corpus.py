@@ -3,9 +3,10 @@ import random
 import numpy as np
 import pytest
 
-from fusetk.plotting import corpus
+from fusetk.evaluation import forward_trace
+from fusetk.evaluation.layer_shares import find_fusions, mean_shares, trace_fusions
 from fusetk.plotting.corpus import PARTS, CorpusMeans, parts
-from fusetk.plotting.fusion import find_fusions, row_lengths, trace_fusions
+from fusetk.plotting.fusion import row_lengths
 from tests.plotting.models import SIZE, stack, transformer
 
 choose = random.Random(3)
@@ -37,7 +38,7 @@ def test_means_equal_those_of_single_sentences(
 ) -> None:
     model = transformer(stack(encoder, 4), stack(decoder, 4))
     chosen = find_fusions(model)
-    monkeypatch.setattr(corpus, "TOKENS", 60)
+    monkeypatch.setattr(forward_trace, "TOKENS", 60)
     means = CorpusMeans(model, chosen)
     means.add(PAIRS[:10])
     means.add(PAIRS[10:])
@@ -62,6 +63,9 @@ def test_means_equal_those_of_single_sentences(
             assert panel.x == PARTS and panel.y[0] in ("l0", "l1") and panel.up
             expected = np.stack([every[part == i, h].mean(0) for i in range(len(PARTS))], 1)
             np.testing.assert_allclose(panel.matrix, expected, rtol=1e-4, atol=1e-6)
+        shares = mean_shares(model, PAIRS)[f"{name}.fuse"]
+        assert list(shares) == list(mean.y)
+        np.testing.assert_allclose(list(shares.values()), mean.matrix.mean(1), rtol=1e-4, atol=1e-6)
     assert sum(row_lengths(list(by_name.values()))) == len(by_name)
     assert ("encoder.fuse.weights" in by_name) == (encoder == "linear")
 

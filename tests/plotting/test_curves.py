@@ -220,6 +220,51 @@ def test_numbers_are_stored(tmp_path: Path) -> None:
     }
 
 
+def test_curves_of_layers(tmp_path: Path) -> None:
+    """Each stack, each fusion and the other parts have a panel, with a line for each layer."""
+    runs = {}
+    for name in ("a", "b"):
+        norms = [
+            {"source.tokens": 1.0, "encoder.layer1": n, "encoder.layer2": 2.0 * n, "decoder": 3.0}
+            for n in (1, 2)
+        ]
+        shares = {"decoder.fuse": {"l0": 0.25, "l1": 0.75}}
+        run = write(
+            tmp_path / name,
+            train(1, 5.0, grad_norms=norms[0]),
+            train(2, 4.0, grad_norms=norms[1]),
+            train(3, 4.0, grad_norms={}),
+            valid(3, 3.0, layer_shares=shares),
+        )
+        runs[name] = read_curve_records(run)
+    drawn = curves(runs, ["grad_norms", "layer_shares"])
+    of_a = {(curve.group, curve.layer): curve.value.tolist() for curve in drawn if curve.run == "a"}
+    assert of_a == {
+        ("encoder", "l1"): [1, 2],
+        ("encoder", "l2"): [2, 4],
+        ("other parts", "source.tokens"): [1, 1],
+        ("other parts", "decoder"): [3, 3],
+        ("decoder.fuse", "l0"): [0.25],
+        ("decoder.fuse", "l1"): [0.75],
+    }
+    figure = draw(drawn, "updates", 1)
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == [f"{group}, {run}" for group in ("encoder", "other parts") for run in "ab"] + [
+        f"decoder.fuse, {run}" for run in "ab"
+    ]
+    colors = {
+        line.get_color() if isinstance(line.get_color(), str) else tuple(line.get_color())
+        for axes in figure.axes
+        for line in axes.lines
+    }
+    assert len(colors) == 5  # l0, l1, l2 and two other parts; l1 has one colour everywhere
+    plot(drawn, tmp_path / "layers.json")
+    document = json.loads((tmp_path / "layers.json").read_text())
+    assert (document[0]["group"], document[0]["layer"]) == ("encoder", "l1")
+    with pytest.raises(DataError, match="layer_shares"):
+        curves({"a": runs["a"][:2]}, ["layer_shares"])
+
+
 @pytest.mark.parametrize(
     "ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
 )

@@ -10,20 +10,18 @@ from torch import Tensor
 
 from fusetk import trace
 from fusetk.errors import DataError
+from fusetk.evaluation.layer_shares import (
+    contributions,
+    find_fusions,
+    layer_names,
+    trace_fusions,
+)
 from fusetk.fusion import FUSIONS
 from fusetk.fusion.base import Fusion, FusionConfig, LayerFusion
 from fusetk.fusion.linear import LinearFusion
 from fusetk.plotting import connect
 from fusetk.plotting.attention import TokenPair
-from fusetk.plotting.fusion import (
-    HOPS,
-    contributions,
-    find_fusions,
-    layer_names,
-    panels,
-    row_lengths,
-    trace_fusions,
-)
+from fusetk.plotting.fusion import HOPS, panels, row_lengths
 from tests.plotting.models import stack, transformer
 
 TOKENS = TokenPair(["ein", "Hund", "schläft"], ["a", "dog"])

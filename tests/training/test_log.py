@@ -86,8 +86,13 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
     module.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     with Log(tmp_path, quiet=True, tensorboard=True, update=6) as log:
-        log.record("valid", {"update": 7, "loss": 2.5, "name": "x"})
-    assert written == [("valid/update", 7, 7), ("valid/loss", 2.5, 7), ("closed",)]
+        log.record("valid", {"update": 7, "loss": 2.5, "name": "x", "shares": {"l1": 0.5}})
+    assert written == [
+        ("valid/update", 7, 7),
+        ("valid/loss", 2.5, 7),
+        ("valid/shares/l1", 0.5, 7),
+        ("closed",),
+    ]
 
 
 def test_missing_tensorboard_is_a_clear_error(

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.data.vocab import EOS
-from fusetk.decoding.target_scores import check_length, collate
+from fusetk.decoding.target_scores import check_length, collate, pair_batches
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
+
+TOKENS = 4096  # positions of a batch: both sides, including padding
 
 # Source and target ids of each pair, without BOS and EOS.
 Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -61,6 +63,13 @@ def trace_forward(
         "decoder": np.array([len(target) + 1 for _, target in pairs]),
     }
     return ForwardTrace({name: values[-1] for name, values in recorded.items()}, inputs, lengths)
+
+
+def batches(pairs: Pairs) -> Iterator[Pairs]:
+    """Yield the pairs in batches of similar length."""
+    sizes = [(len(source) + 1, len(target) + 1) for source, target in pairs]
+    for indices in pair_batches(sizes, TOKENS):
+        yield [pairs[i] for i in indices]
 
 
 def _store_input(inputs: dict[str, Any], name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
