@@ -15,8 +15,9 @@ _CELL = re.compile(r"(?P<side>\w+)\.cells\.(?P<number>\d+)\.")
 def parts(model: Seq2Seq) -> dict[str, str]:
     """Return the part of each parameter, by the parameter's name.
 
-    Parts are the top two levels of the module tree. A shared parameter belongs to the first part
-    that has it.
+    A part is a module of the top level of the tree. The layers of a side, its fusion, its
+    connection and its embeddings are parts of their own: ``encoder.layers``, ``encoder.fuse``. A
+    shared parameter belongs to the first part that has it.
     """
     layers = set(model.layers())
     stacks = {name.rpartition(".")[0] for name, module in model.named_modules() if module in layers}
@@ -33,9 +34,8 @@ def parts(model: Seq2Seq) -> dict[str, str]:
 def layers_and_parts(model: Seq2Seq) -> dict[nn.Parameter, str]:
     """Return the part of each parameter, with each layer as a part of its own.
 
-    The parts are named ``encoder.layer1``, ``decoder.summary1`` and so on, as in traces; the cells
-    of a recurrence are ``decoder.cell1`` and so on. The other parameters have the names of
-    ``parts``.
+    The layers have the names of traces, such as ``encoder.layer1`` and ``decoder.summary1``. The
+    cells of a recurrence are ``decoder.cell1`` and so on. The other parts are those of ``parts``.
     """
     of_layers = {
         parameter: f"{name}.{label}"

@@ -1,4 +1,4 @@
-"""What a training records for each layer: gradient norms, and shares in the fusions."""
+"""Training records the gradient norm of each layer and its share in the fusions."""
 
 import json
 import math
