@@ -45,11 +45,11 @@ class CheckpointError(FusetkError):
 
 
 class Diverged(FusetkError):
-    """The model returned NaN probabilities."""
+    """The model returned NaN."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "probabilities") -> None:
         super().__init__(
-            "the model returned NaN probabilities: training has diverged; use an earlier checkpoint"
+            f"the model returned NaN {what}: training has diverged; use an earlier checkpoint"
         )
 
 

@@ -26,6 +26,7 @@ HIGHER_IS_BETTER = {"accuracy", "bleu"}
 # Quantities in METRICS that are numbers, or null if they are not finite.
 QUANTITIES = {"epoch", "lr", "grad_norm", "tokens", "tokens_per_second", "memory", "seconds"}
 QUANTITIES |= LOWER_IS_BETTER | HIGHER_IS_BETTER
+OTHER_PARTS = "other parts"  # group of the parts in `grad_norms` that are not layers
 LOG = "log.txt"
 SESSIONS = "sessions.jsonl"
 # Empty file in a run folder until the first session is recorded.

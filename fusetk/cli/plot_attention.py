@@ -60,11 +60,11 @@ def command(
     equal parts of the positions between, and the last position.
 
     Connections: each row is a layer, a sub-layer or the output of a stack (top), and each column is
-    an output that it reads; l0 is the word embedding. Learned weights need no text. For weights
-    that depend on the position, the mean and the standard deviation over the positions of a
-    sentence are drawn, or over a text with --corpus. With --layer, each column is a token. The
-    weights of `residual` with several streams are expanded to weights of the outputs of the
-    sub-layers below. Layer normalisation is not included.
+    an output that it reads; l0 is the word embedding. Learned weights need no text, and a text is
+    not read. For weights that depend on the position, the mean and the standard deviation over the
+    positions of a sentence are drawn, or over a text with --corpus. With --layer, each column is a
+    token. The weights of `residual` with several streams are expanded to weights of the outputs of
+    the sub-layers below. Layer normalisation is not included.
 
     An .html file holds any number of sentences and needs no network: a slider and the arrow keys
     change the sentence. The pointer shows the numbers, and so do the arrow keys after Tab has

@@ -37,8 +37,9 @@ from fusetk.plotting.style import STYLES, Size
 @click.option(
     "--what",
     metavar="NAME,...",
-    help=f"Quantities of metrics.jsonl, each in a panel: {', '.join(TITLES)}."
-    f" {' and '.join(BY_LAYER)} have a panel for each stack or fusion, with a curve for each layer."
+    help=f"Quantities of metrics.jsonl: {', '.join(TITLES)}. Each has a panel."
+    f" {' and '.join(BY_LAYER)} have a panel for each stack or fusion of each run, with a curve for"
+    " each layer."
     f" Default: {', '.join(DEFAULT)}, if the runs have them.",
 )
 @click.option(
@@ -89,8 +90,8 @@ def command(
     A curve that has only one value is a dot.
 
     For each curve, an .npz file holds the arrays RUN/KIND/QUANTITY.update, .epoch and .value. The
-    curve of a layer has the name RUN/KIND/QUANTITY/STACK/LAYER. A .json file holds the same as a
-    list.
+    curve of a layer has the name RUN/KIND/QUANTITY/GROUP/LAYER; GROUP is a stack, a fusion or
+    `other parts`. A .json file holds the same as a list.
     """
     check_output(output)
     check_picture(output, size, style)

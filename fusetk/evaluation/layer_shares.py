@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fusetk.errors import DataError
+from fusetk.errors import DataError, Diverged
 from fusetk.evaluation.forward_trace import (
     ForwardTrace,
     Pairs,
@@ -50,12 +50,10 @@ def find_fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
     if fusions:
         return fusions
     if what == "fuse":
-        raise DataError("no fusion to draw: neither side of this model fuses several layers")
+        raise DataError("neither side of this model fuses several layers")
     side = KINDS[what][0]
     hint = f", its {next(iter(by_side))} does" if by_side else ""
-    raise DataError(
-        f"no fusion to draw: the {side} of this model does not fuse several layers{hint}"
-    )
+    raise DataError(f"the {side} of this model does not fuse several layers{hint}")
 
 
 def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> list[FusionTrace]:
@@ -63,7 +61,7 @@ def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> 
 
     ``pairs`` holds source and target ids without BOS and EOS. Raises DataError if a sentence is
     longer than the model's positions, if a fusion has no forward-mode derivative, or if its records
-    have wrong shapes.
+    have wrong shapes, and Diverged if the weights are NaN.
     """
     traced = trace_forward(model, pairs, "*.fuse.*", {fusion.name: fusion for fusion in fusions})
     depths = {stack.fuse.name: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
@@ -87,15 +85,17 @@ def mean_shares(model: "Seq2Seq", pairs: Pairs) -> dict[str, dict[str, float]]:
     """
     fusions = find_fusions(model)
     sums: dict[str, np.ndarray] = {}
+    positions: dict[str, int] = {}
     layers: dict[str, list[str]] = {}
     for traces in trace_batches(model, pairs, fusions):
         for fusion, traced in zip(fusions, traces, strict=True):
             inside = np.arange(traced.weights.shape[1]) < traced.lengths[:, None]
             total = traced.weights[inside].mean(1).sum(0, dtype=np.float64)
             sums[fusion.name] = sums.get(fusion.name, 0.0) + total
+            positions[fusion.name] = positions.get(fusion.name, 0) + int(inside.sum())
             layers[fusion.name] = traced.layers
     return {
-        name: dict(zip(layers[name], (total / total.sum()).tolist(), strict=True))
+        name: dict(zip(layers[name], (total / positions[name]).tolist(), strict=True))
         for name, total in sums.items()
     }
 
@@ -109,6 +109,8 @@ def _trace_fusion(fusion: Fusion, traced: ForwardTrace, depth: int | None) -> Fu
         weights = contributions(fusion, history).unsqueeze(-2)
     else:
         _check_hops(fusion, weights)
+    if weights[:, 0].isnan().any():
+        raise Diverged("weights of layers")
     learned = {}
     for what in ("weights", "betas"):
         values = traced.recorded.get(f"{fusion.name}.{what}")
@@ -131,7 +133,7 @@ def _check_hops(fusion: Fusion, weights: Tensor) -> None:
     _check_dimensions(name, weights, 4, "(B, T, hops, L)")
     sums = weights[:, 0].float().sum(-1)  # positions after the end of a sentence are undefined
     worst = float(sums.flatten()[(sums - 1).abs().argmax()])
-    if not abs(worst - 1) <= 0.01:
+    if abs(worst - 1) > 0.01:
         raise DataError(
             f"{type(fusion).__name__} recorded {name}, whose sum over the layers must be 1, but it "
             f"is {worst:.3g}: divide the weights by their sum, or record them under another name"

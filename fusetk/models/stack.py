@@ -156,6 +156,7 @@ class Stack(nn.Module):
         self.has_plain_stream = type(self.ends) is StreamEnds  # whether the stream is one tensor
         self.input_widths: list[int] = []  # input width of each module of ``layers``
         self.output_widths: list[int] = []
+        self.name = name
         self.labels: list[str] = []  # of each module of ``layers``: layer1, summary1, ...
 
         self.connect.register_output(widths[0], starts_block=True)

@@ -93,11 +93,13 @@ def check_connections(choices: PlotOptions, need_text: bool) -> str:
         return ""
     reason = "the connections of this model have the same weights for every sentence"
     if choices.layer is not None:
-        raise DataError(f"{reason}: omit --layer, which draws them at each token")
+        raise DataError(f"{reason}: omit --layer, which draws the weights at each token")
     texts = (choices.sources, choices.targets, choices.source_file, choices.target_file)
     if not (any(texts) or choices.lines or choices.corpus):
         return ""
     _check_text(choices)
+    files = list(filter(None, (choices.source_file, choices.target_file)))
+    check_inputs_and_output(files, choices.output)
     return f"{reason}; the text is not read"
 
 

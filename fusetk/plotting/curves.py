@@ -3,7 +3,6 @@
 import difflib
 import logging
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,14 @@ from fusetk.plotting.figure import (
 )
 from fusetk.plotting.style import SCREEN, Size, Style
 from fusetk.plotting.text_width import TextWidth
-from fusetk.runs import HIGHER_IS_BETTER, LOWER_IS_BETTER, METRICS, check_metrics, read_metrics
+from fusetk.runs import (
+    HIGHER_IS_BETTER,
+    LOWER_IS_BETTER,
+    METRICS,
+    OTHER_PARTS,
+    check_metrics,
+    read_metrics,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +56,6 @@ TITLES = {
     "layer_shares": "share in the fusion",
 }
 BY_LAYER = ("grad_norms", "layer_shares")  # each has a curve for each layer
-OTHER_PARTS = "other parts"  # group of the parts that are not layers
 
 ON_TRAINING_PAIRS = "train_"  # prefix of the results of a validation on training pairs
 
@@ -74,12 +79,12 @@ class Curve:
 
     @property
     def panel(self) -> tuple[str, ...]:
-        """A key of the panel: one for each quantity, or for each group of layers of each run."""
+        """The key of the panel: quantity, run and group for a layer; otherwise the quantity."""
         return (self.what, self.run, self.group) if self.layer else (self.what,)
 
     @property
     def line(self) -> tuple[bool, str]:
-        """A key of the colour: whether it is that of a layer, and the layer or run."""
+        """The key of the colour: True and the layer or part, or False and the run."""
         return bool(self.layer), self.layer or self.run
 
     def best(self) -> int | None:
@@ -166,12 +171,11 @@ def curves(
         for kind in kinds
         for curve in _curves(run, kind, key, of_kind[run])
     ]
-    drawn = [curve for curve in all_curves if len(curve.value)]
     for key in quantities:
-        having = {curve.run for curve in drawn if curve.what == key}
+        having = {curve.run for curve in all_curves if curve.what == key}
         if lacking := [run for run in runs if run not in having]:
             log.warning("%s: no %s was recorded", ", ".join(lacking), key)
-    return drawn
+    return all_curves
 
 
 def _with_training_pairs(records: Records) -> Records:
@@ -195,62 +199,37 @@ def _with_training_pairs(records: Records) -> Records:
 
 
 def _quantities(records: Records) -> list[str]:
-    """Return the keys that have a number or layers in some record, in order of appearance."""
+    """Return the keys that have a number in some record, in order of appearance."""
     keys: dict[str, None] = {}
     for record in records:
-        keys |= {
-            key: None
-            for key, value in record.items()
-            if _number(value) is not None or (key in BY_LAYER and value)
-        }
+        keys |= {key: None for key in record if any(_numbers(record, key))}
     return [key for key in keys if key not in ("update", "epoch")]
 
 
 def _curves(run: str, kind: str, what: str, records: Records) -> list[Curve]:
     """Return the curve of a quantity, or the curves of its layers, group after group."""
-    records = [record for record in records if record["kind"] == kind]
-    if what not in BY_LAYER:
-        return [_curve(run, kind, what, [(record, record.get(what)) for record in records])]
-    points: dict[tuple[str, str], list[tuple[dict[str, Any], Any]]] = {}
+    points: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for record in records:
-        for group, layer, value in _by_layer(record.get(what)):
-            points.setdefault((group, layer), []).append((record, value))
-    layers = sorted(points, key=lambda key: key[0] == OTHER_PARTS)
-    return [_curve(run, kind, what, points[key], *key) for key in layers]
+        if record["kind"] != kind:
+            continue
+        epoch = _number(record.get("epoch"))
+        for group, layer, number in _numbers(record, what):
+            point = (record["update"], math.nan if epoch is None else epoch, number)
+            points.setdefault((group, layer), []).append(point)
+    curves = []
+    for group, layer in sorted(points, key=lambda key: key[0] == OTHER_PARTS):
+        updates, epochs, values = np.array(points[group, layer], dtype=np.float64).T
+        curves.append(Curve(run, kind, what, updates, epochs, values, group, layer))
+    return curves
 
 
-def _by_layer(values: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield the group, the name and the value of each layer or part in a record's value."""
-    for name, value in values.items() if isinstance(values, dict) else ():
-        if isinstance(value, dict):
-            yield from ((name, layer, share) for layer, share in value.items())
-        elif layer := re.fullmatch(r"(\w+)\.((?:layer|summary|cell)\d+)", name):
-            yield layer[1], layer[2].replace("layer", "l"), value
-        else:
-            yield OTHER_PARTS, name, value
-
-
-def _curve(
-    run: str,
-    kind: str,
-    what: str,
-    points: Sequence[tuple[dict[str, Any], Any]],
-    group: str = "",
-    layer: str = "",
-) -> Curve:
-    """Return the curve of the points with a number; a point is a record and a value."""
-    points = [(record, value) for record, value in points if _number(value) is not None]
-    epochs = [_number(record.get("epoch")) for record, _ in points]
-    return Curve(
-        run,
-        kind,
-        what,
-        np.array([record["update"] for record, _ in points], dtype=np.float64),
-        np.array([math.nan if epoch is None else epoch for epoch in epochs], dtype=np.float64),
-        np.array([value for _, value in points], dtype=np.float64),
-        group,
-        layer,
-    )
+def _numbers(record: Mapping[str, Any], key: str) -> Iterator[tuple[str, str, float]]:
+    """Yield each number of a quantity with its group and layer; '' for the whole model."""
+    value = record.get(key)
+    for group, layers in value.items() if isinstance(value, dict) else [("", {"": value})]:
+        for layer, item in layers.items() if isinstance(layers, dict) else ():
+            if (number := _number(item)) is not None:
+                yield group, layer, number
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
@@ -296,7 +275,8 @@ def plot(
 ) -> None:
     """Draw the curves over ``x`` (updates or epochs), or write their numbers, by the file's ending.
 
-    Each quantity has a panel. Training curves are smoothed over ``window`` points, in pictures and
+    Each quantity has a panel. Quantities in BY_LAYER have one for each group of layers and each
+    run. Training curves are smoothed over ``window`` points, in pictures and
     in numbers. Raises DataError if ``path`` cannot be written, or if ``x`` is epochs and the runs
     did not record them.
     """
@@ -379,12 +359,16 @@ def draw(
 
 
 def _line_colors(curves: Sequence[Curve]) -> dict[tuple[bool, str], Any]:
-    """Return the colour of each line: from dark to light for layers, from the lowest one up."""
+    """Return the colour of each line. The lowest layer is dark, the highest one light.
+
+    Runs and other parts have the colours of ``colors``.
+    """
     from matplotlib import colormaps
 
     lines = list(dict.fromkeys(curve.line for curve in curves))
     layers = {curve.line for curve in curves if curve.group and curve.group != OTHER_PARTS}
-    ordered = sorted(layers, key=lambda line: (line[1].strip("0123456789"), len(line[1]), line[1]))
+    # The summary of the lower layers, `sum`, is below the layers.
+    ordered = sorted(layers, key=lambda line: (line[1] != "sum", len(line[1]), line[1]))
     others = [line for line in lines if line not in layers]
     shades = colormaps["viridis"](np.linspace(0, 0.92, len(ordered)))
     return dict(zip((*ordered, *others), (*shades, *colors(len(others))), strict=True))
@@ -492,8 +476,8 @@ def _style_panel(axes: "Axes", what: str, x: str, values: np.ndarray, style: Sty
 
     values = values[np.isfinite(values)]
     # The first perplexity is about the vocabulary size: on a linear scale the rest would be flat.
-    wide = what == "ppl" and len(values) and values.max() > 20 * values.min()
-    if (wide or what == "grad_norms") and values.min(initial=math.inf) > 0:
+    wide = what == "ppl" and len(values) and values.max() > 20 * values.min() > 0
+    if wide or (what == "grad_norms" and values.max(initial=0) > 0):  # some norms may be 0
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

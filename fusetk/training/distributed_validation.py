@@ -51,7 +51,7 @@ class DistributedValidation:
     def __call__(
         self, progress: Progress, optimizer: torch.optim.Optimizer | None, stop: Stop
     ) -> ValidationResults:
-        """Validate.
+        """Return the metrics and the shares of the layers.
 
         Raises Interrupted after a signal in a process. Raises the error if one occurs in this
         process, and FusetkError if one occurs in another process.

@@ -19,7 +19,7 @@ from fusetk.display import REFRESHES, Display, Task
 from fusetk.errors import ConfigError
 from fusetk.files import write_if_changed
 from fusetk.processes import World
-from fusetk.runs import LOG, METRICS, parse_metrics
+from fusetk.runs import LOG, METRICS, OTHER_PARTS, parse_metrics
 from fusetk.training.progress import Progress
 from fusetk.training.step import UpdateStats
 from fusetk.training.validation_config import perplexity
@@ -129,7 +129,7 @@ class Log:
     def record(self, kind: str, values: dict[str, Any]) -> None:
         """Write a line of ``metrics.jsonl``; ``kind`` is train or valid.
 
-        A number that is not finite becomes null. Values may be nested.
+        A number that is not finite becomes null. A value may be a mapping from names to values.
         """
         values = _finite(values)
         self._metrics.add(json.dumps({"kind": kind, **values}, allow_nan=False))
@@ -252,9 +252,12 @@ class Reporter:
         world: World,
         device: torch.device,
         log_every: int,
-        parts: Mapping[nn.Parameter, str],
+        parts: Mapping[nn.Parameter, tuple[str, str]],
     ):
-        """``parts`` are the parts of the model whose gradient norms are recorded."""
+        """``parts`` has the group and the name of the part of each parameter.
+
+        The gradient norm of each part is recorded.
+        """
         self.log = log
         self.parts = parts
         self.world = world
@@ -354,7 +357,7 @@ class Reporter:
                 "lr": self._rate,
                 "tokens_per_second": speed,
                 "grad_norm": norm,
-                "grad_norms": part_norms(self._stats, self.parts),
+                "grad_norms": part_norms(self._stats, self.parts) if self.world.first else {},
                 "tokens": tokens,
                 "pairs_per_update": pairs,
                 "padding": padding,
@@ -415,21 +418,29 @@ class Reporter:
         )
 
 
-def part_norms(stats: Sequence[UpdateStats], parts: Mapping[nn.Parameter, str]) -> dict[str, float]:
-    """Return the gradient norm of each part, as the mean over the updates that were not skipped."""
+def part_norms(
+    stats: Sequence[UpdateStats], parts: Mapping[nn.Parameter, tuple[str, str]]
+) -> dict[str, dict[str, float]]:
+    """Return the gradient norm of each part: group -> part -> norm before clipping.
+
+    It is the mean over the updates that were not skipped. ``parts`` has the group and the name of
+    the part of each parameter.
+    """
     updates = [update for update in stats if math.isfinite(update.grad_norm)]
     if not updates:
         return {}
-    squares = torch.cat([update.grad_norms for update in updates]).double().square()
-    values = iter(squares.tolist())
+    values = iter(torch.cat([update.grad_norms for update in updates]).tolist())
     sums = dict.fromkeys(parts.values(), 0.0)
     for update in updates:
-        of_update = dict.fromkeys(sums, 0.0)
+        squares = dict.fromkeys(sums, 0.0)
         for parameter in update.parameters:
-            of_update[parts[parameter]] += next(values)
-        for part, square in of_update.items():
+            squares[parts[parameter]] += next(values) ** 2
+        for part, square in squares.items():
             sums[part] += math.sqrt(square)
-    return {part: total / len(updates) for part, total in sums.items()}
+    norms: dict[str, dict[str, float]] = {}
+    for (group, name), total in sums.items():
+        norms.setdefault(group or OTHER_PARTS, {})[name] = total / len(updates)
+    return norms
 
 
 def _rounded(value: float, digits: int, separator: str = "") -> str:

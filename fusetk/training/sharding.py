@@ -12,7 +12,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -152,12 +152,16 @@ def optimizer_groups(parameters: Iterable[nn.Parameter]) -> list[Any]:
     return [{"params": group} for group in groups if group]
 
 
-@torch.no_grad()
-def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale the gradients down to a norm of at most ``max_norm`` together.
+class GradientNorms(NamedTuple):
+    """The norms of the gradients before clipping. They are equal in every process."""
 
-    Return the norm of each parameter's gradient (P,) before clipping. It is equal in every process.
-    """
+    total: float
+    parameters: Tensor  # (P,) of each parameter
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> GradientNorms:
+    """Multiply all gradients by one factor, so that their joint norm is at most ``max_norm``."""
     gradients = [local(parameter.grad) for parameter in parameters]
     norms = torch.stack(torch._foreach_norm(gradients))
     split = torch.tensor([sharded(parameter) for parameter in parameters])
@@ -166,10 +170,10 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tenso
         squares = torch.where(split, norms.square(), 0.0)
         dist.all_reduce(squares)
         norms = torch.where(split, squares.sqrt(), norms)
+    total = norms.norm()
     if max_norm < math.inf:
-        factor = (max_norm / (norms.norm() + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(gradients, factor)
-    return norms
+        torch._foreach_mul_(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0))
+    return GradientNorms(float(total), norms)
 
 
 @contextmanager

@@ -113,8 +113,7 @@ def optimizer_step(
     if scale != 1:
         torch._foreach_mul_([local(p.grad) for p in parameters], 1 / scale)
     norms = clip_gradients(parameters, clip or math.inf)
-    norm = float(norms.norm())
-    if math.isfinite(norm):
+    if math.isfinite(norms.total):
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
@@ -125,4 +124,4 @@ def optimizer_step(
     zero = torch.zeros((), device=world.device if world.size > 1 else parameters[0].device)
     smoothed = sum((sums.smoothed for sums in losses), zero)
     nll = sum((sums.nll for sums in losses), zero)
-    return UpdateStats(smoothed, nll, tokens, norm, parameters, norms)
+    return UpdateStats(smoothed, nll, tokens, norms.total, parameters, norms.parameters)

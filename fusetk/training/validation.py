@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from fusetk.data.vocab import UNK
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.translate import Translator
 from fusetk.display import Task
-from fusetk.errors import ConfigError, DataError
+from fusetk.errors import ConfigError, DataError, Diverged
 from fusetk.evaluation.layer_shares import mean_shares
 from fusetk.evaluation.metrics import corpus_bleu
 from fusetk.models.seq2seq import Seq2Seq
@@ -37,9 +38,9 @@ class LossSums(NamedTuple):
 
 
 class PartialResults(NamedTuple):
-    """The results of one process: sums over its part of the validation corpus."""
+    """The results of one process."""
 
-    sums: LossSums
+    sums: LossSums  # of its part of the validation corpus
     translations: dict[int, str]  # by position in the corpus; empty without BLEU
     train: LossSums | None = None  # of the training pairs; None without ``train_pairs``
     # Fusion -> layer -> share; None without ``share_pairs``, and in processes other than rank 0.
@@ -66,6 +67,7 @@ class Validator:
         while (path := folder / f"{name}{len(self.references)}.txt").exists():
             self.references.append(list(read_lines(path)))
         self.batches = self._batches(self.corpus, np.arange(len(self.corpus)))
+        self.share_pairs = _evenly_spaced(self.corpus, config.share_pairs or 0)
         self.train_corpus: Corpus | None = None
         self.train_batches: list[Indices] = []
         if config.train_pairs:
@@ -95,15 +97,15 @@ class Validator:
                     train = self._train_sums(model, device, world, done)
                 model.eval()
                 translations = self._translations(model, world, done) if self.translates else {}
-                shares = self._layer_shares(model) if world.first else None
+                shares = self._layer_shares(model, done) if world.first else None
             return PartialResults(sums, translations, train, shares)
         finally:
             model.train()
 
     def _num_pairs(self) -> int:
-        """Return the number of pairs that are processed; translated pairs count twice."""
+        """Return the number of pairs that are processed; a pair counts once for each use."""
         pairs = len(self.corpus) * (2 if self.translates else 1)
-        return pairs + sum(map(len, self.train_batches))
+        return pairs + sum(map(len, self.train_batches)) + len(self.share_pairs)
 
     def combine(self, parts: Sequence[PartialResults]) -> dict[str, float]:
         """Return the metrics over the parts of all processes: loss per token, ppl and accuracy.
@@ -154,16 +156,19 @@ class Validator:
             done.advance(len(indices) * world.size)
         return LossSums(nll, correct, tokens)
 
-    def _layer_shares(self, model: Seq2Seq) -> dict[str, dict[str, float]] | None:
-        """Return the share of each layer in each fusion; None without ``share_pairs``."""
-        if not self.config.share_pairs:
+    def _layer_shares(self, model: Seq2Seq, done: Task) -> dict[str, dict[str, float]] | None:
+        """Return the share of each layer in each fusion.
+
+        The result is None without ``share_pairs``, and if training has diverged.
+        """
+        if not len(self.share_pairs):
             return None
-        corpus = self.corpus
-        pairs = [
-            (corpus.source[i][:-1].tolist(), corpus.target[i][:-1].tolist())  # without EOS
-            for i in _evenly_spaced(corpus, self.config.share_pairs)
-        ]
-        return mean_shares(model, pairs)
+        source, target = self.corpus.source, self.corpus.target
+        pairs = [(source[i][:-1].tolist(), target[i][:-1].tolist()) for i in self.share_pairs]
+        done.advance(len(pairs))
+        with suppress(Diverged):
+            return mean_shares(model, pairs)
+        return None
 
     def _translations(self, model: Seq2Seq, world: World, done: Task) -> dict[int, str]:
         translator = Translator([model], self.pipeline, self.search)

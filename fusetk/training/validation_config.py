@@ -37,14 +37,14 @@ class ValidationConfig(Config):
     """Number of training pairs, evenly spaced in the corpus, on which loss and accuracy are also
     computed (`train_loss`, `train_accuracy`). Wang et al. 2018 show the accuracy on training text
     (MLRF, Figure 4); they do not say how many pairs they use."""
-    share_pairs: int | None = Field(None, ge=1)
-    """Number of validation pairs, evenly spaced in the corpus, from which each validation computes
-    the share of each layer in each fusion, as `fusetk plot-attention --what fuse --corpus` does.
-    `fusetk plot-curves --what layer_shares` draws the shares."""
     train_dropout: bool = True
     """Compute loss and accuracy on training pairs with dropout, as in training. MLRF's text says
     that more dropout lowers the accuracy on training text dramatically, so we think that the figure
     has it."""
+    share_pairs: int | None = Field(None, ge=1)
+    """Number of validation pairs, evenly spaced in the corpus, from which each validation computes
+    the share of each layer in each fusion, as `fusetk plot-attention --what fuse --corpus` does.
+    `fusetk plot-curves --what layer_shares` draws the shares."""
 
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> "ValidationConfig":

@@ -225,10 +225,10 @@ def test_curves_of_layers(tmp_path: Path) -> None:
     runs = {}
     for name in ("a", "b"):
         norms = [
-            {"source.tokens": 1.0, "encoder.layer1": n, "encoder.layer2": 2.0 * n, "decoder": 3.0}
+            {"other parts": {"source": 1.0, "decoder": 0.0}, "encoder": {"l1": n, "l2": 2.0 * n}}
             for n in (1, 2)
         ]
-        shares = {"decoder.fuse": {"l0": 0.25, "l1": 0.75}}
+        shares = {"decoder.fuse": {"sum": 0.25, "l1": 0.75, "l10": None}}
         run = write(
             tmp_path / name,
             train(1, 5.0, grad_norms=norms[0]),
@@ -242,9 +242,9 @@ def test_curves_of_layers(tmp_path: Path) -> None:
     assert of_a == {
         ("encoder", "l1"): [1, 2],
         ("encoder", "l2"): [2, 4],
-        ("other parts", "source.tokens"): [1, 1],
-        ("other parts", "decoder"): [3, 3],
-        ("decoder.fuse", "l0"): [0.25],
+        ("other parts", "source"): [1, 1],
+        ("other parts", "decoder"): [0, 0],
+        ("decoder.fuse", "sum"): [0.25],
         ("decoder.fuse", "l1"): [0.75],
     }
     figure = draw(drawn, "updates", 1)
@@ -257,12 +257,14 @@ def test_curves_of_layers(tmp_path: Path) -> None:
         for axes in figure.axes
         for line in axes.lines
     }
-    assert len(colors) == 5  # l0, l1, l2 and two other parts; l1 has one colour everywhere
+    assert len(colors) == 5  # sum, l1, l2 and two other parts; l1 has one colour everywhere
+    assert all(axes.get_yscale() == "log" for axes in figure.axes[:4])
     plot(drawn, tmp_path / "layers.json")
     document = json.loads((tmp_path / "layers.json").read_text())
     assert (document[0]["group"], document[0]["layer"]) == ("encoder", "l1")
-    with pytest.raises(DataError, match="layer_shares"):
-        curves({"a": runs["a"][:2]}, ["layer_shares"])
+    empty = write(tmp_path / "c", valid(3, 3.0, layer_shares={"decoder.fuse": {"l1": None}}))
+    with pytest.raises(DataError, match="no run has 'layer_shares'"):
+        curves({"c": read_curve_records(empty)}, ["layer_shares"])
 
 
 @pytest.mark.parametrize(

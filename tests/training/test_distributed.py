@@ -11,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,12 +76,13 @@ def weights(run: Path, update: int) -> dict[str, torch.Tensor]:
     )
 
 
-def validations(run: Path) -> list[dict[str, float]]:
-    return [
-        line
-        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-        if line["kind"] == "valid"
-    ]
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    return records(run, "valid")
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_distributed import PLAIN, validations
+from test_distributed import PLAIN, records, validations
 
 from fusetk import runs
 from fusetk import train as train_module
@@ -51,6 +51,7 @@ def test_sharded_and_unsharded_training_resume_each_other(toy: Path, tmp_path: P
         "training.stages.0.batch.accumulate=2",
     ]
     overrides += ["training.validation.every_updates=3", "training.stages.0.end.updates=9"]
+    overrides += ["training.validation.share_pairs=20"]
     train_module.train(
         load(toy, [*overrides, "training.stages.0.end.updates=3"]),
         tmp_path / "parts",
@@ -76,6 +77,17 @@ def test_sharded_and_unsharded_training_resume_each_other(toy: Path, tmp_path: P
         assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-4) and actual[
             "bleu"
         ] == pytest.approx(expected["bleu"], abs=0.5)
+        shares = [line["layer_shares"]["decoder.fuse"] for line in (actual, expected)]
+        assert shares[0] == pytest.approx(shares[1], rel=1e-3)
+    norms = [
+        next(
+            line["grad_norms"] for line in records(tmp_path / name, "train") if line["update"] == 6
+        )
+        for name in ("parts", "one")
+    ]
+    assert norms[0].keys() == norms[1].keys() == {"encoder", "decoder", "other parts"}
+    for group in norms[0]:
+        assert norms[0][group] == pytest.approx(norms[1][group], rel=1e-3)
 
 
 BACKBONES = """
