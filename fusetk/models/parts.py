@@ -37,7 +37,7 @@ def layers_and_parts(model: Seq2Seq) -> dict[nn.Parameter, tuple[str, str]]:
     its transition: ("decoder", "cell1"). The others are the parts of ``parts``, whose group is "".
     A fusion has its own name there: ``decoder.fuse``.
     """
-    found: dict[nn.Parameter, tuple[str, str]] = {}
+    part_by_parameter: dict[nn.Parameter, tuple[str, str]] = {}
     for name, module in model.named_modules():
         members: list[tuple[str, str, nn.Module]] = []
         if isinstance(module, Stack):
@@ -52,9 +52,9 @@ def layers_and_parts(model: Seq2Seq) -> dict[nn.Parameter, tuple[str, str]]:
             members = [("", module.name, module)]
         for group, label, member in members:
             for parameter in member.parameters():
-                found.setdefault(parameter, (group, label))
+                part_by_parameter.setdefault(parameter, (group, label))
     part_by_name = parts(model)
     return {
-        parameter: found.get(parameter, ("", part_by_name[name]))
+        parameter: part_by_parameter.get(parameter, ("", part_by_name[name]))
         for name, parameter in model.named_parameters()
     }

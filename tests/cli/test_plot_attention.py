@@ -241,6 +241,7 @@ def test_connections_need_no_sentence(fusing: Any) -> None:
     assert list(panels()) == ["encoder.connect"]
     matrix = panels()["encoder.connect"]["matrix"]
     assert matrix[0] == [1.0, *[None] * (len(matrix[0]) - 1)]
+    write("a.de", "der")
     for text in (["-s", "der"], ["-i", "a.de", "--corpus"]):
         result = run("--what", "connect", *text)
         assert result.exit_code == 0
