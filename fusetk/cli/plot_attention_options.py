@@ -63,7 +63,8 @@ OPTIONS: tuple[Decorator, ...] = (
         " encoder-self, decoder-self: self-attention of one side. mixed: attention of the decoder"
         " to source and target in one softmax (coordinated models). fuse, encoder-fuse,"
         " decoder-fuse: layer weights of the fusions. connect: the weights with which layers and"
-        " sub-layers read the outputs below them (`connect`, `residual`, `attend: transparent`).",
+        " sub-layers read the outputs below them (`connect`, `residual`, `attend: transparent`)."
+        " similarity: how similar the outputs of the layers of a stack are.",
     ),
     click.option(
         "--layer",
@@ -88,8 +89,8 @@ OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--corpus",
         is_flag=True,
-        help="Fusions and connections: draw the mean over all sentences. Fusions: also the mean by"
-        " part of the sentence.",
+        help="Fusions, connections and similarity: draw the mean over all sentences. Fusions: also"
+        " the mean by part of the sentence.",
     ),
     tokenized_option("The text is"),
     click.option(

@@ -25,7 +25,8 @@ class ForwardTrace(NamedTuple):
     """The values recorded in one forward pass over B sentence pairs."""
 
     recorded: dict[str, Tensor]  # the last value recorded under each trace name
-    inputs: dict[str, Any]  # the first argument of each watched module
+    inputs: dict[str, Any]  # the first argument of each watched module, in its last call
+    outputs: dict[str, list[Any]]  # the results of all calls of each watched module
     lengths: dict[str, np.ndarray]  # per side (B,): positions, including EOS or BOS
 
 
@@ -38,7 +39,7 @@ def trace_forward(
     """Run one forward pass in evaluation mode, without gradients, and return its records.
 
     Only trace names that match ``pattern`` are recorded. ``watched`` contains the modules whose
-    inputs are recorded, by names that the caller chooses.
+    inputs and outputs are recorded, by names that the caller chooses.
 
     The encoder reads the source and EOS; the decoder reads BOS and the target. Sentences are
     padded at the right: the first ``lengths`` positions of a recorded value belong to the
@@ -49,6 +50,15 @@ def trace_forward(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     batch = collate(with_eos).to(device)
     inputs: dict[str, Any] = {}
+    outputs: dict[str, list[Any]] = {name: [] for name in watched or {}}
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+            inputs[name] = arguments[0]
+            outputs[name].append(output)
+
+        return hook
+
     with (
         evaluating(model),
         torch.no_grad(),
@@ -56,13 +66,14 @@ def trace_forward(
         ExitStack() as hooks,
     ):
         for name, module in (watched or {}).items():
-            hooks.callback(module.register_forward_pre_hook(_store_input(inputs, name)).remove)
+            hooks.callback(module.register_forward_hook(watch(name)).remove)
         model(batch.src, batch.src_mask, batch.tgt_in)
     lengths = {
         "encoder": np.array([len(source) + 1 for source, _ in pairs]),
         "decoder": np.array([len(target) + 1 for _, target in pairs]),
     }
-    return ForwardTrace({name: values[-1] for name, values in recorded.items()}, inputs, lengths)
+    last = {name: values[-1] for name, values in recorded.items()}
+    return ForwardTrace(last, inputs, outputs, lengths)
 
 
 def batches(pairs: Pairs) -> Iterator[Pairs]:
@@ -70,13 +81,6 @@ def batches(pairs: Pairs) -> Iterator[Pairs]:
     sizes = [(len(source) + 1, len(target) + 1) for source, target in pairs]
     for indices in pair_batches(sizes, TOKENS):
         yield [pairs[i] for i in indices]
-
-
-def _store_input(inputs: dict[str, Any], name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        inputs[name] = arguments[0]
-
-    return hook
 
 
 @contextmanager

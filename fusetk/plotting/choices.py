@@ -14,7 +14,9 @@ from fusetk.plotting.sentences import InputPair, command_line_pairs, file_pairs
 # The values of --what, and their names in titles.
 ATTENTION = {what: attention.NAMES[kind] for what, (_, kind) in attention.KINDS.items()}
 FUSION = {"fuse": "layer fusion", "encoder-fuse": "layer fusion", "decoder-fuse": "layer fusion"}
-WHATS = {**ATTENTION, **FUSION, "connect": "connections"}
+WHATS = {**ATTENTION, **FUSION, "connect": "connections", "similarity": "similarity of layers"}
+# Attention belongs to the tokens of one sentence; the others have means over many.
+MEANS = [what for what in WHATS if what not in ATTENTION]
 
 
 class PlotOptions(NamedTuple):
@@ -64,14 +66,16 @@ def check_options(choices: PlotOptions) -> None:
             raise DataError("--layer draws the tokens of one sentence: omit it with --corpus")
         return
     _check_text(choices)
+    if choices.what == "similarity" and (choices.layer, choices.head) != (None, None):
+        raise DataError("all layers of a stack are compared: omit --layer and --head")
     if choices.what in FUSION and choices.layer is not None:
         raise DataError("a fusion combines all layers: omit --layer")
     if choices.what in ATTENTION and choices.corpus:
         raise DataError(
             "--corpus averages over sentences, but attention belongs to the tokens of one "
-            f"sentence: use --corpus with --what {join_names([*FUSION, 'connect'], 'or')}"
+            f"sentence: use --corpus with --what {join_names(MEANS, 'or')}"
         )
-    if choices.step is not None and (choices.what in FUSION or choices.what == "encoder-self"):
+    if choices.step is not None and choices.what in (*MEANS, "encoder-self"):
         raise DataError(
             "--step selects a step of the decoder's attention: use it with --what cross, self, "
             "decoder-self or mixed"

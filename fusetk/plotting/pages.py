@@ -16,6 +16,7 @@ from fusetk.plotting.corpus import CorpusMeans
 from fusetk.plotting.panel import Page, Panel
 from fusetk.plotting.save import check_one
 from fusetk.plotting.sentences import UNTRANSLATED, Reader, Sentence
+from fusetk.plotting.similarity import SimilarityMeans
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -64,9 +65,11 @@ def mean_page(
 ) -> tuple[Page, int]:
     """Return one page of means over all sentences, and the number of sentences."""
     [model] = translator.models
-    means: CorpusMeans | ReadingMeans
+    means: CorpusMeans | ReadingMeans | SimilarityMeans
     if choices.what == "connect":
         means = ReadingMeans(model)
+    elif choices.what == "similarity":
+        means = SimilarityMeans(model)
     else:
         means = CorpusMeans(model, find_fusions(model, choices.what))
     while chunk := list(islice(sentences, CHUNK)):
@@ -74,9 +77,9 @@ def mean_page(
         means.add([(sentence.source_ids, sentence.target_ids) for sentence in complete])
     if not means.sentences:
         raise _no_sentence(choices)
-    if isinstance(means, ReadingMeans):
-        return Page(means.panels()), means.sentences
-    return Page(means.panels("all" if choices.head is None else choices.head)), means.sentences
+    if isinstance(means, CorpusMeans):
+        return Page(means.panels("all" if choices.head is None else choices.head)), means.sentences
+    return Page(means.panels()), means.sentences
 
 
 def sentence_pages(
@@ -148,6 +151,14 @@ def panel_function(
             return connect.position_panels(model, [(source, target)], tokens, layer)
 
         return connection_panels
+    if what == "similarity":
+
+        def similarity_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
+            means = SimilarityMeans(model)
+            means.add([(source, target)])
+            return means.panels()
+
+        return similarity_panels
     if what in FUSION:
         fusions = find_fusions(model, what)
         hop = "all" if head is None else head

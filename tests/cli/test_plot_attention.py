@@ -235,6 +235,18 @@ def test_fusions_of_both_sides_and_of_one(fusing: Any) -> None:
     assert list(panels()) == ["decoder.fuse.hops"]
 
 
+def test_similarity_of_a_text_is_the_mean_of_its_positions(fusing: Any) -> None:
+    write("a.de", "der", "mann")
+    write("a.en", "the", "man")
+    text = ["-i", "a.de", "-r", "a.en", "--what", "similarity"]
+    assert run(*text).exit_code == 0
+    single = [np.array(panels()[f"{n}.decoder.similarity"]["matrix"]) for n in (1, 2)]
+    assert run(*text, "--corpus").exit_code == 0
+    # Both sentences have as many tokens.
+    mean = panels()["decoder.similarity"]["matrix"]
+    np.testing.assert_allclose(mean, np.mean(single, 0), atol=1e-5)
+
+
 def test_connections_need_no_sentence(fusing: Any) -> None:
     result = run("--what", "connect")
     assert (result.exit_code, result.output) == (0, "")
@@ -369,6 +381,8 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
         (["--what", "connect", "--corpus"], "either on the command line (-s) or in a file (-i)"),
         (["--what", "connect", "-t", "the"], "either on the command line (-s) or in a file (-i)"),
         (["--what", "connect", "--head", "1"], "omit them with --what connect"),
+        (["-s", "der", "--what", "similarity", "--layer", "1"], "omit --layer and --head"),
+        (["-s", "der", "--what", "similarity", "--step", "1"], "--step selects a step"),
         (["--what", "fuse"], "either on the command line (-s) or in a file (-i)"),
         (["-s", "der", "-i", "a.de"], "either on the command line (-s) or in a file (-i)"),
         (["-s", "der", "-r", "a.en"], "-r and --lines need a file"),
@@ -377,7 +391,7 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
         (["-s", "der", "-s", "mann", "-t", "the"], "2 source sentences and 1 translations"),
         (
             ["-i", "a.de", "--corpus"],
-            "use --corpus with --what fuse, encoder-fuse, decoder-fuse or connect",
+            "use --corpus with --what fuse, encoder-fuse, decoder-fuse, connect or similarity",
         ),
         (
             ["-i", "a.de", "--what", "self", "--corpus"],
