@@ -322,6 +322,8 @@ def draw(
     families = fonts(label(text, 60) for text in (*runs, *names, title))
     width = size.width if size else style.widths[0] if style.widths else None
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    if len(runs) == 2 and all(curve.layer for curve in curves):
+        columns = 2  # both runs are in one row
     if width:
         columns = max(1, min(columns, int(width / NARROWEST_PANEL)))
     rows = math.ceil(len(panels) / columns)
@@ -335,13 +337,16 @@ def draw(
     figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
     numbers: list[list[Annotation]] = []
+    first_axes: dict[tuple[str, str], Axes] = {}  # the same group of several runs has one scale
     for i, panel in enumerate(panels):
-        axes = figure.add_subplot(rows, columns, i + 1)
         of_panel = [curve for curve in curves if curve.panel == panel]
-        values = np.concatenate([curve.value for curve in of_panel])
-        _style_panel(axes, of_panel[0].what, x, values, style)
-        if group := of_panel[0].group:
-            name = f"{group}, {of_panel[0].run}" if len(runs) > 1 else group
+        group = (of_panel[0].what, of_panel[0].group)
+        axes = figure.add_subplot(rows, columns, i + 1, sharey=first_axes.get(group))
+        first_axes.setdefault(group, axes)
+        of_group = [curve.value for curve in curves if (curve.what, curve.group) == group]
+        _style_panel(axes, of_panel[0].what, x, np.concatenate(of_group), style)
+        if of_panel[0].group:
+            name = f"{group[1]}, {of_panel[0].run}" if len(runs) > 1 else group[1]
             axes.set_title(label(name), fontsize=style.caption, parse_math=False, family=families)
         for curve in of_panel:
             _draw_curve(axes, curve, x, window, colors_of_lines[curve.line], style)
