@@ -66,9 +66,9 @@ def command(
     token. The weights of `residual` with several streams are expanded to weights of the outputs of
     the sub-layers below. Layer normalisation is not included.
 
-    Similarity: rows and columns are the layers of a stack, and each number is the cosine of the
-    outputs of two layers, as the mean over the positions of a sentence or, with --corpus, of a
-    text. Layers of different widths have none.
+    Similarity: rows and columns are the layers of a stack; l0 is the word embedding. Each number is
+    the cosine of the outputs of two layers: the mean over the positions of a sentence or, with
+    --corpus, of a text. The cell of two layers of different widths is empty.
 
     An .html file holds any number of sentences and needs no network: a slider and the arrow keys
     change the sentence. The pointer shows the numbers, and so do the arrow keys after Tab has

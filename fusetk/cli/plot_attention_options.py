@@ -64,7 +64,7 @@ OPTIONS: tuple[Decorator, ...] = (
         " to source and target in one softmax (coordinated models). fuse, encoder-fuse,"
         " decoder-fuse: layer weights of the fusions. connect: the weights with which layers and"
         " sub-layers read the outputs below them (`connect`, `residual`, `attend: transparent`)."
-        " similarity: how similar the outputs of the layers of a stack are.",
+        " similarity: cosine of the outputs of each pair of layers of a stack.",
     ),
     click.option(
         "--layer",
@@ -108,7 +108,7 @@ OPTIONS: tuple[Decorator, ...] = (
         type=Parsed("NUMBER|max", parse_top),
         help="Number at the end of the colour scale; larger numbers have the same colour. max: the"
         " largest number that is drawn, rounded up. Pictures with the same scale can be compared."
-        " Default: 1 for attention weights and shares, max for other numbers.",
+        " Default: 1 for attention weights, shares and cosines, max for other numbers.",
     ),
     click.option(
         "--title",

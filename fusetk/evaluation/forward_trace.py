@@ -1,6 +1,6 @@
 """Forced decoding of given translations that records the model's intermediate values."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,12 +34,12 @@ def trace_forward(
     model: "Seq2Seq",
     pairs: Pairs,
     pattern: str = "*",
-    watched: dict[str, nn.Module] | None = None,
+    watched: Mapping[str, nn.Module] | None = None,
 ) -> ForwardTrace:
     """Run one forward pass in evaluation mode, without gradients, and return its records.
 
-    Only trace names that match ``pattern`` are recorded. ``watched`` contains the modules whose
-    inputs and outputs are recorded, by names that the caller chooses.
+    Only trace names that match ``pattern`` are recorded; "" matches none. ``watched`` contains the
+    modules whose inputs and outputs are recorded, by names that the caller chooses.
 
     The encoder reads the source and EOS; the decoder reads BOS and the target. Sentences are
     padded at the right: the first ``lengths`` positions of a recorded value belong to the
@@ -74,6 +74,11 @@ def trace_forward(
     }
     last = {name: values[-1] for name, values in recorded.items()}
     return ForwardTrace(last, inputs, outputs, lengths)
+
+
+def is_inside(lengths: np.ndarray, positions: int) -> np.ndarray:
+    """Return whether each position belongs to the sentence: (B,) lengths -> (B, positions)."""
+    return np.asarray(np.arange(positions) < lengths[:, None])
 
 
 def batches(pairs: Pairs) -> Iterator[Pairs]:

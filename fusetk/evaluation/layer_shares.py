@@ -16,6 +16,7 @@ from fusetk.evaluation.forward_trace import (
     Pairs,
     batches,
     evaluating,
+    is_inside,
     trace_forward,
 )
 from fusetk.fusion.base import Fusion, fusions_of_stacks
@@ -89,7 +90,7 @@ def mean_shares(model: "Seq2Seq", pairs: Pairs) -> dict[str, dict[str, float]]:
     layers: dict[str, list[str]] = {}
     for traces in trace_batches(model, pairs, fusions):
         for fusion, traced in zip(fusions, traces, strict=True):
-            inside = np.arange(traced.weights.shape[1]) < traced.lengths[:, None]
+            inside = is_inside(traced.lengths, traced.weights.shape[1])
             total = traced.weights[inside].mean(1).sum(0, dtype=np.float64)
             sums[fusion.name] = sums.get(fusion.name, 0.0) + total
             positions[fusion.name] = positions.get(fusion.name, 0) + int(inside.sum())

@@ -15,8 +15,8 @@ from fusetk.plotting.sentences import InputPair, command_line_pairs, file_pairs
 ATTENTION = {what: attention.NAMES[kind] for what, (_, kind) in attention.KINDS.items()}
 FUSION = {"fuse": "layer fusion", "encoder-fuse": "layer fusion", "decoder-fuse": "layer fusion"}
 WHATS = {**ATTENTION, **FUSION, "connect": "connections", "similarity": "similarity of layers"}
-# Attention belongs to the tokens of one sentence; the others have means over many.
-MEANS = [what for what in WHATS if what not in ATTENTION]
+# The values of --what that --corpus accepts. Attention belongs to the tokens of one sentence.
+CORPUS_WHATS = [what for what in WHATS if what not in ATTENTION]
 
 
 class PlotOptions(NamedTuple):
@@ -67,15 +67,17 @@ def check_options(choices: PlotOptions) -> None:
         return
     _check_text(choices)
     if choices.what == "similarity" and (choices.layer, choices.head) != (None, None):
-        raise DataError("all layers of a stack are compared: omit --layer and --head")
+        raise DataError(
+            "similarity compares the outputs of all layers of a stack: omit --layer and --head"
+        )
     if choices.what in FUSION and choices.layer is not None:
         raise DataError("a fusion combines all layers: omit --layer")
     if choices.what in ATTENTION and choices.corpus:
         raise DataError(
             "--corpus averages over sentences, but attention belongs to the tokens of one "
-            f"sentence: use --corpus with --what {join_names(MEANS, 'or')}"
+            f"sentence: use --corpus with --what {join_names(CORPUS_WHATS, 'or')}"
         )
-    if choices.step is not None and choices.what in (*MEANS, "encoder-self"):
+    if choices.step is not None and choices.what in (*CORPUS_WHATS, "encoder-self"):
         raise DataError(
             "--step selects a step of the decoder's attention: use it with --what cross, self, "
             "decoder-self or mixed"

@@ -83,6 +83,11 @@ class Curve:
         return (self.what, self.run, self.group) if self.layer else (self.what,)
 
     @property
+    def scale(self) -> tuple[str, str]:
+        """The key of the vertical scale, which the panels of several runs share."""
+        return self.what, self.group
+
+    @property
     def line(self) -> tuple[bool, str]:
         """The key of the colour: True and the layer or part, or False and the run."""
         return bool(self.layer), self.layer or self.run
@@ -312,21 +317,28 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # The same group of several runs is side by side.
-    groups = list(dict.fromkeys((curve.what, curve.group) for curve in curves))
-    ordered = sorted(curves, key=lambda curve: groups.index((curve.what, curve.group)))
+    scales = list(dict.fromkeys(curve.scale for curve in curves))
+    ordered = sorted(curves, key=lambda curve: scales.index(curve.scale))
     panels = list(dict.fromkeys(curve.panel for curve in ordered))
-    runs = {curve.run for curve in curves}
+    runs = list(dict.fromkeys(curve.run for curve in curves))
     colors_of_lines = _line_colors(curves)
     names = [name for _, name in colors_of_lines]
     families = fonts(label(text, 60) for text in (*runs, *names, title))
     width = size.width if size else style.widths[0] if style.widths else None
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
-    if len(runs) == 2 and all(curve.layer for curve in curves):
-        columns = 2  # both runs are in one row
+    beside = len(runs) == 2 and all(curve.layer for curve in curves)
+    if beside:
+        columns = 2
     if width:
         columns = max(1, min(columns, int(width / NARROWEST_PANEL)))
-    rows = math.ceil(len(panels) / columns)
+    places = list(range(len(panels)))
+    if beside and columns == 2:  # a run may lack a group of layers, and its place remains empty
+        by_panel = {curve.panel: curve for curve in curves}
+        places = [
+            2 * scales.index(by_panel[panel].scale) + runs.index(by_panel[panel].run)
+            for panel in panels
+        ]
+    rows = places[-1] // columns + 1
     width = width or PANEL_WIDTH * columns
     room = LegendRoom(width, style.font, TextWidth(families))
     entries = _legend_entries(curves, colors_of_lines, style, room)
@@ -337,16 +349,16 @@ def draw(
     figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
     numbers: list[list[Annotation]] = []
-    first_axes: dict[tuple[str, str], Axes] = {}  # the same group of several runs has one scale
-    for i, panel in enumerate(panels):
+    first_axes: dict[tuple[str, str], Axes] = {}  # of each scale
+    for place, panel in zip(places, panels, strict=True):
         of_panel = [curve for curve in curves if curve.panel == panel]
-        group = (of_panel[0].what, of_panel[0].group)
-        axes = figure.add_subplot(rows, columns, i + 1, sharey=first_axes.get(group))
-        first_axes.setdefault(group, axes)
-        of_group = [curve.value for curve in curves if (curve.what, curve.group) == group]
-        _style_panel(axes, of_panel[0].what, x, np.concatenate(of_group), style)
-        if of_panel[0].group:
-            name = f"{group[1]}, {of_panel[0].run}" if len(runs) > 1 else group[1]
+        first = of_panel[0]
+        axes = figure.add_subplot(rows, columns, place + 1, sharey=first_axes.get(first.scale))
+        first_axes.setdefault(first.scale, axes)
+        values = np.concatenate([curve.value for curve in curves if curve.scale == first.scale])
+        _style_panel(axes, first.what, x, values, style)
+        if first.group:
+            name = f"{first.group}, {first.run}" if len(runs) > 1 else first.group
             axes.set_title(label(name), fontsize=style.caption, parse_math=False, family=families)
         for curve in of_panel:
             _draw_curve(axes, curve, x, window, colors_of_lines[curve.line], style)

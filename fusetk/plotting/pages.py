@@ -16,7 +16,7 @@ from fusetk.plotting.corpus import CorpusMeans
 from fusetk.plotting.panel import Page, Panel
 from fusetk.plotting.save import check_one
 from fusetk.plotting.sentences import UNTRANSLATED, Reader, Sentence
-from fusetk.plotting.similarity import SimilarityMeans
+from fusetk.plotting.similarity import SimilarityMeans, find_stacks
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -69,7 +69,7 @@ def mean_page(
     if choices.what == "connect":
         means = ReadingMeans(model)
     elif choices.what == "similarity":
-        means = SimilarityMeans(model)
+        means = SimilarityMeans(model, find_stacks(model))
     else:
         means = CorpusMeans(model, find_fusions(model, choices.what))
     while chunk := list(islice(sentences, CHUNK)):
@@ -152,9 +152,10 @@ def panel_function(
 
         return connection_panels
     if what == "similarity":
+        stacks = find_stacks(model)
 
         def similarity_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
-            means = SimilarityMeans(model)
+            means = SimilarityMeans(model, stacks)
             means.add([(source, target)])
             return means.panels()
 

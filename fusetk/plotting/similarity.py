@@ -1,6 +1,6 @@
 """Similarity of the layers of a stack: the mean cosine of their outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING
 
@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusetk.errors import DataError
-from fusetk.evaluation.forward_trace import Pairs, batches, trace_forward
+from fusetk.errors import DataError, Diverged
+from fusetk.evaluation.forward_trace import Pairs, batches, is_inside, trace_forward
 from fusetk.evaluation.layer_shares import layer_names
 from fusetk.models.stack import Stack
 from fusetk.plotting.panel import Panel
@@ -17,18 +17,27 @@ from fusetk.plotting.panel import Panel
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
+SIDES = ("encoder", "decoder")
 MEASURE = "cosine of two layers (mean over the positions)"
+
+
+def find_stacks(model: "Seq2Seq") -> dict[str, Stack]:
+    """Return the stacks of layers by name. Raises DataError if there are none."""
+    stacks = {stack.name: stack for stack in model.modules() if isinstance(stack, Stack)}
+    if not stacks:
+        raise DataError(
+            "this model has no stack of layers to compare: use a model of kind transformer, conv "
+            "or coordinated"
+        )
+    return stacks
 
 
 class SimilarityMeans:
     """Sums of the cosines over the positions of many sentences, and the panels of their means."""
 
-    def __init__(self, model: "Seq2Seq"):
-        """Raise DataError if the model has no stack of layers."""
+    def __init__(self, model: "Seq2Seq", stacks: Mapping[str, Stack]):
         self.model = model
-        self.stacks = {stack.name: stack for stack in model.modules() if isinstance(stack, Stack)}
-        if not self.stacks:
-            raise DataError("no layers to compare: this model has no stack of layers")
+        self.stacks = stacks
         self.sentences = 0
         self.layers: dict[str, list[str]] = {}  # names of the layers of each side
         self.sums: dict[str, np.ndarray] = {}  # of each side: (L, L)
@@ -37,30 +46,34 @@ class SimilarityMeans:
     def add(self, pairs: Pairs) -> None:
         """Add pairs of source and target ids without BOS and EOS, in batches of similar length.
 
-        Raises DataError if a sentence is longer than the model's positions.
+        Raises DataError if a sentence is longer than the model's positions, and Diverged if a layer
+        returns NaN.
         """
         for batch in batches(pairs):
-            traced = trace_forward(self.model, batch, "", dict(self.stacks))
+            traced = trace_forward(self.model, batch, "", self.stacks)
             self.sentences += len(batch)
             for name, stack in self.stacks.items():
                 outputs = traced.outputs[name]
-                # A coordinated model computes both sides with one stack, the source first.
-                sides = ("encoder", "decoder") if len(outputs) == 2 else (name,)
+                names = layer_names(len(stack.history_widths), stack.depth)
+                # A coordinated model may compute both sides with its decoder, the source first.
+                sides = SIDES if len(outputs) == len(SIDES) else (name,)
                 for side, output in zip(sides, outputs, strict=True):
-                    names = layer_names(len(stack.history_widths), stack.depth)
                     self._add(side, output.history, traced.lengths[side], names)
 
     def _add(
         self, side: str, history: Sequence[Tensor], lengths: np.ndarray, names: list[str]
     ) -> None:
-        layers = [history[i].float() for i in range(len(history))]
-        inside = np.arange(layers[0].shape[1]) < lengths[:, None]
-        rows = [F.normalize(layer.cpu()[inside], dim=-1) for layer in layers]
+        layers = [history[i].float().cpu() for i in range(len(history))]
+        inside = is_inside(lengths, layers[0].shape[1])
+        rows = [F.normalize(layer[inside], dim=-1) for layer in layers]
+        if any(row.isnan().any() for row in rows):
+            raise Diverged("outputs of layers")
         sums = np.full((len(rows), len(rows)), np.nan)
         for i, j in combinations_with_replacement(range(len(rows)), 2):
             if rows[i].shape == rows[j].shape:  # layers of different widths have no cosine
                 sums[i, j] = sums[j, i] = float((rows[i] * rows[j]).sum())
-        self.layers[side] = names[: len(rows)]  # a highest layer without output is missing
+        # The history has no highest layer if the model uses only the state of that layer.
+        self.layers[side] = names[: len(rows)]
         self.sums[side] = self.sums.get(side, 0.0) + sums
         self.positions[side] = self.positions.get(side, 0) + int(inside.sum())
 
@@ -78,5 +91,6 @@ class SimilarityMeans:
                 up=True,
                 top=1.0,
             )
-            for side in ("encoder", "decoder")
+            for side in SIDES
+            if side in self.sums
         ]

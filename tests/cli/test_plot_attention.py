@@ -235,16 +235,16 @@ def test_fusions_of_both_sides_and_of_one(fusing: Any) -> None:
     assert list(panels()) == ["decoder.fuse.hops"]
 
 
-def test_similarity_of_a_text_is_the_mean_of_its_positions(fusing: Any) -> None:
-    write("a.de", "der", "mann")
-    write("a.en", "the", "man")
+def test_similarity_of_a_text_is_the_mean_over_its_positions(fusing: Any) -> None:
+    write("a.de", "der", "der mann")
+    write("a.en", "the", "the man")
     text = ["-i", "a.de", "-r", "a.en", "--what", "similarity"]
     assert run(*text).exit_code == 0
-    single = [np.array(panels()[f"{n}.decoder.similarity"]["matrix"]) for n in (1, 2)]
+    numbers = [np.array(panels()[f"{n}.decoder.similarity"]["matrix"]) for n in (1, 2)]
     assert run(*text, "--corpus").exit_code == 0
-    # Both sentences have as many tokens.
     mean = panels()["decoder.similarity"]["matrix"]
-    np.testing.assert_allclose(mean, np.mean(single, 0), atol=1e-5)
+    lengths = [2, 3]  # with <s>
+    np.testing.assert_allclose(mean, np.average(numbers, 0, lengths), atol=1e-5)
 
 
 def test_connections_need_no_sentence(fusing: Any) -> None:
@@ -382,6 +382,7 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
         (["--what", "connect", "-t", "the"], "either on the command line (-s) or in a file (-i)"),
         (["--what", "connect", "--head", "1"], "omit them with --what connect"),
         (["-s", "der", "--what", "similarity", "--layer", "1"], "omit --layer and --head"),
+        (["-s", "der", "--what", "similarity", "--head", "all"], "omit --layer and --head"),
         (["-s", "der", "--what", "similarity", "--step", "1"], "--step selects a step"),
         (["--what", "fuse"], "either on the command line (-s) or in a file (-i)"),
         (["-s", "der", "-i", "a.de"], "either on the command line (-s) or in a file (-i)"),

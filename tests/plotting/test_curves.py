@@ -226,7 +226,7 @@ def test_curves_of_layers(tmp_path: Path) -> None:
     for name in ("a", "b"):
         norms = [
             {"other parts": {"source": 1.0, "decoder": 0.0}, "encoder": {"l1": n, "l2": 2.0 * n}}
-            for n in (1, 2)
+            for n in ((1, 2) if name == "a" else (10, 20))
         ]
         shares = {"decoder.fuse": {"sum": 0.25, "l1": 0.75, "l10": None}}
         run = write(
@@ -234,24 +234,35 @@ def test_curves_of_layers(tmp_path: Path) -> None:
             train(1, 5.0, grad_norms=norms[0]),
             train(2, 4.0, grad_norms=norms[1]),
             train(3, 4.0, grad_norms={}),
-            valid(3, 3.0, layer_shares=shares),
+            valid(3, 3.0, layer_shares=shares) if name == "b" else valid(3, 3.0),
         )
         runs[name] = read_curve_records(run)
     drawn = curves(runs, ["grad_norms", "layer_shares"])
-    of_a = {(curve.group, curve.layer): curve.value.tolist() for curve in drawn if curve.run == "a"}
-    assert of_a == {
-        ("encoder", "l1"): [1, 2],
-        ("encoder", "l2"): [2, 4],
+    of_b = {(curve.group, curve.layer): curve.value.tolist() for curve in drawn if curve.run == "b"}
+    assert of_b == {
+        ("encoder", "l1"): [10, 20],
+        ("encoder", "l2"): [20, 40],
         ("other parts", "source"): [1, 1],
         ("other parts", "decoder"): [0, 0],
         ("decoder.fuse", "sum"): [0.25],
         ("decoder.fuse", "l1"): [0.75],
     }
     figure = draw(drawn, "updates", 1)
-    titles = [axes.get_title() for axes in figure.axes]
-    assert titles == [f"{group}, {run}" for group in ("encoder", "other parts") for run in "ab"] + [
-        f"decoder.fuse, {run}" for run in "ab"
-    ]
+    places = {axes.get_title(): axes.get_subplotspec() for axes in figure.axes}
+    rows = {
+        title: (place.rowspan.start, place.colspan.start)
+        for title, place in places.items()
+        if place is not None
+    }
+    assert rows == {
+        "encoder, a": (0, 0),
+        "encoder, b": (0, 1),
+        "other parts, a": (1, 0),
+        "other parts, b": (1, 1),
+        "decoder.fuse, b": (2, 1),  # run a has no fusion
+    }
+    limits = [axes.get_ylim() for axes in figure.axes]
+    assert limits[0] == limits[1] and limits[0][0] < 1 and limits[0][1] > 40
     colors = {
         line.get_color() if isinstance(line.get_color(), str) else tuple(line.get_color())
         for axes in figure.axes
