@@ -23,7 +23,15 @@ from fusetk.nn.fused import products
 from fusetk.nn.fused.build import cache_folders
 from fusetk.processor import processor, usable_processors
 from fusetk.spinning import adapt_spinning
-from fusetk.ways import CHOICES, PRODUCTS, Undo, Way, product_error, use_precision
+from fusetk.ways import (
+    CHOICES,
+    INFERENCE_PRODUCTS,
+    PRODUCTS,
+    Undo,
+    Way,
+    product_error,
+    use_precision,
+)
 
 
 def device_of(name: str) -> torch.device:
@@ -51,7 +59,7 @@ def device_of(name: str) -> torch.device:
     if device.type == "cpu":
         configure_allocator()
         adapt_spinning(torch.get_num_threads())
-        _use(choices(), "highest")
+        _use(choices(), "highest", PRODUCTS)
     return device
 
 
@@ -215,7 +223,7 @@ def computing(
             description = "exact"
         else:
             chosen = recorded or choices(matmul)
-            undo = _use(chosen, matmul)
+            undo = _use(chosen, matmul, INFERENCE_PRODUCTS)
             description = f"by {chosen.ways[PRODUCTS]}"
             if products.used_in_training and matmul == "highest" and precision == "fp32":
                 undo.append(products.replace())
@@ -229,12 +237,13 @@ def computing(
             restore()
 
 
-def _use(chosen: Choices, matmul: str) -> list[Undo]:
+def _use(chosen: Choices, matmul: str, without: str) -> list[Undo]:
     """Apply choices; return functions that restore the settings, to be called in reverse order.
 
-    A ``matmul`` other than highest replaces the choice of products.
+    ``without`` is the choice of products that is not applied: that of training in inference, and
+    that of inference in training. A ``matmul`` other than highest replaces the other one.
     """
-    undo = [choice.use(chosen.ways[choice.name]) for choice in CHOICES]
+    undo = [choice.use(chosen.ways[choice.name]) for choice in CHOICES if choice.name != without]
     if matmul != "highest":
         undo.append(use_precision(matmul))
     return undo

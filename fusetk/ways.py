@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fusetk.nn import attention
 from fusetk.nn.fused import decoding as fused_decoding
@@ -41,7 +42,8 @@ class Choice(NamedTuple):
     """Use a way from now on; return a function that restores the previous one."""
 
 
-PRODUCTS = "float32 products"  # names of choices
+PRODUCTS = "float32 products"  # names of choices; the first one holds for training
+INFERENCE_PRODUCTS = "float32 products, inference"
 LARGE_PRODUCTS = "large float32 products, training"
 # PyTorch's default is replaced only if the alternative is this many times as fast.
 MIN_SPEEDUP = 1.15
@@ -81,6 +83,7 @@ MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
 PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
 TOKENS = 1000  # in the measured products of a training
 PIECE_TOKENS = 200  # the loss computes the logits of fewer tokens at a time
+ROWS = 200  # the first number of rows in products of a search: a typical number of hypotheses
 
 
 def _use_large_products(way: Way) -> Undo:
@@ -142,6 +145,31 @@ def _run_product(library: Way) -> Callable[[], object]:
         product = a @ b
         restore()
         return product
+
+    return run
+
+
+def _measure_inference_products() -> Way:
+    with torch.inference_mode(), one_thread():
+        return fastest(
+            LIBRARIES, _run_inference_products, _is_exact_product, clock=time.thread_time
+        )
+
+
+def _run_inference_products(library: Way) -> Callable[[], object]:
+    """Return a function that computes maps of rows, as many rows as no call before.
+
+    The number of hypotheses in a search changes often, and oneDNN compiles a product for each.
+    """
+    weights = [torch.ones(shape) for shape in MAPS]
+    rows = count(ROWS)
+
+    def run() -> object:
+        number = next(rows)
+        restore = use_precision(_precision(library))
+        results = [F.linear(torch.ones(number, weight.shape[1]), weight) for weight in weights]
+        restore()
+        return results
 
     return run
 
@@ -212,8 +240,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way) -> None:
 
 
 # Linear maps in inference -------------------------------------------------------------------------
-
-ROWS = 200  # the first number of rows in the measured products: a typical number of hypotheses
 
 
 def _use_kernels(dtype: torch.dtype, operation: str, way: Way) -> Undo:
@@ -314,6 +340,17 @@ ATTENTION_KINDS = {
 }
 ATTENTION_LENGTHS = (16, 64, 256, 1024)
 
+
+def _attention_choice(kind: str) -> Choice:
+    key = ATTENTION_KINDS[kind]
+    return Choice(
+        attention_name(kind),
+        (0, *ATTENTION_LENGTHS),  # number of keys up to which plain products are used
+        partial(_plain_attention_limit, *key),
+        partial(_use_attention_limit, key),
+    )
+
+
 CHOICES: tuple[Choice, ...] = (
     Choice(
         PRODUCTS,
@@ -327,15 +364,15 @@ CHOICES: tuple[Choice, ...] = (
         _measure_large_products,
         _use_large_products,
     ),
-    *(
-        Choice(
-            attention_name(kind),
-            (0, *ATTENTION_LENGTHS),  # number of keys up to which plain products are used
-            partial(_plain_attention_limit, *key),
-            partial(_use_attention_limit, key),
-        )
-        for kind, key in ATTENTION_KINDS.items()
+    *(_attention_choice(kind) for kind, (_, training) in ATTENTION_KINDS.items() if training),
+    # Its way is in use while the later choices are measured; these are for inference, too.
+    Choice(
+        INFERENCE_PRODUCTS,
+        LIBRARIES,
+        _measure_inference_products,
+        lambda library: use_precision(_precision(library)),
     ),
+    *(_attention_choice(kind) for kind, (_, training) in ATTENTION_KINDS.items() if not training),
     *(
         Choice(
             f"{fused_decoding.NAMES[dtype]} {operation}, inference",

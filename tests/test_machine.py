@@ -18,7 +18,7 @@ from fusetk import machine, runs, ways
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.errors import ConfigError
-from fusetk.machine import Choices, choices, computing, read_choices, write_choices
+from fusetk.machine import Choices, choices, computing, device_of, read_choices, write_choices
 from fusetk.nn import attention
 from fusetk.nn.fused import products
 from fusetk.processor import processor
@@ -125,7 +125,10 @@ def test_parallel_processes_measure_once(cache: Path, monkeypatch: pytest.Monkey
     assert measured == [uniform(1)] * 3
 
 
-def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [ways.PRODUCTS, ways.INFERENCE_PRODUCTS])
+def test_a_product_with_rounded_factors_is_never_chosen(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a processor with bf16 tiles, oneDNN is fast and inexact."""
     monkeypatch.setattr(
         ways,
@@ -135,7 +138,7 @@ def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         ways, "_seconds", lambda runs, clock: [float(len(runs) - i) for i in range(len(runs))]
     )
-    [products] = (choice for choice in ways.CHOICES if choice.name == ways.PRODUCTS)
+    [products] = (choice for choice in ways.CHOICES if choice.name == name)
     assert products.measure() == "MKL"
     monkeypatch.setattr(ways, "product_error", lambda device: 2e-7)
     assert products.measure() == "oneDNN", "oneDNN takes half the time"
@@ -177,6 +180,28 @@ def test_a_measurement_ends_when_the_times_no_longer_fall(monkeypatch: pytest.Mo
     endless = iter(range(10**6, 0, -1000))
     monkeypatch.setattr(ways, "MAX_SECONDS", 0.01)
     ways._seconds([lambda: run(next(endless)), lambda: time.sleep(0.001)], lambda: now)
+
+
+@pytest.mark.parametrize("training, inference", [("oneDNN", "MKL"), ("MKL", "oneDNN")])
+def test_training_and_inference_have_their_own_products(
+    training: str, inference: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shapes of a search change with each step, and oneDNN compiles a product for each."""
+    defaults = {choice.name: choice.ways[0] for choice in machine.CHOICES}
+    products = {ways.PRODUCTS: training, ways.INFERENCE_PRODUCTS: inference}
+    chosen = Choices(processor(), 1, {**defaults, **products})
+    monkeypatch.setattr(machine, "choices", lambda matmul="highest": chosen)
+    precision = {"MKL": "highest", "oneDNN": "medium"}
+    before = torch.get_float32_matmul_precision()
+    try:
+        device_of("cpu")
+        assert torch.get_float32_matmul_precision() == precision[inference]
+        with computing(CPU, "highest", chosen) as description:
+            assert torch.get_float32_matmul_precision() == precision[training]
+            assert description.startswith(f"by {training}")
+        assert torch.get_float32_matmul_precision() == precision[inference]
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_trainings_in_float32_use_the_chosen_products(monkeypatch: pytest.MonkeyPatch) -> None:
