@@ -102,8 +102,6 @@ def measure(
         training[name] = training_turns(str(path), PRECISION, arguments)
         decoding[name] = decoding_turns(load(path, overrides), options.sentences, device)
     training_speeds = take_turns(training, options.turns)
-    for turns in training.values():
-        turns.close()  # ends the settings of a training
     decoding_speeds = take_turns(decoding, options.turns)
     return MeasuredCosts(
         processor=processor(),
