@@ -59,7 +59,7 @@ def device_of(name: str) -> torch.device:
     if device.type == "cpu":
         configure_allocator()
         adapt_spinning(torch.get_num_threads())
-        _use(choices(), "highest", PRODUCTS)
+        _use(choices(), "highest", INFERENCE_PRODUCTS)
     return device
 
 
@@ -223,7 +223,7 @@ def computing(
             description = "exact"
         else:
             chosen = recorded or choices(matmul)
-            undo = _use(chosen, matmul, INFERENCE_PRODUCTS)
+            undo = _use(chosen, matmul, PRODUCTS)
             description = f"by {chosen.ways[PRODUCTS]}"
             if products.used_in_training and matmul == "highest" and precision == "fp32":
                 undo.append(products.replace())
@@ -237,13 +237,14 @@ def computing(
             restore()
 
 
-def _use(chosen: Choices, matmul: str, without: str) -> list[Undo]:
+def _use(chosen: Choices, matmul: str, products_choice: str) -> list[Undo]:
     """Apply choices; return functions that restore the settings, to be called in reverse order.
 
-    ``without`` is the choice of products that is not applied: that of training in inference, and
-    that of inference in training. A ``matmul`` other than highest replaces the other one.
+    ``products_choice`` is PRODUCTS in training and INFERENCE_PRODUCTS in inference; the other one
+    is not applied. A ``matmul`` other than highest replaces ``products_choice``.
     """
-    undo = [choice.use(chosen.ways[choice.name]) for choice in CHOICES if choice.name != without]
+    unused = {PRODUCTS, INFERENCE_PRODUCTS} - {products_choice}
+    undo = [choice.use(chosen.ways[choice.name]) for choice in CHOICES if choice.name not in unused]
     if matmul != "highest":
         undo.append(use_precision(matmul))
     return undo
