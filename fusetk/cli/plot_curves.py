@@ -7,13 +7,13 @@ import click
 from fusetk.cli.parameters import FilePath
 from fusetk.cli.picture_options import check_picture, size_option, style_option
 from fusetk.errors import DataError
+from fusetk.plotting.curve_figure import plot
 from fusetk.plotting.curves import (
     BY_LAYER,
     DEFAULT,
     KINDS,
     TITLES,
     curves,
-    plot,
     read_curve_records,
 )
 from fusetk.plotting.figure import check_output

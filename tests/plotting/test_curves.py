@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fusetk.errors import DataError
-from fusetk.plotting.curves import curves, draw, plot, read_curve_records, smooth
+from fusetk.plotting.curve_figure import draw, plot
+from fusetk.plotting.curves import curves, read_curve_records, smooth
 from fusetk.plotting.style import STYLES, Size
 
 

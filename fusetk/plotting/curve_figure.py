@@ -1,0 +1,317 @@
+"""Figures and numbers of training and validation curves."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fusetk.errors import DataError
+from fusetk.plotting.annotations import MARKER, separate
+from fusetk.plotting.curves import TITLES, Curve, smooth
+from fusetk.plotting.figure import (
+    NUMBERS,
+    check_output,
+    colors,
+    finite,
+    fonts,
+    label,
+    legend,
+    save_numbers,
+    save_picture,
+    style_axes,
+)
+from fusetk.plotting.style import SCREEN, Size, Style
+from fusetk.plotting.text_width import TextWidth
+from fusetk.runs import HIGHER_IS_BETTER, OTHER_PARTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.text import Annotation
+
+PANEL_WIDTH, NARROWEST_PANEL = 3.8, 2.1  # inches; the latter in a picture with a given width
+ASPECT = 0.68  # height of a panel, in widths
+LONGEST_NAME = 60  # characters of the name of a run in the legend
+SHORTEST_NAME = 8
+MOST_NUMBERS = 6  # runs whose best values are written beside their stars
+
+
+def plot(
+    curves: Sequence[Curve],
+    path: Path,
+    *,
+    x: str = "updates",
+    window: int = 1,
+    title: str = "",
+    style: Style = SCREEN,
+    size: Size | None = None,
+) -> None:
+    """Draw the curves over ``x`` (updates or epochs), or write their numbers, by the file's ending.
+
+    Each quantity has a panel. Quantities in BY_LAYER have one for each group of layers and each
+    run. Training curves are smoothed over ``window`` points, in pictures and
+    in numbers. Raises DataError if ``path`` cannot be written, or if ``x`` is epochs and the runs
+    did not record them.
+    """
+    check_output(path)
+    if x == "epochs":
+        for curve in curves:
+            if np.isnan(curve.epoch).all():
+                raise DataError(
+                    f"{curve.run} has no epochs in its {curve.kind} metrics; use --x updates"
+                )
+    if path.suffix.lower() in NUMBERS:
+        save_numbers(path, _arrays(curves, window), _document(curves, window))
+        return
+    figure = draw(curves, x, window, title=title, style=style, size=size)
+    save_picture(figure, path, style.dpi)
+
+
+def draw(
+    curves: Sequence[Curve],
+    x: str,
+    window: int,
+    *,
+    title: str = "",
+    style: Style = SCREEN,
+    size: Size | None = None,
+) -> "Figure":
+    """Return the figure of ``plot``.
+
+    Each run has a colour, or each layer if the quantity has a curve for each layer. Training curves
+    are thin, validation curves have dots, and a star with a number marks the best value. A curve of
+    one value is a dot.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    scales = list(dict.fromkeys(curve.scale for curve in curves))
+    ordered = sorted(curves, key=lambda curve: scales.index(curve.scale))
+    panels = list(dict.fromkeys(curve.panel for curve in ordered))
+    runs = list(dict.fromkeys(curve.run for curve in curves))
+    colors_of_lines = _line_colors(curves)
+    names = [name for _, name in colors_of_lines]
+    families = fonts(label(text, 60) for text in (*runs, *names, title))
+    width = size.width if size else style.widths[0] if style.widths else None
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    beside = len(runs) == 2 and all(curve.layer for curve in curves)
+    if beside:
+        columns = 2
+    if width:
+        columns = max(1, min(columns, int(width / NARROWEST_PANEL)))
+    places = list(range(len(panels)))
+    if beside and columns == 2:  # a run may lack a group of layers, and its place remains empty
+        by_panel = {curve.panel: curve for curve in curves}
+        places = [
+            2 * scales.index(by_panel[panel].scale) + runs.index(by_panel[panel].run)
+            for panel in panels
+        ]
+    rows = places[-1] // columns + 1
+    width = width or PANEL_WIDTH * columns
+    room = LegendRoom(width, style.font, TextWidth(families))
+    entries = _legend_entries(curves, colors_of_lines, style, room)
+    across = room.columns([name for _, name in entries])
+    legend_height = 1.7 * style.font / 72 * math.ceil(len(entries) / across) + 0.1
+    height = rows * ASPECT * width / columns + legend_height
+    figure = Figure(figsize=(width, size.height or height if size else height))
+    figure.set_layout_engine("constrained")
+    FigureCanvasAgg(figure)
+    numbers: list[list[Annotation]] = []
+    first_axes: dict[tuple[str, str], Axes] = {}  # of each scale
+    for place, panel in zip(places, panels, strict=True):
+        of_panel = [curve for curve in curves if curve.panel == panel]
+        first = of_panel[0]
+        axes = figure.add_subplot(rows, columns, place + 1, sharey=first_axes.get(first.scale))
+        first_axes.setdefault(first.scale, axes)
+        values = np.concatenate([curve.value for curve in curves if curve.scale == first.scale])
+        _style_panel(axes, first.what, x, values, style)
+        if first.group:
+            name = f"{first.group}, {first.run}" if len(runs) > 1 else first.group
+            axes.set_title(label(name), fontsize=style.caption, parse_math=False, family=families)
+        for curve in of_panel:
+            _draw_curve(axes, curve, x, window, colors_of_lines[curve.line], style)
+        if len(runs) <= MOST_NUMBERS:
+            marked = [curve for curve in of_panel if curve.best() is not None]
+            hues = [colors_of_lines[curve.line] for curve in marked]
+            numbers.append(
+                [_write_best(axes, *each, x, style) for each in zip(marked, hues, strict=True)]
+            )
+    legend(figure, entries, families, style.font, loc="outside lower center", ncols=across)
+    if title:
+        figure.suptitle(label(title, 200), family=families, size=style.heading, parse_math=False)
+    separate(figure, numbers)
+    return figure
+
+
+def _line_colors(curves: Sequence[Curve]) -> dict[tuple[bool, str], Any]:
+    """Return the colour of each line. The lowest layer is dark, the highest one light.
+
+    Runs and other parts have the colours of ``colors``.
+    """
+    from matplotlib import colormaps
+
+    lines = list(dict.fromkeys(curve.line for curve in curves))
+    layers = {curve.line for curve in curves if curve.group and curve.group != OTHER_PARTS}
+    # The summary of the lower layers, `sum`, is below the layers.
+    ordered = sorted(layers, key=lambda line: (line[1] != "sum", len(line[1]), line[1]))
+    others = [line for line in lines if line not in layers]
+    shades = colormaps["viridis"](np.linspace(0, 0.92, len(ordered)))
+    return dict(zip((*ordered, *others), (*shades, *colors(len(others))), strict=True))
+
+
+class LegendRoom(NamedTuple):
+    """The room for the entries of a legend."""
+
+    width: float  # of the figure, in inches
+    font: float  # size in points
+    text_width: TextWidth
+
+    def shortened(self, name: str) -> str:
+        """Return a name that fits into the width of the figure, cut in the middle if necessary."""
+        longest = LONGEST_NAME
+        while longest > SHORTEST_NAME and self._entry(label(name, longest)) > self.width:
+            longest -= 2
+        return label(name, longest)
+
+    def columns(self, names: Sequence[str]) -> int:
+        """Return how many entries fit side by side."""
+        return max(1, min(len(names), int(self.width / max(map(self._entry, names)))))
+
+    def _entry(self, name: str) -> float:
+        """Return the width of an entry: its line, its name and the space to the next one."""
+        return self.text_width.of(name, self.font) + 4.5 * self.font / 72
+
+
+def _legend_entries(
+    curves: Sequence[Curve],
+    colors: Mapping[tuple[bool, str], Any],
+    style: Style,
+    room: LegendRoom,
+) -> "list[tuple[Line2D, str]]":
+    """Return a line for each colour, each kind of curve and the best value, with their names."""
+    from matplotlib.lines import Line2D
+
+    wide = 2.5 * style.line
+    entries = [
+        (Line2D([], [], color=color, linewidth=wide), room.shortened(name))
+        for (_, name), color in colors.items()
+    ]
+    kinds = {curve.kind for curve in curves}
+    grey: dict[str, Any] = {"color": "0.4", "linewidth": style.line}
+    if "train" in kinds:
+        thin = {**grey, "linewidth": 0.6 * style.line}
+        entries.append((Line2D([], [], **thin), "training"))
+    if "valid" in kinds:
+        entries.append((Line2D([], [], marker="o", markersize=3, **grey), "validation"))
+    if any(curve.best() is not None for curve in curves):
+        star = Line2D([], [], color="0.4", marker="*", linestyle="", markersize=style.font)
+        entries.append((star, "best"))
+    return entries
+
+
+def _draw_curve(axes: "Axes", curve: Curve, x: str, window: int, color: Any, style: Style) -> None:
+    position = curve.update if x == "updates" else curve.epoch
+    value = np.where(np.isfinite(curve.value), curve.value, math.nan)
+    one_value = np.isfinite(value).sum() == 1
+    if curve.kind == "valid":
+        size = 2.2 * style.line
+        axes.plot(
+            position, value, "-o", color=color, linewidth=style.line, markersize=size, zorder=3
+        )
+        return
+    if window > 1:
+        axes.plot(position, value, "-", color=color, linewidth=0.4 * style.line, alpha=0.3)
+    axes.plot(
+        position,
+        smooth(value, window),
+        "o" if one_value else "-",
+        color=color,
+        markersize=1.6 * style.line,
+        linewidth=0.6 * style.line,
+        alpha=0.7,
+    )
+
+
+def _write_best(axes: "Axes", curve: Curve, color: Any, x: str, style: Style) -> "Annotation":
+    """Mark the best value of a validation curve by a star, and write the value beside it."""
+    from matplotlib.patheffects import withStroke
+
+    best = curve.best()
+    assert best is not None
+    place = ((curve.update if x == "updates" else curve.epoch)[best], curve.value[best])
+    star: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 4}
+    axes.plot(*place, "*", color=color, markersize=MARKER * style.font, **star)
+    above = curve.what in HIGHER_IS_BETTER
+    return axes.annotate(
+        _short(curve.value[best]),
+        place,
+        (0, style.font * (0.8 if above else -0.8)),
+        textcoords="offset points",
+        ha="center",
+        va="bottom" if above else "top",
+        color=color,
+        size=style.font,
+        zorder=5,
+        path_effects=[withStroke(linewidth=2, foreground="white")],
+    )
+
+
+def _style_panel(axes: "Axes", what: str, x: str, values: np.ndarray, style: Style) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    values = values[np.isfinite(values)]
+    # The first perplexity is about the vocabulary size: on a linear scale the rest would be flat.
+    wide = what == "ppl" and len(values) and values.max() > 20 * values.min() > 0
+    if wide or (what == "grad_norms" and values.max(initial=0) > 0):  # some norms may be 0
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    # Room for the numbers beside the stars.
+    axes.margins(x=0.07, y=0.12)
+    # Means of equal values differ by rounding errors, which must not be the range of the axis.
+    if len(values) and values.min() == values.max():
+        room = 0.06 * abs(values[0]) or 0.06
+        axes.set_ylim(values[0] - room, values[0] + room)
+    axes.set_ylabel(TITLES.get(what, label(what)), fontsize=style.caption, parse_math=False)
+    axes.set_xlabel("update" if x == "updates" else "epoch", fontsize=style.caption)
+    axes.tick_params(labelsize=style.font)
+    style_axes(axes)
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4g}"
+
+
+def _smoothed(curve: Curve, window: int) -> np.ndarray:
+    """Return the values of a curve, smoothed if it is a training curve."""
+    return smooth(curve.value, window) if curve.kind == "train" else curve.value
+
+
+def _arrays(curves: Sequence[Curve], window: int) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for curve in curves:
+        name = "/".join(filter(None, (curve.run, curve.kind, curve.what, curve.group, curve.layer)))
+        arrays[f"{name}.update"] = curve.update
+        arrays[f"{name}.epoch"] = curve.epoch
+        arrays[f"{name}.value"] = _smoothed(curve, window)
+    return arrays
+
+
+def _document(curves: Sequence[Curve], window: int) -> Any:
+    return [
+        {
+            "run": curve.run,
+            "kind": curve.kind,
+            "what": curve.what,
+            **({"group": curve.group, "layer": curve.layer} if curve.layer else {}),
+            "best": curve.best(),
+            "update": finite(curve.update),
+            "epoch": finite(curve.epoch),
+            "value": finite(_smoothed(curve, window)),
+        }
+        for curve in curves
+    ]
