@@ -49,9 +49,9 @@ precision_option: Decorator = click.option(
     type=click.Choice(["fp32", "bf16", "int8"]),
     default="fp32",
     show_default=True,
-    help="Precision of the weights. With bf16, the logits stay fp32, and in a"
-    " Transformer on CPU the embeddings and norms, too. int8 is for Transformers on CPU: the inputs"
-    " of products are rounded to 8 bits, too. Log-probabilities are always fp32.",
+    help="Precision of the weights. With bf16, the logits stay fp32; in a Transformer or"
+    " coordinated model on CPU the embeddings and norms do, too. int8 is for these models on CPU:"
+    " the inputs of products are rounded to 8 bits, too. Log-probabilities are always fp32.",
 )
 raw_option: Decorator = click.option(
     "--raw",

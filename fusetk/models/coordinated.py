@@ -14,6 +14,7 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from fusetk.fusion.base import FusionConfig
+from fusetk.models import cpu_inference
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS, initialise_parts
 from fusetk.models.residual import Residual, ResidualBuilder, Stream, residual_class
@@ -109,6 +110,8 @@ class CoordinatedLayer(TransformerLayer):
     it computes them from the inputs of the source layer, which are normalised with ``norm: pre``.
     """
 
+    gate = None  # see ``TransformerDecoderLayer``
+
     def __init__(
         self,
         config: CoordinatedConfig,
@@ -153,9 +156,14 @@ class CoordinatedLayer(TransformerLayer):
     def _trace_name(self, what: str, side: str = "decoder") -> str:
         return f"{side}.layer{self.layer + 1}.{what}"
 
+    @property
+    def source_name(self) -> str:
+        """The name of the recorded weights of attention to the source."""
+        return self._trace_name("mixed" if self.mixed else "cross")
+
     def forward(
-        self, x: Stream, context: SourceContext | TargetContext
-    ) -> tuple[Stream | None, Tensor | Cache]:
+        self, x: Stream, context: SourceContext | TargetContext | cpu_inference.StepContext
+    ) -> tuple[Stream | None, Tensor | Cache | tuple[Tensor, ...]]:
         """Run over the source or the target, as ``context`` says.
 
         Source: x (B, S, input width) -> (B, S, D), or None for the highest layer, and the tensor
@@ -163,6 +171,8 @@ class CoordinatedLayer(TransformerLayer):
         tensor from which the target computes them (B, S, D). Target: x (B * K, T, input width) ->
         (B * K, T, D), and the extended cache. Input and output may be streams of such tensors.
         """
+        if isinstance(context, cpu_inference.StepContext):
+            return cpu_inference.decoder_layer(self, x, context)
         x = self.read(x)
         if isinstance(context, SourceContext):
             return self._source(x, context)
@@ -179,7 +189,7 @@ class CoordinatedLayer(TransformerLayer):
         return output, x if self.own else keys_values
 
     def _target(self, stream: Stream, context: TargetContext) -> tuple[Stream, Cache]:
-        name = self._trace_name("mixed" if self.mixed else "self")
+        name = self.source_name if self.mixed else self._trace_name("self")
         x, stream = self.attention_residual.before(stream)
         y, cache = self.attention.step(x, context.cache, context.visible, name)
         stream = self.attention_residual.after(stream, y)
@@ -192,10 +202,9 @@ class CoordinatedLayer(TransformerLayer):
     def _cross_attention(self, x: Tensor, keys_values: Tensor, mask: Tensor | MixedRows) -> Tensor:
         if self.cross is not None:
             return self.cross(x, keys_values, mask)
-        name = self._trace_name("cross")
         if isinstance(mask, Tensor):
             mask = mask[:, None, None, :]
-        return self.attention.across(x, keys_values, mask, name)
+        return self.attention.across(x, keys_values, mask, self.source_name)
 
 
 class TopSourceLayer(Layer):
@@ -275,6 +284,7 @@ class Coordinated(Seq2Seq):
 
     Config = CoordinatedConfig
     packs = True
+    converts_maps = True
 
     def __init__(self, config: CoordinatedConfig, source_size: int, target_size: int):
         """Vocabulary sizes include the special tokens.
@@ -333,16 +343,27 @@ class Coordinated(Seq2Seq):
 
     def start(self, memory: Memory) -> State:
         keys_values = self._keys_values(memory.layer_sources)
+        layers = self._target_layers()
+        ordinary = all(type(layer) is CoordinatedLayer for layer in layers)
+        if ordinary and cpu_inference.decoder_is_usable(layers, keys_values[0]):
+            return State(None, cpu_inference.start(layers, keys_values, memory.mask), 0)
+        return self._start_with_caches(keys_values, memory.mask)
+
+    def _start_with_caches(self, keys_values: Sequence[Tensor], mask: Tensor) -> State:
+        """Return the first state of the code that reads any number of tokens at once."""
         caches = self._first_caches(keys_values)
-        per_sentence = (() if self.mixed else tuple(keys_values), memory.mask, caches)
-        return State(per_sentence, no_slots(memory.mask), 0)
+        per_sentence = (() if self.mixed else tuple(keys_values), mask, caches)
+        return State(per_sentence, no_slots(mask), 0)
+
+    def _target_layers(self) -> list[CoordinatedLayer]:
+        """Return the layers for the target without added summary layers."""
+        return [layer for layer in self.stack.layers if isinstance(layer, CoordinatedLayer)]
 
     def _keys_values(self, layer_sources: Sequence[Tensor]) -> list[Tensor]:
         """Return the source keys and values of each layer (B, S, 2D)."""
-        layers = [layer for layer in self.stack.layers if isinstance(layer, CoordinatedLayer)]
         return [
             source if layer.cross is None else layer.cross.keys_values([source])
-            for layer, source in zip(layers, layer_sources, strict=True)
+            for layer, source in zip(self._target_layers(), layer_sources, strict=True)
         ]
 
     def _first_caches(self, keys_values: Sequence[Tensor]) -> tuple[Cache, ...]:
@@ -351,6 +372,15 @@ class Coordinated(Seq2Seq):
         return tuple(Cache(tensor[:, :length], length) for tensor in keys_values)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
+        hypotheses = state.per_hypothesis
+        if isinstance(hypotheses, cpu_inference.Hypotheses):
+            layers = self._target_layers()
+            if not (hypotheses.unchanged and cpu_inference.needs_caches(layers, tgt_in)):
+                output, state = cpu_inference.decode_in_steps(
+                    self.stack, self.target, tgt_in, state
+                )
+                return self._features(output), state
+            state = self._start_with_caches(hypotheses.shared.keys_values, hypotheses.shared.mask)
         keys_values, mask, caches = state.per_sentence
         source_slots = mask.shape[1] if self.mixed else 0
         past = caches[0].length - source_slots

@@ -3,8 +3,8 @@
 The results are those of the layers' ordinary code, up to rounding. A layer uses its ordinary
 code if it or one of its modules has another class or a hook. A search state holds the projections
 of each step as the step computed them. Each hypothesis has a list of the rows that hold its tokens,
-so a search that reorders or drops hypotheses selects rows of this list only. Layers and residual
-connections are those of ``fusetk.models.transformer``, which imports this module.
+so a search that reorders or drops hypotheses selects rows of this list only. Layers are those of
+``fusetk.models.transformer`` and ``fusetk.models.coordinated``, which import this module.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.models.residual.base import Residual
 from fusetk.models.residual.plain import PlainResidual
+from fusetk.models.seq2seq import State
+from fusetk.models.stack import Stack
 from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.exact import is_patched
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as fused_decoding
-from fusetk.nn.inference_linear import InferenceLinear, KernelLinear
+from fusetk.nn.inference_linear import ALL, InferenceLinear, KernelLinear
 from fusetk.nn.output import PIECE
 
 # Padding is removed if the real tokens are less than this fraction. The removal copies rows.
@@ -49,14 +51,21 @@ class LayerModules(Protocol):
 
 
 class DecoderLayerModules(LayerModules, Protocol):
-    """The modules of a ``TransformerDecoderLayer``."""
+    """The modules of a ``TransformerDecoderLayer`` or a ``CoordinatedLayer``."""
 
     @property
-    def cross(self) -> CrossAttention: ...
+    def cross(self) -> CrossAttention | None:
+        """None: attention to the source has the maps of self-attention."""
+
     @property
-    def cross_residual(self) -> Residual: ...
+    def cross_residual(self) -> Residual | None:
+        """None: attention to source and target is one sub-layer."""
+
     @property
     def gate(self) -> nn.Module | None: ...
+    @property
+    def source_name(self) -> str:
+        """The name of the recorded weights of attention to the source."""
 
 
 class SharedState(NamedTuple):
@@ -66,7 +75,8 @@ class SharedState(NamedTuple):
     mask: Tensor  # (B, S)
     sentences: Tensor  # (B,), the numbers of the sentences
     sources: tuple[fused_decoding.Source, ...]  # ``keys_values``, as the kernels read them
-    steps: tuple[tuple[Tensor, ...], ...]  # for each layer, the projections (R_t, 3D) of each step
+    # For each layer, the projections (R_t, 3D) of each step, with their bias in mixed attention
+    steps: tuple[tuple[Tensor, ...], ...]
     fused_layers: tuple[fused_decoding.DecoderLayer | None, ...]  # None: computed part by part
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "SharedState":
@@ -120,13 +130,12 @@ def usable(module: LayerModules | nn.Module, x: Tensor) -> bool:
     return not module.training and fused_decoding.usable(x)
 
 
-def needs_caches(decoder: nn.Module, tgt_in: Tensor) -> bool:
+def needs_caches(layers: Sequence[DecoderLayerModules], tgt_in: Tensor) -> bool:
     """Return whether the ordinary code must read the first target tokens (B, T).
 
     Only this code reads several tokens at once and records the weights of self-attention.
     """
-    attentions = (module for module in decoder.modules() if isinstance(module, SelfAttention))
-    return tgt_in.shape[1] > 1 or any(trace.is_recorded(attention.name) for attention in attentions)
+    return tgt_in.shape[1] > 1 or any(trace.is_recorded(layer.attention.name) for layer in layers)
 
 
 def start(
@@ -146,6 +155,26 @@ def start(
     return Hypotheses(sentences, sentences.new_empty(len(mask), 0), shared)
 
 
+def decode_in_steps(
+    stack: Stack, embed: Callable[[Tensor, int], Tensor], tgt_in: Tensor, state: State
+) -> tuple[Tensor, State]:
+    """Read target tokens (R, T) one by one; return the output of ``stack`` (R, T, D) and the state.
+
+    ``embed`` maps tokens and the position of the first one to the input of ``stack``.
+    """
+    hypotheses, step = state.per_hypothesis, state.step
+    assert isinstance(hypotheses, Hypotheses)
+    outputs = []
+    for tokens in tgt_in.split(1, dim=1):
+        hypotheses = hypotheses.extended()
+        contexts = stack.per_module(hypotheses.contexts())
+        _, output, projections = stack(embed(tokens, step), contexts)
+        hypotheses = hypotheses.with_steps(item for item in projections if item is not None)
+        outputs.append(output)
+        step += 1
+    return torch.cat(outputs, 1), State(None, hypotheses, step)
+
+
 def decoder_layer(
     layer: DecoderLayerModules, x: Tensor, context: StepContext
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -155,51 +184,80 @@ def decoder_layer(
     """
     shape = x.shape
     x = _read(layer, x)
-    if context.fused_layer is not None and not trace.is_recorded(layer.cross.name):
+    if context.fused_layer is not None and not trace.is_recorded(layer.source_name):
         out, projections = fused_decoding.decoder_layer(
             *(context.fused_layer, x, context.steps, context.ancestors),
             *(context.source, context.sentences),
         )
         return out.view(*shape[:-1], layer.width), (*context.steps, projections)
     attention = layer.attention
-    projections = _product(attention.project, _before(layer.attention_residual, x))
-    steps = (*context.steps, projections)
-    y = _product(
-        attention.out,
-        fused_decoding.attend_history(
-            steps, context.ancestors, attention.heads, attention.project.bias
-        ),
-    )
+    before = _before(layer.attention_residual, x)
+    if layer.cross_residual is None:
+        steps = (*context.steps, attention.project(before))
+        y = _attend_mixed(layer, steps, context)
+    else:
+        steps = (*context.steps, _product(attention.project, before))
+        y = fused_decoding.attend_history(
+            *(steps, context.ancestors, attention.heads, attention.project.bias)
+        )
+    y = _product(attention.out, y)
     gated = layer.gate is not None
     if gated:
         y = _with_bias(attention.out, y)
     x = _after(layer.attention_residual, x, y, None if gated else attention.out.bias)
-    z = _attend_source(layer, _before(layer.cross_residual, x), context)
-    bias: Tensor | None = layer.cross.out.bias
-    if layer.gate is not None:
-        z = layer.gate(y, _with_bias(layer.cross.out, z))
-        bias = None
-    x = _after(layer.cross_residual, x, z, bias)
+    if layer.cross_residual is not None:
+        z, bias = _attend_source(layer, _before(layer.cross_residual, x), context)
+        if layer.gate is not None:
+            z, bias = layer.gate(y, z if bias is None else z + bias), None
+        x = _after(layer.cross_residual, x, z, bias)
     return _feed_forward(layer, x).view(*shape[:-1], layer.width), steps
 
 
 def _fused_layer(layer: DecoderLayerModules) -> fused_decoding.DecoderLayer | None:
     """Return a layer for the kernel ``decoder_layer``, or None if it cannot compute the layer."""
-    attention, cross, ffn = layer.attention, layer.cross, layer.ffn
+    attention, ffn = layer.attention, layer.ffn
+    query, cross_out = _source_maps(layer)
     assert isinstance(ffn, FeedForward)
-    linear = attention.project, attention.out, cross.query, cross.out, ffn.hidden, ffn.out
-    maps = [blocked for blocked in map(_blocked_map, linear) if blocked is not None]
-    if len(maps) < len(linear) or layer.gate is not None or ffn.activation is not torch.relu_:
+    maps: list[nn.Module] = [attention.project, attention.out, query, cross_out]
+    maps += [ffn.hidden, ffn.out]
+    blocked = all(isinstance(linear, KernelLinear) and linear.has_product for linear in maps)
+    if not blocked or layer.gate is not None or ffn.activation is not torch.relu_:
         return None
+    mixed = layer.cross_residual is None
     residuals = layer.attention_residual, layer.cross_residual, layer.ffn_residual
-    norms = [_norm(residual) for residual in residuals]
-    return fused_decoding.DecoderLayer(maps, norms, attention.heads, residuals[0].pre)
+    return fused_decoding.DecoderLayer(
+        [
+            _blocked_map(attention.project),
+            _blocked_map(attention.out),
+            None if mixed else _blocked_map(query, layer.width),
+            None if mixed else _blocked_map(cross_out),
+            _blocked_map(ffn.hidden),
+            _blocked_map(ffn.out),
+        ],
+        [None if residual is None else _norm(residual) for residual in residuals],
+        attention.heads,
+        layer.attention_residual.pre,
+    )
 
 
-def _blocked_map(linear: nn.Module) -> fused_decoding.BlockedMap | None:
-    if not (isinstance(linear, KernelLinear) and linear.has_product):
-        return None
-    return fused_decoding.BlockedMap(linear.blocked, linear.bias)
+def _source_maps(layer: DecoderLayerModules) -> tuple[nn.Linear, nn.Linear]:
+    """Return the maps of attention to the source.
+
+    The first D outputs of the first map are the queries.
+    """
+    if layer.cross is None:
+        return layer.attention.project, layer.attention.out
+    return layer.cross.query, layer.cross.out
+
+
+def _blocked_map(linear: nn.Module, outputs: int | None = None) -> fused_decoding.BlockedMap:
+    """Return the first ``outputs`` outputs of a map, by default all."""
+    assert isinstance(linear, KernelLinear)
+    blocked, bias = linear.blocked, linear.bias
+    if outputs is not None:
+        blocked = blocked.part(0, outputs)
+        bias = None if bias is None else bias[:outputs]
+    return fused_decoding.BlockedMap(blocked, bias)
 
 
 def encoder_layer(layer: LayerModules, x: Tensor, mask: Tensor) -> Tensor:
@@ -316,14 +374,14 @@ def decoder_is_usable(layers: Sequence[DecoderLayerModules], x: Tensor) -> bool:
     """Return whether ``decoder_layer`` can compute all layers."""
     return all(
         usable(layer, x)
-        and type(layer.cross) is CrossAttention
-        and _are_linear(layer.cross.query, layer.cross.out)
+        and (layer.cross is None or type(layer.cross) is CrossAttention)
+        and _are_linear(*_source_maps(layer))
         and _is_plain(layer, layer.attention_residual, layer.cross_residual, layer.ffn_residual)
         for layer in layers
     )
 
 
-def _is_plain(layer: LayerModules, *residuals: Residual) -> bool:
+def _is_plain(layer: LayerModules, *residuals: Residual | None) -> bool:
     """Whether a layer has the usual sub-layers, residual sums and normalisation, without hooks."""
     attention, ffn = layer.attention, layer.ffn
     return (
@@ -334,6 +392,7 @@ def _is_plain(layer: LayerModules, *residuals: Residual) -> bool:
         and all(
             type(residual) is PlainResidual and type(residual.norm) is nn.LayerNorm
             for residual in residuals
+            if residual is not None
         )
         and not any(map(is_patched, layer.modules()))
     )
@@ -343,20 +402,41 @@ def _are_linear(*modules: nn.Module) -> bool:
     return all(type(m) is nn.Linear or isinstance(m, InferenceLinear) for m in modules)
 
 
-def _attend_source(layer: DecoderLayerModules, x: Tensor, context: StepContext) -> Tensor:
-    """Return the result of cross-attention without the bias of its last projection."""
-    cross = layer.cross
+def _attend_mixed(
+    layer: DecoderLayerModules, steps: Sequence[Tensor], context: StepContext
+) -> Tensor:
+    """Return the attention to source and target (R, D)."""
+    heads = layer.attention.heads
     weights = None
-    if trace.is_recorded(cross.name):
-        _, sources, length, _ = context.source.values.shape
-        weights = x.new_empty(len(x), sources * cross.heads, length)
-    y = fused_decoding.attend_source(
-        *(_product(cross.query, x), cross.query.bias, context.source, context.sentences),
-        *(cross.heads, weights),
+    if trace.is_recorded(layer.source_name):
+        length = context.source.values.shape[2] + len(steps)
+        weights = steps[-1].new_empty(len(steps[-1]), heads, length)
+    y = fused_decoding.attend_mixed(
+        steps, context.ancestors, context.source, context.sentences, heads, weights
     )
     if weights is not None:
-        trace.record(cross.name, weights[:, :, None])
-    return _product(cross.out, y)
+        trace.record(layer.source_name, weights[:, :, None])
+    return y
+
+
+def _attend_source(
+    layer: DecoderLayerModules, x: Tensor, context: StepContext
+) -> tuple[Tensor, Tensor | None]:
+    """Return the result of attention to the source without its bias, and the bias."""
+    query, out = _source_maps(layer)
+    heads = layer.attention.heads
+    weights = None
+    if trace.is_recorded(layer.source_name):
+        _, sources, length, _ = context.source.values.shape
+        weights = x.new_empty(len(x), sources * heads, length)
+    queries = _product(query, x, slice(layer.width))
+    bias = None if query.bias is None else query.bias[: layer.width]
+    y = fused_decoding.attend_source(
+        queries, bias, context.source, context.sentences, heads, weights
+    )
+    if weights is not None:
+        trace.record(layer.source_name, weights[:, :, None])
+    return _product(out, y), out.bias
 
 
 def _feed_forward(layer: LayerModules, x: Tensor) -> Tensor:
@@ -379,11 +459,11 @@ def _read(layer: LayerModules, x: Tensor) -> Tensor:
     return layer.read(x).reshape(-1, layer.width).contiguous()
 
 
-def _product(linear: nn.Linear | InferenceLinear, x: Tensor) -> Tensor:
-    """Return x W^T without the bias."""
+def _product(linear: nn.Linear | InferenceLinear, x: Tensor, part: slice = ALL) -> Tensor:
+    """Return the outputs ``part`` of x W^T, without the bias."""
     if isinstance(linear, InferenceLinear):
-        return linear.product(x)
-    return torch.mm(x, linear.weight.t())
+        return linear.product(x, part=part)
+    return torch.mm(x, linear.weight[part].t())
 
 
 def _with_bias(linear: nn.Linear, x: Tensor) -> Tensor:

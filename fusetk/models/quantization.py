@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.models.transformer import Transformer
 from fusetk.nn.exact import is_exactly
 from fusetk.nn.inference_linear import Bf16Linear, InferenceLinear, KernelLinear, uses_kernels
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
@@ -21,12 +20,12 @@ from fusetk.nn.weightnorm import NormedLinear
 def to_kernels(model: Seq2Seq) -> Seq2Seq:
     """Replace float32 maps by maps in kernels, where they are faster on this machine.
 
-    These are the maps of a Transformer's layers and the output projection of any model, on CPU.
+    These are the maps of layers and the output projection, on CPU.
     Subclasses of the usual maps and maps with hooks stay. Only the rounding of results changes.
     """
     if _device(model) != "cpu" or next(model.parameters()).dtype != torch.float32:
         return model
-    if isinstance(model, Transformer) and uses_kernels(torch.float32, "maps"):
+    if model.converts_maps and uses_kernels(torch.float32, "maps"):
         _replace_maps(model, KernelLinear)
     if projection := _projection(model, torch.float32):
         model.output = projection
@@ -39,13 +38,13 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
     The logits stay float32. In bf16 they would have 8 significant bits, so different logits would
     become equal. This would cause most of the loss of accuracy. The weights of the output
     projection are converted only on CPU, and only if this machine computes the product of bf16 in
-    kernels faster than the float32 product. In a Transformer on CPU, only linear maps are
-    converted, because the kernels for inference compute in float32. The embeddings and norms stay
-    float32, and so do subclasses of the usual maps and maps with hooks.
+    kernels faster than the float32 product. In a model with ``converts_maps`` on CPU, only linear
+    maps are converted, because the kernels for inference compute in float32. The embeddings and
+    norms stay float32, and so do subclasses of the usual maps and maps with hooks.
     """
     on_cpu = _device(model) == "cpu"
     output: Any = _projection(model, torch.bfloat16) if on_cpu else None
-    if on_cpu and isinstance(model, Transformer):
+    if on_cpu and model.converts_maps:
         _replace_maps(model, _kernel_bf16 if uses_kernels(torch.bfloat16, "maps") else Bf16Linear)
         output = output or _projection(model, torch.float32) or model.output
     else:
@@ -61,17 +60,18 @@ def to_int8(model: Seq2Seq) -> Seq2Seq:
     """Replace the linear maps of the layers, and the output projection, by maps of 8 bits.
 
     Embeddings, normalisations and fusions stay float32, and so do subclasses of the usual maps and
-    maps with hooks. Raises ConfigError if the model is not a Transformer on CPU.
+    maps with hooks. Raises ConfigError on another device than CPU, and if the model has no
+    ``converts_maps``.
     """
     device = _device(model)
     if device != "cpu":
         raise ConfigError(
             f"precision int8 needs the device cpu, not {device}: choose cpu or the precision bf16"
         )
-    if not isinstance(model, Transformer):
+    if not model.converts_maps:
         raise ConfigError(
-            "precision int8 needs the backbone transformer, and this model has another one: "
-            "choose fp32 or bf16"
+            "precision int8 needs the backbone transformer or coordinated, and this model has "
+            "another one: choose fp32 or bf16"
         )
     _replace_maps(model, Int8KernelLinear if uses_kernels(torch.int8, "maps") else Int8Linear)
     if is_exactly(model.output, OutputProjection):
@@ -102,7 +102,7 @@ def _kernel_bf16(weight: Tensor, bias: Tensor | None) -> KernelLinear:
 
 
 def _replace_maps(
-    model: Transformer, convert: Callable[[Tensor, Tensor | None], InferenceLinear]
+    model: Seq2Seq, convert: Callable[[Tensor, Tensor | None], InferenceLinear]
 ) -> None:
     """Replace the linear maps of the layers; ``convert`` gets a map's weight and bias.
 

@@ -88,6 +88,9 @@ class Seq2Seq(nn.Module):
     """Whether the model implements ``decode_packed``. It is False by default for a subclass that
     overrides ``encode``, ``start`` or ``decode`` and not ``decode_packed``, so that training
     calls the overridden methods."""
+    converts_maps = False
+    """Whether other kinds of linear maps may replace those of the layers for inference on CPU
+    (``fusetk.models.quantization``). Then the rest of the model remains float32."""
     operations_depend_on_lengths = False
     """Whether the operations of a pass, and not only their values, depend on the lengths of the
     sentences. Then ``training.cuda_graphs`` is refused."""

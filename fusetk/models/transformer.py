@@ -359,6 +359,11 @@ class TransformerDecoderLayer(TransformerLayer):
     def sublayers(self) -> list[tuple[Residual, nn.Module]]:
         return [*super().sublayers(), (self.cross_residual, self.cross)]
 
+    @property
+    def source_name(self) -> str:
+        """The name of the recorded weights of attention to the source."""
+        return self.cross.name
+
     def forward(
         self, x: Stream, context: DecoderContext | cpu_inference.StepContext
     ) -> tuple[Stream, Cache | tuple[Tensor, ...]]:
@@ -462,6 +467,7 @@ class Transformer(Seq2Seq):
 
     Config = TransformerConfig
     packs = True
+    converts_maps = True
 
     def __init__(self, config: TransformerConfig, source_size: int, target_size: int):
         """Vocabulary sizes include the special tokens.
@@ -584,8 +590,12 @@ class Transformer(Seq2Seq):
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         hypotheses = state.per_hypothesis
         if isinstance(hypotheses, cpu_inference.Hypotheses):
-            if not (hypotheses.unchanged and cpu_inference.needs_caches(self.decoder, tgt_in)):
-                return self._decode_in_steps(tgt_in, hypotheses, state.step)
+            layers = self._decoder_layers()
+            if not (hypotheses.unchanged and cpu_inference.needs_caches(layers, tgt_in)):
+                output, state = cpu_inference.decode_in_steps(
+                    self.decoder, self.target, tgt_in, state
+                )
+                return self._features(output), state
             state = self._start_with_caches(hypotheses.shared.keys_values, hypotheses.shared.mask)
         keys_values, mask, caches = state.per_sentence
         slots, visible = cache_mask(
@@ -620,20 +630,6 @@ class Transformer(Seq2Seq):
             self.target(tgt_in, rows=target), decoder_contexts, keep_states=False
         )
         return self._features(output)
-
-    def _decode_in_steps(
-        self, tgt_in: Tensor, hypotheses: cpu_inference.Hypotheses, step: int
-    ) -> tuple[Tensor, State]:
-        """Read target tokens (R, T) one by one with the kernels for inference."""
-        features = []
-        for tokens in tgt_in.split(1, dim=1):
-            hypotheses = hypotheses.extended()
-            contexts = self.decoder.per_module(hypotheses.contexts())
-            _, output, projections = self.decoder(self.target(tokens, step), contexts)
-            hypotheses = hypotheses.with_steps(item for item in projections if item is not None)
-            features.append(self._features(output))
-            step += 1
-        return torch.cat(features, 1), State(None, hypotheses, step)
 
     def layers(self) -> list[nn.Module]:
         return [*self.encoder.layers, *self.decoder.layers]

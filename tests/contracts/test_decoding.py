@@ -235,8 +235,8 @@ def test_logits_of_a_bf16_model_are_float32(model, uses_kernels, monkeypatch):
     features = lower(*batch(SOURCES), tokens)
     logits = lower.output(features)
     expected = forced(model, tokens)
-    # A Transformer on CPU computes in float32 between the products.
-    dtype = torch.float32 if isinstance(model, Transformer) else torch.bfloat16
+    # These models on CPU compute in float32 between the products.
+    dtype = torch.float32 if model.converts_maps else torch.bfloat16
     assert features.dtype == dtype
     assert logits.dtype == torch.float32
     if uses_kernels:
@@ -326,7 +326,15 @@ def test_products_in_kernels_find_the_same(searched_model, beam, monkeypatch):
 
 
 @pytest.mark.parametrize("convert", [to_kernels, to_bf16, to_int8])
-@pytest.mark.parametrize("system", ["transformer", "transformer, pre-norm, attend layerwise"])
+@pytest.mark.parametrize(
+    "system",
+    [
+        "transformer",
+        "transformer, pre-norm, attend layerwise",
+        "coordinated",
+        "coordinated, pre-norm, nothing shared",
+    ],
+)
 def test_a_layer_in_one_call_computes_what_its_parts_compute(system, convert, monkeypatch):
     dtype = {to_kernels: torch.float32, to_bf16: torch.bfloat16, to_int8: torch.int8}[convert]
     if not fused_decoding.has_products(dtype):
@@ -381,15 +389,13 @@ def test_groups_of_sentences_are_as_large_as_possible():
 
 @pytest.mark.parametrize("uses_kernels", [False, True])
 @pytest.mark.parametrize("convert", [to_bf16, to_int8])
-def test_rounded_transformers_are_close_and_translate(
-    searched_model, convert, uses_kernels, monkeypatch
-):
+def test_rounded_models_are_close_and_translate(searched_model, convert, uses_kernels, monkeypatch):
     for dtype in (torch.bfloat16, torch.int8):
         set_kernels(monkeypatch, dtype, uses_kernels and fused_decoding.has_products(dtype))
-    if isinstance(searched_model, Transformer):
+    if searched_model.converts_maps:
         check_rounded(searched_model, convert)
     elif convert is to_int8:
-        with pytest.raises(ConfigError, match="backbone transformer"):
+        with pytest.raises(ConfigError, match="backbone transformer or coordinated"):
             to_int8(copy.deepcopy(searched_model))
     else:
         rounded = to_bf16(copy.deepcopy(searched_model))

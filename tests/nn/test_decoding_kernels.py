@@ -75,6 +75,35 @@ def test_attention_to_the_source(width, heads, sources, length):
     close(result, contexts)
 
 
+@pytest.mark.parametrize(("width", "heads"), WIDTHS)
+@pytest.mark.parametrize("source_length", [5, 33])
+@pytest.mark.parametrize("length", [1, 17])
+def test_attention_to_source_and_target(width, heads, source_length, length):
+    """It is the attention to their concatenation, and very small weights are 0."""
+    sentences = torch.tensor([0, 0, 2, 1, 2])
+    lengths = torch.tensor([source_length, 1, source_length - 2])
+    keys, values = torch.randn(3, source_length, 2 * width).chunk(2, -1)
+    keys[2] *= 1000  # the softmax has weights that float32 cannot represent
+    steps = [torch.randn(5, 3 * width) for _ in range(length)]
+    ancestors = torch.stack([torch.randint(5, (5,)) for _ in range(length)], 1)
+    ancestors[:, -1] = torch.arange(5)
+    source = fused_decoding.source(keys[:, None], values[:, None], None, lengths)
+    weights = torch.empty(5, heads, source_length + length)
+    result = fused_decoding.attend_mixed(steps, ancestors, source, sentences, heads, weights)
+    tokens = torch.stack([steps[t][ancestors[:, t]] for t in range(length)], 1)
+    q, own_keys, own_values = tokens.chunk(3, -1)
+    q = heads_of(q[:, -1:], heads)
+    k = heads_of(torch.cat((keys[sentences], own_keys), 1), heads)
+    v = heads_of(torch.cat((values[sentences], own_values), 1), heads)
+    hidden = torch.arange(source_length) >= lengths[sentences, None]
+    hidden = F.pad(hidden, (0, length))[:, None, None]
+    scores = (q @ k.mT / math.sqrt(width // heads)).masked_fill(hidden, -math.inf)
+    expected = scores.softmax(-1)
+    close(weights, expected[:, :, 0])
+    assert (weights[expected[:, :, 0] < 1e-40] == 0).all()
+    close(result, (expected @ v).transpose(1, 2).flatten(1))
+
+
 @pytest.mark.parametrize("width", [5, 16, 70])
 def test_residual_sum_and_normalisation(width):
     x, y, bias = torch.randn(4, width), torch.randn(4, width), torch.randn(width)

@@ -1,6 +1,6 @@
-// Kernels of a Transformer in inference: attention to a short source and to the earlier tokens of
-// hypotheses, residual sum and layer normalisation, activation, and a whole decoder layer. add_norm
-// and the attention add the bias of the product before them.
+// Kernels of a Transformer in inference: attention to a short source, to the earlier tokens of
+// hypotheses and to both, residual sum and layer normalisation, activation, and a whole decoder
+// layer. add_norm and the attention add the bias of the product before them.
 
 #include "best_tokens.h"
 
@@ -72,6 +72,28 @@ static inline void dots(
         store(scores + start, sums(products));
         for (Int t = part; t < LANES; t++) scores[start + t] = -INFINITY;
     }
+}
+
+// scores[s] = the scalar product of q (size) and the key of position s < count, for transposed keys
+// (size, row_step). The other numbers of the last vector are -inf.
+static inline void dots_of_columns(
+    float *scores, const float *q, const float *keys, Int size, Int row_step, Int count
+) {
+    const Int vectors = vectors_of(count);
+    for (Int i = 0; i < vectors; i++) {
+        const float *at = keys + i * LANES;
+        Vector a = {}, b = {}, c = {}, d = {};
+        Int j = 0;
+        for (; j + 4 <= size; j += 4, at += 4 * row_step) {
+            a += q[j] * load(at);
+            b += q[j + 1] * load(at + row_step);
+            c += q[j + 2] * load(at + 2 * row_step);
+            d += q[j + 3] * load(at + 3 * row_step);
+        }
+        for (; j < size; j++, at += row_step) a += q[j] * load(at);
+        store(scores + i * LANES, (a + b) + (c + d));
+    }
+    for (Int s = count; s < vectors * LANES; s++) scores[s] = -INFINITY;
 }
 
 extern "C" {
@@ -199,20 +221,7 @@ void attend_source(
                         for (Int s = 0; s < lengths[next]; s++)
                             prefetch(v + (to_next * length + s) * stride + h * size, size);
                     }
-                    for (Int i = 0; i < vectors; i++) {
-                        Vector a = {}, c = {}, d = {}, e = {};
-                        Int j = 0;
-                        for (; j + 4 <= size; j += 4) {
-                            const float *at = kh + j * padded_length + i * LANES;
-                            a += qh[j] * load(at);
-                            c += qh[j + 1] * load(at + padded_length);
-                            d += qh[j + 2] * load(at + 2 * padded_length);
-                            e += qh[j + 3] * load(at + 3 * padded_length);
-                        }
-                        for (; j < size; j++) a += qh[j] * load(kh + j * padded_length + i * LANES);
-                        store(scores + i * LANES, (a + c) + (d + e));
-                    }
-                    for (Int s = end; s < vectors * LANES; s++) scores[s] = -INFINITY;
+                    dots_of_columns(scores, qh, kh, size, padded_length, end);
                     const float total = softmax(scores, vectors);
                     const Int first = h * size;
                     mix(n ? context : to + first, size, scores, end, 1 / total,
@@ -229,6 +238,58 @@ void attend_source(
                 for (Int j = 0; j < width; j++) to[j] *= source_scale;
             if (value_bias)
                 for (Int j = 0; j < width; j++) to[j] += value_bias[j];
+        }
+    }
+}
+
+// Attention of R rows to the source of their sentence and to their earlier tokens, in one softmax.
+// The source is as in attend_source, with n = 1. The tokens are as in attend_history, but the
+// projections include their bias. weights (R, H, S + T) may be null.
+void attend_mixed(
+    Int threads, Int rows, Int heads, Int width, Int source_length, const Int *sentences,
+    const Int *lengths, const float *keys, const float *values, Int stride, Int length,
+    const float *current, const float *const *steps, const Int *ancestors, float *out,
+    float *weights
+) {
+    const Int size = width / heads, padded_length = padded(source_length);
+    const float scale = 1 / sqrtf((float)size);
+#pragma omp parallel num_threads((int)threads) if (threads > 1)
+    {
+        Scratch scratch(2 * width + padded_length + padded(length)), tokens(2 * length);
+        float *q = scratch.at, *context = q + width, *scores = context + width;
+        const float **k = (const float **)tokens.at;
+#pragma omp for schedule(static)
+        for (Int r = 0; r < rows; r++) {
+            const Int b = sentences[r], end = lengths[b], first_token = padded(end);
+            const float *v = values + b * source_length * stride;
+            for (Int j = 0; j < width; j++) q[j] = current[r * 3 * width + j] * scale;
+            for (Int t = 0; t < length; t++)
+                k[t] = steps[t] + (3 * ancestors[r * length + t] + 1) * width;
+            for (Int h = 0; h < heads; h++) {
+                const Int first = h * size;
+                const float *kh = keys + (b * width + first) * padded_length;
+                for (Int t = 0; r + AHEAD < rows && t < length; t++) {
+                    const Int row = ancestors[(r + AHEAD) * length + t];
+                    const float *key = steps[t] + (3 * row + 1) * width + first;
+                    prefetch(key, size);
+                    prefetch(key + width, size);
+                }
+                dots_of_columns(scores, q + first, kh, size, padded_length, end);
+                dots(scores + first_token, q + first, k, first, size, length);
+                const Int vectors = vectors_of(end) + vectors_of(length);
+                const float inverse = 1 / softmax(scores, vectors);
+                float *to = out + r * width + first;
+                mix(to, size, scores, end, inverse, [&](Int s) { return v + s * stride + first; });
+                mix(context, size, scores + first_token, length, inverse,
+                    [&](Int t) { return k[t] + width + first; });
+                for (Int j = 0; j < size; j++) to[j] += context[j];
+                if (!weights) continue;
+                float *w = weights + (r * heads + h) * (source_length + length);
+                // exp_ returns no smaller number than about 2e-38, which is 0 here.
+                const auto weight = [&](float x) { return x > 3e-38f ? x * inverse : 0; };
+                for (Int s = 0; s < source_length; s++) *w++ = s < end ? weight(scores[s]) : 0;
+                for (Int t = 0; t < length; t++) *w++ = weight(scores[first_token + t]);
+            }
         }
     }
 }
@@ -312,9 +373,11 @@ struct Norm {
     float eps;
 };
 
-// A Transformer's decoder layer. `pre` says that the norms precede the sub-layers.
+// A Transformer's decoder layer. `pre` says that the norms precede the sub-layers. If `mixed`, one
+// softmax covers the source and the earlier tokens, so there is no attention to the source alone,
+// and `query`, `cross_out` and norms[1] are not used.
 struct DecoderLayer {
-    Int width, heads, hidden_size, pre;
+    Int width, heads, hidden_size, pre, mixed;
     BlockedMap project, self_out, query, cross_out, hidden, ffn_out;
     Norm norms[3];
 };
@@ -373,26 +436,36 @@ static void layer_of_rows(
         );
     };
     const BlockedMap &project = layer.project;
-    apply(threads, rows, project, 0, 0, before(x, 0), current);
-    attend_history(
-        threads, rows, layer.heads, width, length, current, steps, ancestors, project.bias, y.at
-    );
+    const float *added_bias = layer.mixed ? project.bias : 0;  // attend_history adds it
+    apply(threads, rows, project, added_bias, 0, before(x, 0), current);
+    if (layer.mixed)
+        attend_mixed(
+            threads, rows, layer.heads, width, source.length, sentences, source.lengths,
+            source.keys, source.values, source.stride, length, current, steps, ancestors, y.at, 0
+        );
+    else
+        attend_history(
+            threads, rows, layer.heads, width, length, current, steps, ancestors, project.bias, y.at
+        );
     apply(threads, rows, layer.self_out, 0, 0, y.at, z.at);
     after(x, z.at, layer.self_out.bias, 0, after_self.at);
 
-    apply(threads, rows, layer.query, 0, 0, before(after_self.at, 1), y.at);
-    attend_source(
-        threads, rows, layer.heads, width, source.count, source.length, sentences,
-        source.lengths, y.at, width, layer.query.bias, source.keys, source.values,
-        source.stride, source.value_bias, z.at, 0
-    );
-    apply(threads, rows, layer.cross_out, 0, 0, z.at, y.at);
-    after(after_self.at, y.at, layer.cross_out.bias, 1, after_cross.at);
+    if (!layer.mixed) {
+        apply(threads, rows, layer.query, 0, 0, before(after_self.at, 1), y.at);
+        attend_source(
+            threads, rows, layer.heads, width, source.count, source.length, sentences,
+            source.lengths, y.at, width, layer.query.bias, source.keys, source.values,
+            source.stride, source.value_bias, z.at, 0
+        );
+        apply(threads, rows, layer.cross_out, 0, 0, z.at, y.at);
+        after(after_self.at, y.at, layer.cross_out.bias, 1, after_cross.at);
+    }
+    const float *attended = layer.mixed ? after_self.at : after_cross.at;
 
     const BlockedMap &units = layer.hidden;
-    apply(threads, rows, units, units.bias, 1, before(after_cross.at, 2), hidden.at);
+    apply(threads, rows, units, units.bias, 1, before(attended, 2), hidden.at);
     apply(threads, rows, layer.ffn_out, 0, 0, hidden.at, y.at);
-    after(after_cross.at, y.at, layer.ffn_out.bias, 2, out);
+    after(attended, y.at, layer.ffn_out.bias, 2, out);
 }
 
 // The computation of a layer for one token of each hypothesis: x (rows, width), out (rows, width).

@@ -141,6 +141,34 @@ def attend_source(
     return out
 
 
+def attend_mixed(
+    steps: Sequence[Tensor],
+    ancestors: Tensor,
+    source: Source,
+    sentences: Tensor,
+    heads: int,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Return the attention (R, D) of R hypotheses to source and target, in one softmax.
+
+    ``steps`` has the projections (R_t, 3D) of each step, here with their bias; see
+    ``attend_history``. ``source`` has one source for each sentence, whose values include their
+    bias. ``sentences`` (R,) are the sentences that the hypotheses read. ``weights`` (R, H, S + T)
+    is filled with the attention weights.
+    """
+    rows, length = ancestors.shape
+    width = steps[-1].shape[1] // 3
+    assert source.values.shape[1] == 1 and source.value_bias is None
+    out = steps[-1].new_empty(rows, width)
+    addresses = torch.tensor([step.data_ptr() for step in steps])
+    _call(
+        *("attend_mixed", rows, heads, width, source.values.shape[2], sentences, source.lengths),
+        *(source.keys, source.values, source.values.stride(2), length, steps[-1], addresses),
+        *(ancestors.contiguous(), out, weights),
+    )
+    return out
+
+
 def best_tokens(
     logits: Tensor,
     bias: Tensor | None,
@@ -279,7 +307,9 @@ def _empty_results(rows: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
 _MAP = struct("_Map", ("bytes size width", INT), ("matrix scale correction bias", POINTER))
 _NORM = struct("_Norm", ("gain shift", POINTER), ("eps", FLOAT))
 _MAPS = "project self_out query cross_out hidden ffn_out"
-_LAYER = struct("_Layer", ("width heads hidden_size pre", INT), (_MAPS, _MAP), ("norms", _NORM * 3))
+_LAYER = struct(
+    *("_Layer", ("width heads hidden_size pre mixed", INT), (_MAPS, _MAP), ("norms", _NORM * 3)),
+)
 _SOURCE = struct(
     "_Source",
     ("count length", INT),
@@ -305,20 +335,30 @@ class DecoderLayer:
     """A Transformer's decoder layer with ReLU, as ``decoder_layer`` reads it."""
 
     def __init__(
-        self, maps: Sequence[BlockedMap], norms: Sequence[nn.LayerNorm], heads: int, pre: bool
+        self,
+        maps: Sequence[BlockedMap | None],
+        norms: Sequence[nn.LayerNorm | None],
+        heads: int,
+        pre: bool,
     ):
         """The maps are those of self-attention (all projections, result), attention to the source
         (queries, result) and FFN (hidden units, result). ``norms`` are those of the three
-        sub-layers. They precede the sub-layers if ``pre``, or else follow them.
+        sub-layers. They precede the sub-layers if ``pre``, or else follow them. The maps and the
+        norm of attention to the source are None if self-attention is ``attend_mixed``.
         """
         # The struct has the addresses of these tensors.
-        self._tensors = maps, [(norm.weight, norm.bias) for norm in norms]
-        self.width = maps[0].blocked.width
-        structs = [each.struct() for each in maps]
-        layer_norms = [_NORM(*map(address, (n.weight, n.bias)), n.eps) for n in norms]
-        hidden_size = maps[4].blocked.size
+        self._tensors = maps, [norm and (norm.weight, norm.bias) for norm in norms]
+        project, *_, hidden, _ = maps
+        assert project is not None and hidden is not None
+        self.width = project.blocked.width
+        structs = [_MAP() if each is None else each.struct() for each in maps]
+        layer_norms = [
+            _NORM() if n is None else _NORM(*map(address, (n.weight, n.bias)), n.eps) for n in norms
+        ]
+        mixed = maps[2] is None
         self.struct = _LAYER(
-            *(self.width, heads, hidden_size, int(pre), *structs, (_NORM * 3)(*layer_norms))
+            *(self.width, heads, hidden.blocked.size, int(pre), int(mixed), *structs),
+            (_NORM * 3)(*layer_norms),
         )
 
 
