@@ -210,7 +210,7 @@ EXPECTED = {
         "dec_avg": deen() + norm(256),
         "dec_ffn": deen() + fnn(256, 4) + E,
         "dec_sa_4hops": deen() + sa(256, 4) + E,
-        "dec_sa_6hops": deen() + sa(256, 6) + E,
+        "dec_sa_6hops": deen() + sa(256, 6, w1=6) + E,
         "both_ffn": deen() + 2 * fnn(256, 4) + E,  # both sides share the layer embedding
         "both_sa": deen() + 2 * sa(256, 4) + E,
         "both_ffn_sa": deen() + fnn(256, 4) + sa(256, 4) + E,

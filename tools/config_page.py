@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fusetk.config import ComponentConfig, Config, field_docs
+from fusetk.errors import join_names
 from fusetk.fusion import FUSIONS
 from fusetk.models import MODELS
 from fusetk.models.attend import ATTENDS
@@ -267,7 +268,8 @@ def words_of(annotation: Any) -> str:
         return f"mapping of names to {many(inner[1])}"
     if origin in (typing.Union, types.UnionType):
         words = ["null" if member is type(None) else words_of(member) for member in inner]
-        return " or ".join(dict.fromkeys(words))
+        # The words of bool contain "or", too.
+        return join_names(" or ".join(dict.fromkeys(words)).split(" or "), "or")
     return "mapping"
 
 

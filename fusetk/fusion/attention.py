@@ -13,10 +13,12 @@ feature of y^l has its own energy and its own weight.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fusetk import trace
 from fusetk.fusion.base import LayerFusion, LayerFusionConfig
@@ -35,8 +37,10 @@ class AttentionFusionConfig(LayerFusionConfig):
     """n_hop: number of attention distributions over the layers."""
     attention_hidden: int = Field(1024, ge=1)
     """d_a: hidden units of the network that computes the energies."""
-    independent_w1: bool = False
-    """Give every layer its own W1 (MLRF Table 3, "indep. W1")."""
+    independent_w1: bool | Literal["hops"] = False
+    """Give every layer its own W1 (`true`; MLRF Table 3, "indep. W1"), or every hop (`hops`). MLRF
+    does not describe `hops`, but it gives the number of parameters of Dec-SA with 6 hops in Table
+    2."""
     feature_wise: bool = False
     """Give every feature its own weight a^l_{p;k} (MLRF section 3.2, "feature-wise fusion")."""
     activation: Activation = "relu"
@@ -60,9 +64,10 @@ class AttentionFusion(LayerFusion):
         super().__init__(config, widths, width, name)
         self.hops = config.hops
         self.weights_per_hop = width if config.feature_wise else 1  # of a layer
+        self.w1_of = config.independent_w1
+        count = {False: 1, True: self.num_layers, "hops": self.hops}[self.w1_of]
         self.w1 = nn.ModuleList(
-            nn.Linear(width, config.attention_hidden, bias=False)
-            for _ in range(self.num_layers if config.independent_w1 else 1)
+            nn.Linear(width, config.attention_hidden, bias=False) for _ in range(count)
         )
         self.w2 = nn.Linear(config.attention_hidden, self.hops * self.weights_per_hop, bias=False)
         self.sigma = ACTIVATIONS[config.activation]
@@ -79,8 +84,13 @@ class AttentionFusion(LayerFusion):
 
     def energy(self, layer: int, y: Tensor) -> Tensor:
         """Return the energies of one layer (Equation 5): (..., D) -> (..., hops, 1 or D)."""
-        w1 = self.w1[layer if len(self.w1) > 1 else 0]
-        return self.w2(self.sigma(w1(y))).unflatten(-1, (self.hops, self.weights_per_hop))
+        shape = self.hops, self.weights_per_hop
+        if self.w1_of == "hops":
+            rows = self.w2.weight.unflatten(0, shape)
+            hops = zip(self.w1, rows, strict=True)
+            return torch.stack([F.linear(self.sigma(w1(y)), w2) for w1, w2 in hops], -2)
+        w1 = self.w1[layer if self.w1_of else 0]
+        return self.w2(self.sigma(w1(y))).unflatten(-1, shape)
 
     def weighted_sums(self, weights: Tensor, y: Tensor) -> Tensor:
         """Return the sums of Equation 7 (..., hops, D).

@@ -78,6 +78,7 @@ FUSES: dict[str, list[dict[str, Any]]] = {
     "attention": [
         ATTENTION,
         {**ATTENTION, "feature_wise": True, "independent_w1": True, "add_top": True},
+        {**ATTENTION, "independent_w1": "hops", "embedding": False},
     ],
     "linear": [
         {},

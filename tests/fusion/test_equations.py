@@ -89,14 +89,14 @@ SIGMAS = {"relu": lambda u: np.maximum(u, 0), "tanh": np.tanh}
 
 @pytest.mark.parametrize("embedding", [True, False])
 @pytest.mark.parametrize("layer_embedding", [True, False])
-@pytest.mark.parametrize("independent_w1", [True, False])
+@pytest.mark.parametrize("independent_w1", [True, False, "hops"])
 @pytest.mark.parametrize("feature_wise", [True, False])
 @pytest.mark.parametrize("activation", SIGMAS)
 @pytest.mark.parametrize("hops", [1, 3])
 def test_attention(
     embedding: bool,
     layer_embedding: bool,
-    independent_w1: bool,
+    independent_w1: bool | str,
     feature_wise: bool,
     activation: str,
     hops: int,
@@ -108,9 +108,10 @@ def test_attention(
         z = z if embedding else z[1:]
         if layer_embedding:
             z = [z[i] + p["layer_embedding.weight"][i] for i in range(len(z))]  # Equation 4
-        w1 = [p[f"w1.{i if independent_w1 else 0}.weight"] for i in range(len(z))]
         s = []
         for hop in range(hops):
+            index = {False: 0, "hops": hop}
+            w1 = [p[f"w1.{index.get(independent_w1, i)}.weight"] for i in range(len(z))]
             rows = slice(hop * D, hop * D + D) if feature_wise else slice(hop, hop + 1)
             e = np.array(
                 [p["w2.weight"][rows] @ sigma(w1[i] @ z[i]) for i in range(len(z))]
