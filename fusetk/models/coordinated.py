@@ -52,6 +52,11 @@ class CoordinatedConfig(BlockConfig):
     cross_weights: Literal["shared", "own"] = "shared"
     """Projections of attention to the source, if it is a sub-layer: those of self-attention
     (`shared`), as the parameter counts in the paper imply (Table 3), or its own."""
+    source_maps: Literal["source", "target"] = "source"
+    """Projections of the source keys and values that the target attends to, with `share_weights:
+    false`: those of the source layer, or those of the target layer. The paper does not say which,
+    and complete layers have the same number of parameters with both. With `norm: pre`, the norm
+    before the projections is that of the source layer."""
     language_embedding: bool = True
     """Add to each position a learned vector for its language."""
 
@@ -75,7 +80,19 @@ class CoordinatedConfig(BlockConfig):
                 "cross_weights: own has no effect with mixed_attention: true, which has one "
                 "attention for both: remove one of the two options"
             )
+        if self.source_maps == "target" and (self.share_weights or self.cross_weights == "own"):
+            reason = (
+                "share_weights: true, where both sides have the same projections"
+                if self.share_weights
+                else "cross_weights: own, whose projections are the target's"
+            )
+            raise ValueError(f"source_maps: target has no effect with {reason}: remove it")
         return self
+
+    @property
+    def target_projects_source(self) -> bool:
+        """Whether a target layer computes the source keys and values that it attends to."""
+        return self.cross_weights == "own" or self.source_maps == "target"
 
 
 class SourceContext(NamedTuple):
@@ -107,7 +124,8 @@ class CoordinatedLayer(TransformerLayer):
     """A layer for both languages, or for one of them.
 
     The target attends to the source keys and values of the same layer. With ``cross_weights: own``
-    it computes them from the inputs of the source layer, which are normalised with ``norm: pre``.
+    or ``source_maps: target`` it computes them from the inputs of the source layer, which are
+    normalised with ``norm: pre``.
     """
 
     gate = None  # see ``TransformerDecoderLayer``
@@ -134,10 +152,10 @@ class CoordinatedLayer(TransformerLayer):
         )
         self.layer = layer
         self.mixed = config.mixed_attention
-        self.own = config.cross_weights == "own"
+        self.target_projects_source = config.target_projects_source
         self.cross_residual = cross_residual[0] if separate else None
         self.cross = None
-        if target and self.own:
+        if target and config.cross_weights == "own":
             self.cross = CrossAttention(
                 width,
                 [width],
@@ -167,8 +185,8 @@ class CoordinatedLayer(TransformerLayer):
         """Run over the source or the target, as ``context`` says.
 
         Source: x (B, S, input width) -> (B, S, D), or None for the highest layer, and the tensor
-        that the target attends to: keys and values (B, S, 2D), or with ``cross_weights: own`` the
-        tensor from which the target computes them (B, S, D). Target: x (B * K, T, input width) ->
+        that the target attends to: keys and values (B, S, 2D), or the tensor from which the target
+        computes them (B, S, D). Target: x (B * K, T, input width) ->
         (B * K, T, D), and the extended cache. Input and output may be streams of such tensors.
         """
         if isinstance(context, cpu_inference.StepContext):
@@ -181,12 +199,18 @@ class CoordinatedLayer(TransformerLayer):
     def _source(self, stream: Stream, context: SourceContext) -> tuple[Stream | None, Tensor]:
         x, stream = self.attention_residual.before(stream)
         if context.is_top:
-            return None, x if self.own else self.attention.keys_values(x)
+            return None, x if self.target_projects_source else self.attention.keys_values(x)
         y, keys_values = self.attention.with_keys_values(
             x, context.mask, self._trace_name("self", "encoder")
         )
         output = self.feed_forward(self.attention_residual.after(stream, y))
-        return output, x if self.own else keys_values
+        return output, x if self.target_projects_source else keys_values
+
+    def source_keys_values(self, source: Tensor) -> Tensor:
+        """Return the keys and values (B, S, 2D) for the tensor that the source layer returned."""
+        if self.cross is not None:
+            return self.cross.keys_values([source])
+        return self.attention.keys_values(source) if self.target_projects_source else source
 
     def _target(self, stream: Stream, context: TargetContext) -> tuple[Stream, Cache]:
         name = self.source_name if self.mixed else self._trace_name("self")
@@ -233,7 +257,7 @@ class TopSourceLayer(Layer):
         self.read = projection(input_width, width)
         self.norm = final_norm(config, width)
         self.project: nn.Module = nn.Identity()
-        if config.cross_weights == "shared":
+        if not config.target_projects_source:
             self.project = KeysValues(width, 2 * width, config.attention_bias)
 
     def sublayers(self) -> list[tuple[Residual, nn.Module]]:
@@ -362,7 +386,7 @@ class Coordinated(Seq2Seq):
     def _keys_values(self, layer_sources: Sequence[Tensor]) -> list[Tensor]:
         """Return the source keys and values of each layer (B, S, 2D)."""
         return [
-            source if layer.cross is None else layer.cross.keys_values([source])
+            layer.source_keys_values(source)
             for layer, source in zip(self._target_layers(), layer_sources, strict=True)
         ]
 

@@ -218,6 +218,7 @@ def kinds_tested_elsewhere(site: str) -> set[str]:
 # The rows of Table 3 of layer-wise coordination, and combinations of them.
 COORDINATED: dict[str, dict[str, Any]] = {
     "weights of their own": {"share_weights": False},
+    "projections of the target": {"share_weights": False, "source_maps": "target"},
     "two sub-layers": {"mixed_attention": False},
     "two sub-layers with maps of their own": {"mixed_attention": False, "cross_weights": "own"},
     "nothing shared": {

@@ -52,9 +52,12 @@ def logits(model: Any, src: list[int] = SRC, tgt: list[int] = TGT) -> Any:
 class Equations:
     """The model of the paper for one sentence pair; ``p`` holds the parameters by name."""
 
-    def __init__(self, model: Any, norm: str, mixed: bool, shared: bool, own: bool):
+    def __init__(
+        self, model: Any, norm: str, mixed: bool, shared: bool, own: bool, target_maps: bool = False
+    ):
         self.p = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
         self.pre, self.mixed, self.shared, self.own = norm == "pre", mixed, shared, own
+        self.target_maps = target_maps
 
     def linear(self, name: str, x: Any) -> Any:
         return x @ self.p[f"{name}.weight"].T + self.p[f"{name}.bias"]
@@ -87,17 +90,13 @@ class Equations:
 
     def keys_values(self, name: str, x: Any) -> Any:
         """The keys and values of a source layer that the target attends to."""
+        return self.projected(name, self.before(f"{name}.attention_residual", x))
+
+    def projected(self, name: str, x: Any) -> Any:
+        layer = f"stack.layers.{name.rpartition('.')[2]}"
         if self.own:
-            layer = name.rpartition(".")[2]
-            return np.split(
-                self.linear(
-                    f"stack.layers.{layer}.cross.project.0",
-                    self.before(f"{name}.attention_residual", x),
-                ),
-                2,
-                1,
-            )
-        return self.qkv(name, self.before(f"{name}.attention_residual", x))[1:]
+            return np.split(self.linear(f"{layer}.cross.project.0", x), 2, 1)
+        return self.qkv(layer if self.target_maps else name, x)[1:]
 
     def source_layer(self, name: str, x: Any) -> Any:
         def attend(y: Any) -> Any:
@@ -151,12 +150,12 @@ class Equations:
             name = f"stack.layers.{i}"
             source = name if self.shared else f"source_stack.layers.{i}"
             # A separate highest source layer has only keys and values.
-            if i == 2 and not self.shared and not self.own:
+            if i == 2 and not self.shared:
                 above = self.norm(source, x) if self.pre else x
-                keys, values = np.split(self.linear(f"{source}.project", above), 2, 1)
-            elif i == 2 and not self.shared:
-                above = self.norm(source, x) if self.pre else x
-                keys, values = np.split(self.linear(f"{name}.cross.project.0", above), 2, 1)
+                if self.own or self.target_maps:
+                    keys, values = self.projected(source, above)
+                else:
+                    keys, values = np.split(self.linear(f"{source}.project", above), 2, 1)
             else:
                 keys, values = self.keys_values(source, x)
             z = self.target_layer(name, z, keys, values)
@@ -181,6 +180,24 @@ def test_a_model_computes_the_equations_of_the_paper(
     )
     expected = Equations(model, norm, mixed, shared, own).logits()
     np.testing.assert_allclose(logits(model), expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("mixed", [True, False])
+def test_the_target_may_project_the_source(norm: str, mixed: bool) -> None:
+    options = {"share_weights": False, "mixed_attention": mixed, "source_maps": "target"}
+    model = make(norm=norm, **options)
+    expected = Equations(model, norm, mixed, shared=False, own=False, target_maps=True).logits()
+    np.testing.assert_allclose(logits(model), expected, rtol=1e-9, atol=1e-10)
+    assert not any("source_stack.layers.2.project" in name for name in model.state_dict())
+
+
+def test_target_maps_need_separate_layers_and_no_other_maps() -> None:
+    with pytest.raises(ValueError, match="no effect with share_weights: true"):
+        make(source_maps="target")
+    own = {"share_weights": False, "mixed_attention": False, "cross_weights": "own"}
+    with pytest.raises(ValueError, match="no effect with cross_weights: own"):
+        make(source_maps="target", **own)
 
 
 def test_mixed_attention_is_one_softmax_over_source_and_target() -> None:
