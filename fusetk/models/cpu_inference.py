@@ -1,10 +1,12 @@
 """Transformer layers in inference on CPU: the kernels of ``fusetk.nn.fused.decoding``.
 
 The results are those of the layers' ordinary code, up to rounding. A layer uses its ordinary
-code if it or one of its modules has another class or a hook. A search state holds the projections
-of each step as the step computed them. Each hypothesis has a list of the rows that hold its tokens,
-so a search that reorders or drops hypotheses selects rows of this list only. Layers are those of
-``fusetk.models.transformer`` and ``fusetk.models.coordinated``, which import this module.
+code if it or one of its modules has another class or a hook. In a decoder layer with other residual
+connections, norms or feed-forward networks, the kernels compute the attention. A search state holds
+the projections of each step as the step computed them. Each hypothesis has a list of the rows that
+hold its tokens, so a search that reorders or drops hypotheses selects rows of this list only.
+Layers are those of ``fusetk.models.transformer`` and ``fusetk.models.coordinated``, which import
+this module.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,19 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.models.residual.base import Residual
+from fusetk.models.residual.base import Residual, Stream
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.seq2seq import State
 from fusetk.models.stack import Stack
 from fusetk.nn.attention import CrossAttention, SelfAttention
-from fusetk.nn.exact import is_patched
+from fusetk.nn.exact import is_exactly, is_patched
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as fused_decoding
-from fusetk.nn.inference_linear import ALL, InferenceLinear, KernelLinear
+from fusetk.nn.grouped_attention import GroupedSelfAttention
+from fusetk.nn.inference_linear import ALL, InferenceLinear, KernelLinear, linear_part
 from fusetk.nn.output import PIECE
+from fusetk.nn.value_residual import ValueResidualAttention
 
 # Padding is removed if the real tokens are less than this fraction. The removal copies rows.
 MIN_REAL = 0.9
+SELF_ATTENTIONS = SelfAttention, GroupedSelfAttention, ValueResidualAttention
 
 
 class LayerModules(Protocol):
@@ -67,6 +72,8 @@ class DecoderLayerModules(LayerModules, Protocol):
     def source_name(self) -> str:
         """The name of the recorded weights of attention to the source."""
 
+    def feed_forward(self, stream: Stream, /) -> Stream: ...
+
 
 class SharedState(NamedTuple):
     """The tensors of a search state that all hypotheses share."""
@@ -77,11 +84,20 @@ class SharedState(NamedTuple):
     sources: tuple[fused_decoding.Source, ...]  # ``keys_values``, as the kernels read them
     # For each layer, the projections (R_t, 3D) of each step, with their bias in mixed attention
     steps: tuple[tuple[Tensor, ...], ...]
-    fused_layers: tuple[fused_decoding.DecoderLayer | None, ...]  # None: computed part by part
+    layers: tuple["StepLayer", ...]
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "SharedState":
         """Return the same object: the selection of hypotheses changes ``Hypotheses`` only."""
         return self
+
+
+class StepLayer(NamedTuple):
+    """How the kernels compute a decoder layer."""
+
+    plain: bool
+    """Whether kernels compute all parts, and not only the attention."""
+    fused: fused_decoding.DecoderLayer | None
+    """The layer, if one call computes all parts."""
 
 
 class Hypotheses(NamedTuple):
@@ -106,7 +122,7 @@ class Hypotheses(NamedTuple):
         return [
             StepContext(source, self.sentences, self.ancestors, steps, layer)
             for source, steps, layer in zip(
-                self.shared.sources, self.shared.steps, self.shared.fused_layers, strict=True
+                self.shared.sources, self.shared.steps, self.shared.layers, strict=True
             )
         ]
 
@@ -122,7 +138,7 @@ class StepContext(NamedTuple):
     sentences: Tensor  # (R,)
     ancestors: Tensor  # (R, t + 1)
     steps: tuple[Tensor, ...]  # projections of the t earlier steps
-    fused_layer: fused_decoding.DecoderLayer | None  # the layer for one call of a kernel
+    layer: StepLayer
 
 
 def usable(module: LayerModules | nn.Module, x: Tensor) -> bool:
@@ -150,8 +166,8 @@ def start(
         sources.append(fused_decoding.source(keys, values, None, lengths))
     sentences = torch.arange(len(mask))
     steps = ((),) * len(keys_values)
-    fused = tuple(map(_fused_layer, layers))
-    shared = SharedState(tuple(keys_values), mask, sentences, tuple(sources), steps, fused)
+    step_layers = tuple(map(_step_layer, layers))
+    shared = SharedState(tuple(keys_values), mask, sentences, tuple(sources), steps, step_layers)
     return Hypotheses(sentences, sentences.new_empty(len(mask), 0), shared)
 
 
@@ -176,41 +192,75 @@ def decode_in_steps(
 
 
 def decoder_layer(
-    layer: DecoderLayerModules, x: Tensor, context: StepContext
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Compute a decoder layer: (R, 1, input width) -> (R, 1, D).
+    layer: DecoderLayerModules, x: Stream, context: StepContext
+) -> tuple[Stream, tuple[Tensor, ...]]:
+    """Compute a decoder layer: (R, 1, input width) -> (R, 1, D), or streams of such tensors.
 
     Also return the projections of all steps.
     """
+    if not context.layer.plain:
+        return _with_any_parts(layer, x, context)
     shape = x.shape
     x = _read(layer, x)
-    if context.fused_layer is not None and not trace.is_recorded(layer.source_name):
+    fused = context.layer.fused
+    if fused is not None and not trace.is_recorded(layer.source_name):
         out, projections = fused_decoding.decoder_layer(
-            *(context.fused_layer, x, context.steps, context.ancestors),
-            *(context.source, context.sentences),
+            *(fused, x, context.steps, context.ancestors, context.source, context.sentences),
         )
         return out.view(*shape[:-1], layer.width), (*context.steps, projections)
     attention = layer.attention
     before = _before(layer.attention_residual, x)
-    if layer.cross_residual is None:
-        steps = (*context.steps, attention.project(before))
-        y = _attend_mixed(layer, steps, context)
-    else:
-        steps = (*context.steps, _product(attention.project, before))
-        y = fused_decoding.attend_history(
-            *(steps, context.ancestors, attention.heads, attention.project.bias)
-        )
-    y = _product(attention.out, y)
+    mixed = layer.cross_residual is None
+    projections = attention.project(before) if mixed else _product(attention.project, before)
+    steps = (*context.steps, projections)
+    y = _product(attention.out, _attend(layer, steps, context, attention.project.bias))
     gated = layer.gate is not None
     if gated:
         y = _with_bias(attention.out, y)
     x = _after(layer.attention_residual, x, y, None if gated else attention.out.bias)
     if layer.cross_residual is not None:
-        z, bias = _attend_source(layer, _before(layer.cross_residual, x), context)
-        if layer.gate is not None:
-            z, bias = layer.gate(y, z if bias is None else z + bias), None
-        x = _after(layer.cross_residual, x, z, bias)
+        query, out_map = _source_maps(layer)
+        queries = _product(query, _before(layer.cross_residual, x), slice(layer.width))
+        bias = None if query.bias is None else query.bias[: layer.width]
+        z = _product(out_map, _attend_source(layer, queries, bias, context))
+        if layer.gate is None:
+            x = _after(layer.cross_residual, x, z, out_map.bias)
+        else:
+            z = layer.gate(y, _with_bias(out_map, z))
+            x = _after(layer.cross_residual, x, z, None)
     return _feed_forward(layer, x).view(*shape[:-1], layer.width), steps
+
+
+def _with_any_parts(
+    layer: DecoderLayerModules, x: Stream, context: StepContext
+) -> tuple[Stream, tuple[Tensor, ...]]:
+    """Compute ``decoder_layer`` with kernels for the attention only."""
+    steps = context.steps
+
+    def attend(projections: Tensor) -> Tensor:
+        nonlocal steps
+        steps = (*steps, projections)
+        return _attend(layer, steps, context)
+
+    x, stream = layer.attention_residual.before(layer.read(x))
+    y = layer.attention.single_step(x, attend, len(steps))
+    stream = layer.attention_residual.after(stream, y)
+    if layer.cross_residual is not None:
+        x, stream = layer.cross_residual.before(stream)
+        query, out = _source_maps(layer)
+        queries = query(x) if layer.cross else linear_part(query, x, slice(layer.width))
+        z = out(_attend_source(layer, queries.flatten(0, 1), None, context)).view(x.shape)
+        if layer.gate is not None:
+            z = layer.gate(y, z)
+        stream = layer.cross_residual.after(stream, z)
+    return layer.feed_forward(stream), steps
+
+
+def _step_layer(layer: DecoderLayerModules) -> StepLayer:
+    plain = _is_plain(
+        layer, layer.attention_residual, layer.cross_residual, layer.ffn_residual
+    ) and _are_linear(*_source_maps(layer))
+    return StepLayer(plain, _fused_layer(layer) if plain else None)
 
 
 def _fused_layer(layer: DecoderLayerModules) -> fused_decoding.DecoderLayer | None:
@@ -374,9 +424,9 @@ def decoder_is_usable(layers: Sequence[DecoderLayerModules], x: Tensor) -> bool:
     """Return whether ``decoder_layer`` can compute all layers."""
     return all(
         usable(layer, x)
-        and (layer.cross is None or type(layer.cross) is CrossAttention)
-        and _are_linear(*_source_maps(layer))
-        and _is_plain(layer, layer.attention_residual, layer.cross_residual, layer.ffn_residual)
+        and type(layer.attention) in SELF_ATTENTIONS
+        and not is_patched(layer.attention)
+        and (layer.cross is None or is_exactly(layer.cross, CrossAttention))
         for layer in layers
     )
 
@@ -402,11 +452,19 @@ def _are_linear(*modules: nn.Module) -> bool:
     return all(type(m) is nn.Linear or isinstance(m, InferenceLinear) for m in modules)
 
 
-def _attend_mixed(
-    layer: DecoderLayerModules, steps: Sequence[Tensor], context: StepContext
+def _attend(
+    layer: DecoderLayerModules,
+    steps: Sequence[Tensor],
+    context: StepContext,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Return the attention to source and target (R, D)."""
+    """Return self-attention or mixed attention (R, D).
+
+    ``bias`` is that of the projections; those of mixed attention already include it.
+    """
     heads = layer.attention.heads
+    if layer.cross_residual is not None:
+        return fused_decoding.attend_history(steps, context.ancestors, heads, bias)
     weights = None
     if trace.is_recorded(layer.source_name):
         length = context.source.values.shape[2] + len(steps)
@@ -420,23 +478,20 @@ def _attend_mixed(
 
 
 def _attend_source(
-    layer: DecoderLayerModules, x: Tensor, context: StepContext
-) -> tuple[Tensor, Tensor | None]:
-    """Return the result of attention to the source without its bias, and the bias."""
-    query, out = _source_maps(layer)
+    layer: DecoderLayerModules, queries: Tensor, bias: Tensor | None, context: StepContext
+) -> Tensor:
+    """Return the attention to the source (R, D) of queries without ``bias``."""
     heads = layer.attention.heads
     weights = None
     if trace.is_recorded(layer.source_name):
         _, sources, length, _ = context.source.values.shape
-        weights = x.new_empty(len(x), sources * heads, length)
-    queries = _product(query, x, slice(layer.width))
-    bias = None if query.bias is None else query.bias[: layer.width]
+        weights = queries.new_empty(len(queries), sources * heads, length)
     y = fused_decoding.attend_source(
         queries, bias, context.source, context.sentences, heads, weights
     )
     if weights is not None:
         trace.record(layer.source_name, weights[:, :, None])
-    return _product(out, y), out.bias
+    return y
 
 
 def _feed_forward(layer: LayerModules, x: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -203,6 +204,14 @@ class SelfAttention(nn.Module):
         q, new_keys_values = projected.split((width, 2 * width), dim=-1)
         cache = cache.append(new_keys_values)
         return self._mix(q, cache.read(), mask, name or self.name).reshape(x.shape), cache
+
+    def single_step(self, x: Any, attend: Callable[[Tensor], Tensor], start: int) -> Any:
+        """Return the result for one token of each of R hypotheses, x (R, 1, D) -> (R, 1, D).
+
+        ``attend`` maps the queries, keys and values of these tokens (R, 3D) to the attention to all
+        tokens of the hypotheses (R, D). ``start`` is as in ``step``.
+        """
+        return self.out(attend(self.project(x).flatten(0, 1))).view(x.shape)
 
     def keys_values(self, x: Tensor) -> Tensor:
         """Return the keys and values only, (B, S, D) -> (B, S, 2D)."""

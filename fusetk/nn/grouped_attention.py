@@ -1,5 +1,6 @@
 """Self-attention with rotary positions, grouped queries, or separate inputs."""
 
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -94,12 +95,17 @@ class GroupedSelfAttention(SelfAttention):
         y = self._mix(q.reshape(sentences, -1, self.width), cache.read(), mask, name or self.name)
         return self._output(y.reshape(q.shape), x, v), cache
 
+    def single_step(self, x: Any, attend: Callable[[Tensor], Tensor], start: int) -> Any:
+        q, k, v = self._projections(x, start)
+        y = self.out(attend(self._beside(q, k, v).flatten(0, 1))).view(q.shape)
+        return self._output(y, x, v)
+
     def _output(self, y: Tensor, x: Any, v: Tensor) -> Any:
         """Return the output for the result y (B, T, D), the input x and its values v."""
         return y
 
     def _beside(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return queries, and the keys and values of each head, in one tensor: (1, N, 3D)."""
+        """Return queries, and the keys and values of each head, in one tensor: (..., 3D)."""
         if self.groups == self.heads:
             return torch.cat((q, k, v), -1)
         return torch.cat((q, self._shared(torch.cat((k, v), -1))), -1)

@@ -346,12 +346,18 @@ def test_a_layer_in_one_call_computes_what_its_parts_compute(system, convert, mo
     monkeypatch.setattr(cpu_inference, "_fused_layer", lambda layer: None)
     in_parts = begin(model, sources)
     for state, expected in ((in_one_call, True), (in_parts, False)):
-        layers = state.per_hypothesis.shared.fused_layers
-        assert all((layer is not None) == expected for layer in layers)
+        layers = state.per_hypothesis.shared.layers
+        assert all(layer.plain and (layer.fused is not None) == expected for layer in layers)
     for tokens in prefixes(len(sources)).split(1, 1):
         features, in_one_call = model.decode(tokens, in_one_call)
         expected, in_parts = model.decode(tokens, in_parts)
         assert torch.equal(features, expected)
+
+
+def test_kernels_compute_the_attention_of_every_decoder_of_transformer_layers(model):
+    if not (model.converts_maps and fused_decoding.library("decoding")):
+        pytest.skip("another decoder, or there is no C++ compiler")
+    assert isinstance(begin(model).per_hypothesis, cpu_inference.Hypotheses)
 
 
 @pytest.mark.parametrize("max_numbers", [1, 240])
