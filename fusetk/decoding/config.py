@@ -184,11 +184,22 @@ class SearchConfig(Config):
             )
         if not self.sample and self.beam % self.groups:
             raise ValueError(f"beam {self.beam} is not a multiple of groups {self.groups}")
-        self.check_effect(changed)
+        self._check_effect(changed)
         return self
 
-    def check_effect(self, keys: Set[str]) -> None:
-        """Raise ValueError if one of these keys has no effect with the values of the others."""
+    def check_given(self, keys: Set[str]) -> None:
+        """Raise ValueError if a key that the user gives for this search has no effect.
+
+        The config of a run may have other values of `beam`, `stop` and `penalty` although they have
+        no effect: the user may then set `sample`, or `normalize` to 0.
+        """
+        if self.sample and (unused := keys & {"beam", "stop"}):
+            raise ValueError(f"{min(unused)} has no effect on samples: leave {min(unused)} out")
+        if "penalty" in keys and self.normalize == 0:
+            raise ValueError("penalty has no effect with normalize 0: leave penalty out")
+        self._check_effect(keys)
+
+    def _check_effect(self, keys: Set[str]) -> None:
         if self.sample:
             if unused := keys & {"groups", "diversity", "coverage_penalty"}:
                 key = min(unused)

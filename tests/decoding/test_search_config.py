@@ -1,6 +1,7 @@
 """Settings of the search: other names of keys, and options of the command line."""
 
 import logging
+from typing import Any
 
 import click
 import pytest
@@ -9,6 +10,7 @@ from fusetk.cli.config_options import search_fields
 from fusetk.cli.decode import command
 from fusetk.decoding import config as module
 from fusetk.decoding.config import SearchConfig
+from fusetk.errors import ConfigError
 from fusetk.system import changed
 
 
@@ -63,3 +65,26 @@ def test_every_option_of_the_search_follows_from_its_field() -> None:
     seed = options["seed"].type
     assert isinstance(seed, click.IntRange) and (seed.max, seed.max_open) == (1 << 64, True)
     assert options["forbid_unknown"].is_flag and options["beam"].opts[:2] == ["-b", "--beam"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"sample": True, "beam": 5}, "beam has no effect on samples"),
+        ({"sample": True, "stop": "exact"}, "stop has no effect on samples"),
+        ({"sample": True, "groups": 1}, "groups has no effect on samples"),
+        ({"normalize": 0, "penalty": "power"}, "penalty has no effect with normalize 0"),
+        ({"top_k": 0}, "top_k has an effect on samples only"),
+    ],
+)
+def test_given_settings_without_an_effect_are_refused(
+    settings: dict[str, Any], reason: str
+) -> None:
+    """Also with their default values, from Python as on the command line."""
+    with pytest.raises(ConfigError, match=reason):
+        changed(SearchConfig(), settings)
+
+
+def test_settings_of_a_run_may_have_no_effect() -> None:
+    config = SearchConfig(beam=8, stop="beam", penalty="gnmt")
+    assert changed(config, {"sample": True, "normalize": 0}).sample
