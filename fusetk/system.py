@@ -20,7 +20,7 @@ from fusetk import recipe as recipes
 from fusetk.config import Document, Origin, Place, outside_kinds, parse
 from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.data.vocab import EOS
-from fusetk.decoding.config import SearchConfig, canonical
+from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.requests import Request
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.translate import Translation, Translator
@@ -288,28 +288,22 @@ def changed(
     """Return a search config with changed settings.
 
     ``origins`` has the names of the options that give the settings, for errors. Raises ConfigError
-    for an unknown setting or an invalid value, and for an option that has no effect, also if its
-    value is the default.
+    for an unknown setting, an invalid value, and a setting that has no effect, also if its value is
+    the default.
     """
     places: dict[Place, Origin] = {
         (key,): Origin(origin, Path()) for key, origin in (origins or {}).items()
     }
-    document = Document({**config.model_dump(), **canonical(settings)}, places)
+    document = Document({**config.model_dump(), **settings}, places)
     try:
         result = parse(document, SearchConfig, "the settings of the search have")
-        if origins:
-            result.check_effect(settings.keys())
-            # A config may have a penalty, and an option may then set `normalize` to 0.
-            if "penalty" in settings and result.normalize == 0:
-                raise ConfigError("penalty has no effect with normalize 0: leave penalty out")
+        result.check_given(settings.keys())
         return result
     except (ConfigError, ValueError) as error:
-        if not origins:
-            raise
-        names = re.compile(rf"\b({'|'.join(origins)})\b")
         text = str(error)
         # Only errors about the combination of settings have no place.
-        if " [" not in text:
+        if origins and " [" not in text:
+            names = re.compile(rf"\b({'|'.join(origins)})\b")
             text = names.sub(lambda name: origins[name[0]], text)
         raise ConfigError(text) from None
 

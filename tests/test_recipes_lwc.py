@@ -452,7 +452,8 @@ def scores(
     ]
     further = [word for setting in settings for word in ("--set", setting)]
     command = [
-        RECIPES / "run_recipe.sh",
+        "fusetk",
+        "run",
         path,
         "--raw",
         tmp_path / "raw",

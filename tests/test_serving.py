@@ -219,7 +219,7 @@ def test_a_sample_does_not_depend_on_other_requests(run: Path) -> None:
     pytest.importorskip("starlette")
     from fusetk.serving.app import Limits, make_app
 
-    loaded = system.load(run, "cpu", sample=True, beam=1)
+    loaded = system.load(run, "cpu", sample=True)
     with running(make_app(loaded, Limits())) as port, ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda _: ask(port, {"text": LINES[0]})[1]["text"], range(8)))
     assert together == loaded.translate(LINES[:1]) * 8

@@ -108,8 +108,6 @@ def command(
             config = changed(config, searched, flags)
             subwords = bool(loaded.pipeline.bpe)
             extras = Extras.from_options(word_scores, alignment, replace_unknown, subwords)
-            if config.sample and (unused := {"beam", "stop"} & set(settings)):
-                raise ConfigError(f"--{min(unused)} has no effect on samples: leave it out")
             if constraints and config.sample:
                 raise ConfigError(
                     "sampling cannot enforce --constraints: leave out --sample or --constraints"

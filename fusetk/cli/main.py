@@ -31,7 +31,7 @@ COMMANDS = {
     "estimate": "Estimate memory, hours and money of a training before it starts.",
     "run": "Run all steps of a config, from raw text to the score.",
     "report": "Compare the table of a paper with the results of runs.",
-    "plot-attention": "Draw the attention weights of a translation.",
+    "plot-attention": "Draw attention, layer weights or the similarity of layers.",
     "plot-curves": "Draw the training curves of runs.",
     "explore": "Show on a web page how a model translates.",
     "serve": "Translate over HTTP.",

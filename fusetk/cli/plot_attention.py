@@ -36,7 +36,7 @@ def command(
     style: str,
     **options: object,
 ) -> None:
-    """Draw the attention weights of a translation, or the layer weights of a fusion.
+    """Draw attention, layer weights or the similarity of layers.
 
     The decoder reads the translation token by token (forced decoding). The user gives the
     translation, or beam search makes it.

@@ -67,13 +67,14 @@ def command(
 
     --save DIR writes a small file DIR/SYSTEM.seedN.json for each run that has scores of test sets,
     and prints no table. SYSTEM is the file name of the recipe. If the config of a run differs from
-    the recipe, as in a pilot, the name also has the keys and values that differ, for example
+    the recipe, the name also has the keys and values that differ, for example
     dec_sa.seed1.peak=0.0005.json, or a checksum of them if they are long. The file has the config,
     the revision of the code, the machine, the cost, the curves, the scores and the mean layer
     weights of the run. Compressed files beside it have the translations (DIR/translations) and,
     once for all runs, the sources and references (DIR/texts). In them, a tab inside a text is
     written as a backslash and t. A second call writes only what changed. Results in DIR are renamed
-    if their recipe changed, so a pilot becomes a result of its row if the recipe adopts its values.
+    if their recipe changed, so a run with another config becomes a result of its row if the recipe
+    adopts its values.
 
     The table of a folder of results needs no runs and no recipes. It has BLEU of all checkpoints
     and chrF, their differences to the baseline, the lowest validation loss, and the cost: speed
@@ -83,13 +84,11 @@ def command(
     a trial. The rows do not show trials, unless all trainings of the table are trials. --all adds
     all recorded scores and tests all differences.
 
-    The column gain says whether the first score of a row is better than that of its baseline. It is
-    yes if the mean over at least 3 seeds is better by more than the sum of both standard
-    deviations, and paired approximate randomisation gives p < 0.05 with at least 2/3 of the seeds.
-    Otherwise it is no, or open if more seeds or tests are needed. A second table has the difference
-    and the p-value of each seed. DIR/significance keeps the p-values, because a test takes a
-    second. If a row and its baseline have further configs in common, a third table compares these
-    runs. The last table lists all runs with other configs than those of the rows.
+    The column gain says whether the first score of a row is better than that of its baseline. The
+    notes below the table give the rule. A second table has the difference and the p-value of each
+    seed. DIR/significance keeps the p-values, because a test takes a second. If a row and its
+    baseline have further configs in common, a third table compares these runs. The last table lists
+    all runs with other configs than those of the rows.
 
     The speeds are those that DIR/costs/costs.json has, measured in one run. Without this file, they
     are those of the trainings, which can be compared only if the machine did nothing else.

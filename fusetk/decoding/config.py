@@ -1,10 +1,8 @@
 """Settings of the search: section ``decoding`` of a config, and options of ``fusetk decode``."""
 
-import logging
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,9 +10,6 @@ from fusetk.config import Config
 
 WIDE_BEAM = 100  # a wider beam gets a warning
 MOST = 1_000_000  # limit of numbers and costs; larger costs overflow in float32 sums
-ALIASES = {"length_penalty": "normalize"}  # other names of keys
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,9 +42,7 @@ class SearchConfig(Config):
     normalize: Annotated[float, SearchOption(SEARCH, ("-n", "--length-penalty"), "ALPHA")] = Field(
         1.0, ge=0, le=10
     )
-    """Exponent alpha of the length penalty; 0 is no penalty.
-
-    The key `length_penalty` is another name for this key."""
+    """Exponent alpha of the length penalty; 0 is no penalty."""
     penalty: Annotated[Literal["power", "gnmt"], SearchOption(SEARCH)] = "power"
     """Form of the length penalty: scores are divided by length^alpha (`power`) or by
     ((5 + length) / 6)^alpha (`gnmt`).
@@ -157,19 +150,6 @@ class SearchConfig(Config):
     On a CPU, up to four batches are searched at the same time, with at most twice this size
     together."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _aliases(cls, values: Any) -> Any:
-        """Accept ``length_penalty`` for ``normalize``, with a notice."""
-        if not isinstance(values, dict):
-            return values
-        for alias, key in ALIASES.items():
-            if alias in values and key in values:
-                raise ValueError(f"{alias} and {key} are two names of one key: give one of them")
-            if alias in values:
-                _notify(alias, key)
-        return canonical(values)
-
     @model_validator(mode="after")
     def _options_fit(self) -> "SearchConfig":
         changed = {
@@ -184,11 +164,22 @@ class SearchConfig(Config):
             )
         if not self.sample and self.beam % self.groups:
             raise ValueError(f"beam {self.beam} is not a multiple of groups {self.groups}")
-        self.check_effect(changed)
+        self._check_effect(changed)
         return self
 
-    def check_effect(self, keys: Set[str]) -> None:
-        """Raise ValueError if one of these keys has no effect with the values of the others."""
+    def check_given(self, keys: Set[str]) -> None:
+        """Raise ValueError if a key that the user gives for this search has no effect.
+
+        The config of a run may have other values of `beam`, `stop` and `penalty` although they have
+        no effect: the user may then set `sample`, or `normalize` to 0.
+        """
+        if self.sample and (unused := keys & {"beam", "stop"}):
+            raise ValueError(f"{min(unused)} has no effect on samples: leave {min(unused)} out")
+        if "penalty" in keys and self.normalize == 0:
+            raise ValueError("penalty has no effect with normalize 0: leave penalty out")
+        self._check_effect(keys)
+
+    def _check_effect(self, keys: Set[str]) -> None:
         if self.sample:
             if unused := keys & {"groups", "diversity", "coverage_penalty"}:
                 key = min(unused)
@@ -212,13 +203,3 @@ class SearchConfig(Config):
             f"sentence, beam {default} sorts {default * (default + 1)}; a smaller beam (-b) takes "
             f"less time and memory{advice}"
         )
-
-
-@cache
-def _notify(alias: str, key: str) -> None:
-    log.warning("decoding.%s is read as decoding.%s", alias, key)
-
-
-def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the other names of keys (``ALIASES``) by the names of the fields."""
-    return {ALIASES.get(key, key): value for key, value in settings.items()}

@@ -157,6 +157,8 @@ class Explorer:
         """Return the search of the run with this beam (0: its own) and as many results."""
         config = self.recipe.decoding
         width = beam or config.beam
+        if config.sample:
+            return changed(config, {"n_best": width})
         width += -width % config.groups
         return changed(config, {"beam": width, "n_best": width})
 

@@ -22,7 +22,7 @@ TIME_EPOCHS = (4, 8, 16, 24)
 
 
 def text_tables(table: ResultTable) -> list[TextTable]:
-    """Return the table of rows, and those of comparisons, losses and pilots if there are any.
+    """Return the table of rows, and those of comparisons, losses and other configs, if any.
 
     A second table of comparisons has the configs that a row and its baseline have in common, except
     those that the first one compares. The tables of losses have all common configs.
@@ -40,7 +40,7 @@ def text_tables(table: ResultTable) -> list[TextTable]:
         further.append(_equal_config_table(table, pairs))
     further += _loss_tables(table)
     if table.hidden_runs:
-        further.append(_pilot_table(table))
+        further.append(_other_configs_table(table))
     # The notes come last: they name the runs that the comparisons above could not test.
     return [TextTable(table.title, heads, rows, _notes(table, columns)), *further]
 
@@ -102,7 +102,7 @@ def table_warnings(table: ResultTable) -> list[str]:
         warnings += _differing(
             f"the signature {what}", members, (score.signature for _, score in scored)
         )
-    stems = {run.stem for row in table.rows for run in (*row.runs, *row.pilots)}
+    stems = {run.stem for row in table.rows for run in (*row.runs, *row.other_runs)}
     warnings += [note for note, stem in table.p_values.notes.items() if stem in stems]
     return list(dict.fromkeys(warnings))
 
@@ -115,7 +115,7 @@ def _differing(quantity: str, runs: Sequence[SavedRun], values: Iterable[str | N
     return difference_sentence(quantity, stems)
 
 
-# Comparisons and pilots ---------------------------------------------------------------------------
+# Comparisons and other configs --------------------------------------------------------------------
 
 
 def _comparison_table(table: ResultTable, rows: Sequence[ResultRow]) -> TextTable:
@@ -278,7 +278,7 @@ def _p_text(p: float | None) -> str:
     return f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 
-def _pilot_table(table: ResultTable) -> TextTable:
+def _other_configs_table(table: ResultTable) -> TextTable:
     """Return the runs with other configs than those of the rows."""
     columns = table.columns[:1]
     heads = ["", "config", "seed", "updates to best", "valid loss"]
@@ -310,7 +310,7 @@ def result_table_as_dict(table: ResultTable) -> dict[str, Any]:
         "table": table.title,
         "rows": [_row_as_dict(table, row) for row in table.rows],
         "results_without_row": [
-            run.stem for row in table.hidden_rows for run in row.runs + row.pilots
+            run.stem for row in table.hidden_rows for run in row.runs + row.other_runs
         ],
         "warnings": table_warnings(table),
     }
@@ -352,7 +352,7 @@ def _row_as_dict(table: ResultTable, row: ResultRow) -> dict[str, Any]:
         "peak_memory": _mean_as_dict(row.peak_memory),
         "seconds_to_loss_of_baseline": table.seconds_to_loss(row),
         "results": [run.stem for run in row.runs],
-        "pilots": [run.stem for run in row.pilots],
+        "other_runs": [run.stem for run in row.other_runs],
     }
 
 

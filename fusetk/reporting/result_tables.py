@@ -1,4 +1,4 @@
-"""Tables from result files: rows with their runs, the differences to a baseline, and pilots."""
+"""Tables from result files: rows with their runs, and the differences to a baseline."""
 
 import json
 from collections import Counter
@@ -36,7 +36,7 @@ class ResultRow:
     def __init__(self, runs: Sequence[SavedRun]):
         """``runs`` are all runs of a row.
 
-        The row shows the config that ``SHOWN_CONFIG`` names. The other runs are pilots.
+        The row shows the config that ``SHOWN_CONFIG`` names.
         """
         groups: dict[str, list[SavedRun]] = {}
         for run in runs:
@@ -51,7 +51,7 @@ class ResultRow:
         self._groups = sorted(groups.values(), key=rank)
         shown, *others = self._groups
         self.runs = sorted(shown, key=lambda run: run.result.seed)
-        self.pilots = [run for group in others for run in group]
+        self.other_runs = [run for group in others for run in group]
         self.first = self.runs[0].result
         self.name = self.first.row
 
@@ -164,9 +164,9 @@ class ResultTable(NamedTuple):
     @property
     def hidden_runs(self) -> list[tuple[str, SavedRun]]:
         """The runs that the table does not show, each with the name of its row."""
-        pilots = [(row.name, run) for row in self.rows for run in row.pilots]
-        of_rows = [(row.name, run) for row in self.hidden_rows for run in row.runs + row.pilots]
-        return pilots + of_rows
+        others = [(row.name, run) for row in self.rows for run in row.other_runs]
+        hidden = [(row.name, run) for row in self.hidden_rows for run in row.runs + row.other_runs]
+        return others + hidden
 
     @property
     def tested_columns(self) -> list[ScoreColumn]:

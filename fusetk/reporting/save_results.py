@@ -181,7 +181,8 @@ def _leaf_keys(values: Any, prefix: str = "") -> Iterator[str]:
 def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveReport) -> None:
     """Compare the results in the folder with the current recipes, and rename those that changed.
 
-    For example, a pilot becomes a result of its row if the recipe adopted its values.
+    For example, a run with another config becomes a result of its row if the recipe adopted its
+    values.
     """
     changes: list[tuple[Path, str, RunResult]] = []
     for path, result in read_results(folder).items():

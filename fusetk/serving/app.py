@@ -71,9 +71,10 @@ def make_app(system: System, limits: Limits) -> Starlette:
         sentences: Sequence[NumberedSentence], options: RequestOptions
     ) -> list[list[Translation] | BadRequest]:
         if options not in translators:
-            beam = max(options.n_best, system.config.beam)
-            beam += -beam % system.config.groups
-            settings = {"n_best": options.n_best, "beam": beam}
+            settings = {"n_best": options.n_best}
+            if not system.config.sample:
+                beam = max(options.n_best, system.config.beam)
+                settings["beam"] = beam + -beam % system.config.groups
             config = changed(system.config, settings)
             extras = Extras(attention=AttentionHeads() if options.alignment else None)
             translators[options] = Translator(system.models, system.pipeline, config, extras)

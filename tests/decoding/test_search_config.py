@@ -1,33 +1,15 @@
-"""Settings of the search: other names of keys, and options of the command line."""
+"""Settings of the search, and options of the command line."""
 
-import logging
+from typing import Any
 
 import click
 import pytest
 
 from fusetk.cli.config_options import search_fields
 from fusetk.cli.decode import command
-from fusetk.decoding import config as module
 from fusetk.decoding.config import SearchConfig
+from fusetk.errors import ConfigError
 from fusetk.system import changed
-
-
-@pytest.fixture(autouse=True)
-def _new_notices():
-    module._notify.cache_clear()
-
-
-def test_length_penalty_is_another_name_for_normalize(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        settings = [SearchConfig.model_validate({"length_penalty": 0.6}) for _ in range(2)]
-    assert [config.normalize for config in settings] == [0.6, 0.6]
-    assert caplog.messages == ["decoding.length_penalty is read as decoding.normalize"]
-    assert changed(SearchConfig(normalize=0.2), {"length_penalty": 0.7}).normalize == 0.7
-
-
-def test_two_names_for_one_key_are_refused() -> None:
-    with pytest.raises(ValueError, match="length_penalty and normalize are two names of one key"):
-        SearchConfig.model_validate({"length_penalty": 0.6, "normalize": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -63,3 +45,26 @@ def test_every_option_of_the_search_follows_from_its_field() -> None:
     seed = options["seed"].type
     assert isinstance(seed, click.IntRange) and (seed.max, seed.max_open) == (1 << 64, True)
     assert options["forbid_unknown"].is_flag and options["beam"].opts[:2] == ["-b", "--beam"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"sample": True, "beam": 5}, "beam has no effect on samples"),
+        ({"sample": True, "stop": "exact"}, "stop has no effect on samples"),
+        ({"sample": True, "groups": 1}, "groups has no effect on samples"),
+        ({"normalize": 0, "penalty": "power"}, "penalty has no effect with normalize 0"),
+        ({"top_k": 0}, "top_k has an effect on samples only"),
+    ],
+)
+def test_given_settings_without_an_effect_are_refused(
+    settings: dict[str, Any], reason: str
+) -> None:
+    """Also with their default values, from Python as on the command line."""
+    with pytest.raises(ConfigError, match=reason):
+        changed(SearchConfig(), settings)
+
+
+def test_settings_of_a_run_may_have_no_effect() -> None:
+    config = SearchConfig(beam=8, stop="beam", penalty="gnmt")
+    assert changed(config, {"sample": True, "normalize": 0}).sample

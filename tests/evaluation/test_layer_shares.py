@@ -19,24 +19,17 @@ from fusetk.evaluation.layer_shares import (
 from fusetk.fusion import FUSIONS
 from fusetk.fusion.base import Fusion, FusionConfig, LayerFusion
 from fusetk.fusion.linear import LinearFusion
+from tests.contracts.systems import FUSES, variants
 from tests.plotting.models import stack, transformer
 
 PAIR = [4, 5, 6], [7, 8]
-KINDS: list[dict[str, Any]] = [
-    {"kind": "average"},
-    {"kind": "ffn"},
-    {"kind": "linear"},
-    {"kind": "groups"},
-    {"kind": "linear", "normalize": "softmax", "embedding": False},
-    {"kind": "linear", "aggregation": "ewp-ffn"},
-    {"kind": "linear", "weights": "matrix"},
-    {"kind": "iterative", "embedding": True},
-    {"kind": "iterative", "aggregation": "concat-ffn"},
-    {"kind": "tree", "aggregation": "mean"},
-    {"kind": "tree", "leaves": 2},
-    {"kind": "attention"},
-    {"kind": "attention", "feature_wise": True, "add_top": True},
+KINDS = [
+    option
+    for kind, fusion in FUSIONS.items()
+    if issubclass(fusion, LayerFusion)
+    for option in variants(kind, FUSES)
 ]
+KINDS.append({"kind": "tree"})  # with four leaves
 
 
 def build(

@@ -16,7 +16,7 @@ LOSSES = {"plain": [3.0, 2.0, 2.5], "fused": [2.0, 1.5, 1.75, 1.9], "other": [3.
 
 @pytest.fixture(scope="session")
 def saved(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of three systems with seeds 1 and 2, and two pilots of ``fused``.
+    """Results of three systems with seeds 1 and 2, and two runs of ``fused`` with other configs.
 
     ``other`` is compared with ``fused``.
     """
@@ -36,7 +36,7 @@ def saved(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             recipe = recipes / f"{name}.yaml"
             make_run(run, recipe, prepared, seed, both, losses=LOSSES[name])
     for rate in (0.02, 0.03):
-        run = folder / "runs" / f"pilot{rate}"
+        run = folder / "runs" / f"fused{rate}"
         make_run(run, recipes / "fused.yaml", prepared, 1, {"best": BAD}, [f"{RATE}={rate}"])
     words = ["report", recipes, "--runs", folder / "runs", "--save", folder / "results"]
     result = CliRunner().invoke(main, list(map(str, words)))

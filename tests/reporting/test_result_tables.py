@@ -221,20 +221,20 @@ def test_time_to_the_loss_of_the_baseline(results: Path) -> None:
     assert cells(results)["fused"]["time to baseline's loss"] == "2 s (1 of 2)"
 
 
-def test_pilots_are_in_a_table_of_their_own(results: Path) -> None:
+def test_other_configs_are_in_a_table_of_their_own(results: Path) -> None:
     text = output(results)
-    rows, pilots = text.split("Systems: other configs\n")
-    assert "peak =" not in rows and pilots.count("fused") == 2
+    rows, others = text.split("Systems: other configs\n")
+    assert "peak =" not in rows and others.count("fused") == 2
     assert all("config" not in values for values in cells(results).values())
-    assert "peak = 0.02" in pilots and "peak = 0.03" in pilots
+    assert "peak = 0.02" in others and "peak = 0.03" in others
     for seed in (2, 3):  # the other config has more seeds now
         result = read_result(results / "fused.seed1.peak=0.03.json")
         path = results / f"fused.seed{seed}.peak=0.03.json"
         path.write_text(result_text(result.model_copy(update={"seed": seed, "translations": {}})))
-    rows, pilots = output(results).split("Systems: other configs\n")
+    rows, others = output(results).split("Systems: other configs\n")
     assert cells(results)["fused"]["config"] == "peak = 0.03"
     assert cells(results)["plain"]["config"] == "the recipe's"
-    assert "the recipe's" in pilots and "peak = 0.02" in pilots and "peak = 0.03" not in pilots
+    assert "the recipe's" in others and "peak = 0.02" in others and "peak = 0.03" not in others
 
 
 def test_two_results_of_one_training_are_an_error(results: Path) -> None:
@@ -267,9 +267,9 @@ def test_runs_are_compared_with_those_of_the_baseline_that_have_their_config(res
     text = output(results, "--markdown")
     _, equal = text.split("comparisons with equal configs**")
     [line] = [line for line in equal.split("**Systems")[0].splitlines() if "| fused |" in line]
-    pilot = read_result(results / "fused.seed1.peak=0.02.json")
-    loss = min(pilot.valid_curve["loss"]) - 1.0
-    score = pilot.scores[0].value - result.scores[0].value
+    other = read_result(results / "fused.seed1.peak=0.02.json")
+    loss = min(other.valid_curve["loss"]) - 1.0
+    score = other.scores[0].value - result.scores[0].value
     assert line == (
         f"| fused | plain | peak = 0.02 | {loss:+.3f} | {score:+.2f} | 1: {score:+.2f} (-) |"
     )
@@ -327,8 +327,8 @@ def test_a_row_never_shows_a_trial_beside_complete_trainings(results: Path) -> N
             if (name, result.seed) == ("fused", 2):
                 result = result.model_copy(update={"translations": {}})
                 (results / "fused.seed3.json").write_text(result_text(result))
-    rows, pilots = output(results).split("Systems: other configs\n")
-    assert "epochs = 1" not in rows and pilots.count("epochs = 1") == 6
+    rows, others = output(results).split("Systems: other configs\n")
+    assert "epochs = 1" not in rows and others.count("epochs = 1") == 6
     assert cells(results)["fused"]["seeds"] == "2" and "other" not in cells(results)
     [table] = json.loads(output(results, "--json"))["tables"]
     assert table["results_without_row"] == ["other.seed1", "other.seed2"]

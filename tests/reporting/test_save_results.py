@@ -49,7 +49,7 @@ def save(*words: object) -> str:
 
 @pytest.fixture
 def work(toy: Path, tmp_path: Path) -> Path:
-    """Two recipes, and runs of one of them with two seeds and a pilot with another rate."""
+    """Two recipes, and runs of one of them with two seeds and a run with another rate."""
     recipes = make_recipes(
         tmp_path / "recipes", toy, {"plain": {}, "fused": {"model": {"attention_dropout": 0.1}}}
     )
@@ -62,8 +62,8 @@ def work(toy: Path, tmp_path: Path) -> Path:
             seed,
             {"best": text, "average-2": GOOD},
         )
-    pilot = tmp_path / "runs" / "pilot"
-    make_run(pilot, recipes / "fused.yaml", prepared, 1, {"best": BAD}, [f"{RATE}=0.02"])
+    other = tmp_path / "runs" / "other"
+    make_run(other, recipes / "fused.yaml", prepared, 1, {"best": BAD}, [f"{RATE}=0.02"])
     return tmp_path
 
 
@@ -202,7 +202,7 @@ def test_columns_that_are_no_table_are_errors(tmp_path: Path) -> None:
             read_columns(tmp_path / "a")
 
 
-def test_a_pilot_gets_the_name_of_its_row_when_the_recipe_adopts_its_values(work: Path) -> None:
+def test_another_config_gets_the_name_of_its_row_if_the_recipe_adopts_it(work: Path) -> None:
     save_all(work)
     path = work / "recipes" / "fused.yaml"
     values = yaml.safe_load(path.read_text())
@@ -210,7 +210,7 @@ def test_a_pilot_gets_the_name_of_its_row_when_the_recipe_adopts_its_values(work
     base[0]["schedule"]["peak"] = 0.02
     path.write_text(yaml.safe_dump({**values, "training": {"stages": base}}))
     folder = work / "results"
-    pilot = read_columns(result_files.translations_path(folder, "fused.seed1.peak=0.02", SET))
+    other = read_columns(result_files.translations_path(folder, "fused.seed1.peak=0.02", SET))
     save(work / "recipes", "--save", folder)
     assert [name for name in names(folder) if name.endswith(".json")] == [
         "fused.seed1.json",
@@ -218,7 +218,7 @@ def test_a_pilot_gets_the_name_of_its_row_when_the_recipe_adopts_its_values(work
         "fused.seed2.peak=0.01.json",
     ]
     assert read_result(folder / "fused.seed1.json").overrides == {}
-    assert read_columns(result_files.translations_path(folder, "fused.seed1", SET)) == pilot
+    assert read_columns(result_files.translations_path(folder, "fused.seed1", SET)) == other
     renamed = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert "0 results written, 3 unchanged" in save_all(work)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == renamed
@@ -243,7 +243,7 @@ def test_configs_that_differ_in_options_of_another_component_have_two_names(work
         assert f".growth={growth}" in stem
     [table] = read_tables(folder, {})
     [row] = [row for row in table.rows if row.name == "plain"]
-    assert len(row.runs) == len(row.pilots) == 1
+    assert len(row.runs) == len(row.other_runs) == 1
 
 
 def test_a_long_file_name_has_a_checksum_of_the_values(work: Path) -> None:
