@@ -162,19 +162,19 @@ class Stack(nn.Module):
         self.connect.register_output(widths[0], starts_block=True)
         summaries = 0
         for i, planned in enumerate(self.plan):
-            summaries += planned.is_summary
-            label = f"summary{summaries}" if planned.is_summary else f"layer{planned.layer + 1}"
+            summaries += planned.is_added
+            label = f"summary{summaries}" if planned.is_added else f"layer{planned.layer + 1}"
             self.labels.append(label)
-            build = summary if planned.is_summary else layer
+            build = summary if planned.is_added else layer
             self.input_widths.append(self.connect.register_input())
             module = build(planned, f"{name}.{label}", self.input_widths[i])
             self.output_widths.append(module.width)
             self.layers.append(module)
-            if planned.starts_block:
+            if planned.is_summary:
                 self.history_widths = []
             self.history_widths.append(module.width)
             if self._feeds_connection(i):
-                self.connect.register_output(module.width, planned.starts_block)
+                self.connect.register_output(module.width, planned.is_summary)
 
         widths_to_fuse = self.history_widths
         if self.fuses_next_input:
@@ -190,7 +190,7 @@ class Stack(nn.Module):
     @property
     def depth(self) -> int:
         """The number of layers, without added summary layers."""
-        return sum(not planned.is_summary for planned in self.plan)
+        return sum(not planned.is_added for planned in self.plan)
 
     @property
     def recomputes(self) -> bool:
@@ -203,7 +203,7 @@ class Stack(nn.Module):
         The items of the other modules are ``values``, which has one value for each layer.
         """
         remaining = iter(values)
-        return [None if planned.is_summary else next(remaining) for planned in self.plan]
+        return [None if planned.is_added else next(remaining) for planned in self.plan]
 
     def forward(
         self, embedding: Tensor, contexts: Sequence[Any], keep_states: bool = True
@@ -231,7 +231,7 @@ class Stack(nn.Module):
                 break
             if self.has_plain_stream:
                 check_shape(output, positions, self.output_widths[i], layer)
-            if self.plan[i].starts_block:
+            if self.plan[i].is_summary:
                 history = []
                 outputs = layer_input = None  # frees memory: the layers above cannot read them
             history.append(output)

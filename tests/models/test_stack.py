@@ -25,9 +25,9 @@ def test_a_layer_may_be_a_summary() -> None:
     config = DenseConnectionConfig(growth=3, summary_every=2)
     plan = config.plan([8, 9, 10, 11], residual=False)
     assert plan == [
-        PlannedModule(0, 3, is_summary=False, starts_block=False, residual=False),
-        PlannedModule(1, 10, is_summary=False, starts_block=True, residual=True),
-        PlannedModule(2, 3, is_summary=False, starts_block=False, residual=False),
+        PlannedModule(0, 3, is_added=False, is_summary=False, residual=False),
+        PlannedModule(1, 10, is_added=False, is_summary=True, residual=True),
+        PlannedModule(2, 3, is_added=False, is_summary=False, residual=False),
     ]
     assert config.summarised_layers(3) == 2
 
@@ -36,7 +36,7 @@ def test_a_summary_may_be_added_after_a_layer() -> None:
     config = DenseConnectionConfig(growth=3, summary_every=2, summary_layer="added")
     plan = config.plan([8, 9, 10, 11], residual=False)
     assert [planned.layer for planned in plan] == [0, 1, 1, 2]
-    assert plan[2] == PlannedModule(1, 8, is_summary=True, starts_block=True, residual=True)
+    assert plan[2] == PlannedModule(1, 8, is_added=True, is_summary=True, residual=True)
 
 
 def test_values_of_layers_are_aligned_with_modules() -> None:

@@ -20,10 +20,10 @@ class PlannedModule(NamedTuple):
     width: int
     """Width with which the module is built; some layers of ``conv`` have an output twice as
     wide."""
+    is_added: bool
+    """Whether this is an added summary layer."""
     is_summary: bool
-    """Whether this is an added summary layer; False for an in-place summary."""
-    starts_block: bool
-    """Whether this module is a summary of either kind: the modules above it cannot read the outputs
+    """Whether this is a summary, in-place or added: the modules above it cannot read the outputs
     below its own."""
     residual: bool
     """Whether a layer adds its input to its output. Only the layers of ``conv`` read it."""
@@ -86,14 +86,14 @@ class ConnectConfig(ComponentConfig):
             layer = PlannedModule(
                 layer=i,
                 width=self.width(i, layers, widths[i + 1]),
-                is_summary=False,
-                starts_block=in_place,
+                is_added=False,
+                is_summary=in_place,
                 residual=residual or in_place,
             )
             modules.append(layer)
             if summary == "added":
                 modules.append(
-                    PlannedModule(i, widths[0], is_summary=True, starts_block=True, residual=True)
+                    PlannedModule(i, widths[0], is_added=True, is_summary=True, residual=True)
                 )
         return modules
 
@@ -143,7 +143,8 @@ class Connection(nn.Module):
     def register_output(self, width: int, starts_block: bool) -> None:
         """Announce an output of ``width`` features.
 
-        ``starts_block``: the layers that are registered after it cannot read earlier outputs.
+        ``starts_block``: whether it is the embedding or the output of a summary: the layers that
+        are registered after it cannot read earlier outputs.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method register_output")
 
