@@ -148,7 +148,7 @@ class Stack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList()  # the layers and the added summary layers
         self.connect = build_connection(config.connect, f"{name}.connect")
-        self.plan = config.connect.plan(widths, self.connect.residual)
+        self.plan = config.connect.plan(widths, self.connect.adds_input)
         self.checkpoint = config.checkpoint
         self.ends = ends or StreamEnds(None, f"{name}.residual", widths[0])
         self.fuses_next_input = uses_output and fusion_class(config.fuse).reads_next_input

@@ -25,7 +25,7 @@ class PlannedModule(NamedTuple):
     is_summary: bool
     """Whether this is a summary, in-place or added: the modules above it cannot read the outputs
     below its own."""
-    residual: bool
+    adds_input: bool
     """Whether a layer adds its input to its output. Only the layers of ``conv`` read it."""
 
 
@@ -71,12 +71,12 @@ class ConnectConfig(ComponentConfig):
         ends = [i + 1 for i in range(layers) if self.summary(i, layers) != "no"]
         return max(ends, default=0)
 
-    def plan(self, widths: Sequence[int], residual: bool) -> list[PlannedModule]:
+    def plan(self, widths: Sequence[int], adds_input: bool) -> list[PlannedModule]:
         """Plan the modules of a stack, the lowest first.
 
         ``widths`` are those of the input of the lowest layer and of each layer, as the backbone
-        gives them. An added summary layer is as wide as this input. ``residual``: whether the
-        layers of this connection are residual; summary layers are always residual.
+        gives them. An added summary layer is as wide as this input. ``adds_input``: whether
+        the layers of this connection add their input to their output; summary layers always do.
         """
         modules = []
         layers = len(widths) - 1
@@ -88,12 +88,12 @@ class ConnectConfig(ComponentConfig):
                 width=self.width(i, layers, widths[i + 1]),
                 is_added=False,
                 is_summary=in_place,
-                residual=residual or in_place,
+                adds_input=adds_input or in_place,
             )
             modules.append(layer)
             if summary == "added":
                 modules.append(
-                    PlannedModule(i, widths[0], is_added=True, is_summary=True, residual=True)
+                    PlannedModule(i, widths[0], is_added=True, is_summary=True, adds_input=True)
                 )
         return modules
 
@@ -122,7 +122,7 @@ class Connection(nn.Module):
     """
 
     Config: type[ConnectConfig] = ConnectConfig
-    residual = True
+    adds_input = True
     """Whether layers add their input to their output. Only the layers of ``conv`` read it."""
     config: Any
     """The options, an object of the class ``Config``."""
