@@ -312,6 +312,7 @@ class Conv(Seq2Seq):
             self.encoder.out_width,
             config.decoder.layers,
         )
+        # Projections of the memory to keys. Checkpoints contain the name of this attribute.
         self.memory = nn.ModuleList(
             normed_linear(width, config.width) for width in self.attend.widths
         )

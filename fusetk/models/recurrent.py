@@ -234,7 +234,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         self.output_dropout = Dropout(config.output_dropout)
         matrix = None if config.tie == "none" else self.target.tokens.weight
         self.output = OutputProjection(size, target_size, config.output_bias, matrix)
-        self.name = f"decoder.layer{query.depth + 1}.cross"
+        self.cross_name = f"decoder.layer{query.depth + 1}.cross"
         initialise_uniform(self, config.init, config.init_biases == "uniform")
         initialise_parts(self)
 
@@ -312,7 +312,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         decoder_attention = DecoderAttention(
             self.attention, self.decoder, self._decoder_input(), keys, values, mask
         )
-        traced = trace.is_recorded(self.name)
+        traced = trace.is_recorded(self.cross_name)
         states, contexts, weights = run_recurrence(
             self.query,
             (x @ self.query.input_weight[0])[None],
@@ -374,7 +374,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         sources, heads = self.attention.sources, self.attention.heads
         positions = weights.shape[2] // sources
         weights = weights.reshape(sentences, -1, sources, positions, heads)
-        trace.record(self.name, weights.permute(0, 2, 4, 1, 3).flatten(1, 2))
+        trace.record(self.cross_name, weights.permute(0, 2, 4, 1, 3).flatten(1, 2))
 
 
 def _from_slots(x: Tensor, layout: StepLayout | None) -> Tensor:
