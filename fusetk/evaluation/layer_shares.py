@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fusetk.decoding.target_scores import IdPair
 from fusetk.errors import DataError, Diverged
 from fusetk.evaluation.forward_trace import (
     ForwardTrace,
-    Pairs,
     batches,
     evaluating,
     is_inside,
@@ -57,10 +57,12 @@ def find_fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
     raise DataError(f"the {side} of this model does not fuse several layers{hint}")
 
 
-def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> list[FusionTrace]:
+def trace_fusions(
+    model: "Seq2Seq", pairs: Sequence[IdPair], fusions: Sequence[Fusion]
+) -> list[FusionTrace]:
     """Return the layer weights of the fusions, by forced decoding of ``pairs``.
 
-    ``pairs`` holds source and target ids without BOS and EOS. Raises DataError if a sentence is
+    Raises DataError if a sentence is
     longer than the model's positions, if a fusion has no forward-mode derivative, or if its records
     have wrong shapes, and Diverged if the weights are NaN.
     """
@@ -71,14 +73,14 @@ def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> 
 
 
 def trace_batches(
-    model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]
+    model: "Seq2Seq", pairs: Sequence[IdPair], fusions: Sequence[Fusion]
 ) -> Iterator[list[FusionTrace]]:
     """Yield the results of ``trace_fusions`` for batches of pairs of similar length."""
     for batch in batches(pairs):
         yield trace_fusions(model, batch, fusions)
 
 
-def mean_shares(model: "Seq2Seq", pairs: Pairs) -> dict[str, dict[str, float]]:
+def mean_shares(model: "Seq2Seq", pairs: Sequence[IdPair]) -> dict[str, dict[str, float]]:
     """Return the mean share of each layer over all positions: fusion -> layer -> share.
 
     The share in a fusion with hops is the mean of its hops. Raises the errors of ``find_fusions``

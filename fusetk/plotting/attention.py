@@ -13,6 +13,7 @@ from fusetk.errors import DataError
 from fusetk.plotting.panel import Panel
 
 if TYPE_CHECKING:
+    from fusetk.decoding.target_scores import IdPair
     from fusetk.models.seq2seq import Seq2Seq
 
 # The values of --what: their sides and their kind of attention.
@@ -89,15 +90,15 @@ class TokenPair(NamedTuple):
         return starts[words.index(step)]
 
 
-def record(model: "Seq2Seq", source: Sequence[int], target: Sequence[int]) -> dict[str, np.ndarray]:
+def record(model: "Seq2Seq", pair: "IdPair") -> dict[str, np.ndarray]:
     """Return all attention weights in forced decoding: trace name -> (H, T, S), float32.
 
-    Each row of S weights sums to 1. ``source`` and ``target`` are ids without BOS and EOS.
-    Raises DataError if a sentence is longer than the model's positions.
+    Each row of S weights sums to 1. Raises DataError if a sentence is longer than the
+    model's positions.
     """
     from fusetk.evaluation.forward_trace import trace_forward
 
-    recorded = trace_forward(model, [(source, target)], "*.layer*").recorded
+    recorded = trace_forward(model, [pair], "*.layer*").recorded
     return {
         name: values[0].float().cpu().numpy()
         for name, values in recorded.items()

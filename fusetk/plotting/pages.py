@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fusetk.data.vocab import EOS
+from fusetk.decoding.target_scores import IdPair
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError
 from fusetk.evaluation.layer_shares import find_fusions, trace_fusions
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 CHUNK = 4000  # sentences that are sorted by length and read together
 
 Report = Callable[[str], None]  # gets a message for the user
-Ids = Sequence[int]  # without BOS and EOS
-PanelFunction = Callable[[Ids, Ids, TokenPair], list[Panel]]  # source, target, tokens
+PanelFunction = Callable[[IdPair, TokenPair], list[Panel]]
 
 
 def make_pages(
@@ -74,7 +73,7 @@ def mean_page(
         means = CorpusMeans(model, find_fusions(model, choices.what))
     while chunk := list(islice(sentences, CHUNK)):
         complete = list(translated(translator, chunk, reader))
-        means.add([(sentence.source_ids, sentence.target_ids) for sentence in complete])
+        means.add([sentence.ids for sentence in complete])
     if not means.sentences:
         raise _no_sentence(choices)
     if isinstance(means, CorpusMeans):
@@ -111,7 +110,7 @@ def sentence_pages(
     for sentence in complete:
         tokens = TokenPair(sentence.source, sentence.target or [])
         try:
-            panels = draw_panels(sentence.source_ids, sentence.target_ids, tokens)
+            panels = draw_panels(sentence.ids, tokens)
         except DataError as error:
             where = f"line {sentence.number}: " if choices.source_file else ""
             raise DataError(f"{where}{error}") from None
@@ -145,18 +144,18 @@ def panel_function(
     """
     if what == "connect":
 
-        def connection_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
+        def connection_panels(pair: IdPair, tokens: TokenPair) -> list[Panel]:
             if layer is None:
-                return connect.panels(model, [(source, target)])
-            return connect.position_panels(model, [(source, target)], tokens, layer)
+                return connect.panels(model, [pair])
+            return connect.position_panels(model, [pair], tokens, layer)
 
         return connection_panels
     if what == "similarity":
         stacks = find_stacks(model)
 
-        def similarity_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
+        def similarity_panels(pair: IdPair, tokens: TokenPair) -> list[Panel]:
             means = SimilarityMeans(model, stacks)
-            means.add([(source, target)])
+            means.add([pair])
             return means.panels()
 
         return similarity_panels
@@ -164,15 +163,15 @@ def panel_function(
         fusions = find_fusions(model, what)
         hop = "all" if head is None else head
 
-        def fusion_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
-            traces = trace_fusions(model, [(source, target)], fusions)
+        def fusion_panels(pair: IdPair, tokens: TokenPair) -> list[Panel]:
+            traces = trace_fusions(model, [pair], fusions)
             return fusion.panels(traces, tokens, hop)
 
         return fusion_panels
     drawn_head = "mean" if head is None else head
 
-    def attention_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
-        weights = attention.record(model, source, target)
+    def attention_panels(pair: IdPair, tokens: TokenPair) -> list[Panel]:
+        weights = attention.record(model, pair)
         return attention.panels(weights, tokens, what, layer, drawn_head, step)
 
     return attention_panels
@@ -200,7 +199,7 @@ def translated(
     if all(sentence.target is not None for sentence in sentences):
         yield from sentences
         return
-    results = translator.translate_ids([[*sentence.source_ids, EOS] for sentence in sentences])
+    results = translator.translate_ids([sentence.ids[0] for sentence in sentences])
     decode = translator.pipeline.target_vocab.decode
     for sentence, hypotheses in zip(sentences, results, strict=True):
         if hypotheses:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fusetk import trace
+from fusetk.data.vocab import EOS
 from fusetk.errors import DataError
 from fusetk.evaluation.layer_shares import (
     contributions,
@@ -21,7 +22,7 @@ from fusetk.fusion.base import Fusion, FusionConfig, LayerFusion
 from fusetk.fusion.linear import LinearFusion
 from tests.plotting.models import stack, transformer
 
-PAIR = [4, 5, 6], [7, 8]
+PAIR = [4, 5, 6, EOS], [7, 8]
 KINDS: list[dict[str, Any]] = [
     {"kind": "average"},
     {"kind": "ffn"},
@@ -221,7 +222,7 @@ def test_the_model_is_restored() -> None:
 
 
 def test_a_batch_equals_single_sentences() -> None:
-    pairs = [([4, 5, 6, 7, 8], [9]), ([4], [5, 6, 7, 8]), ([9, 9], [])]
+    pairs = [([4, 5, 6, 7, 8, EOS], [9]), ([4, EOS], [5, 6, 7, 8]), ([9, 9, EOS], [])]
     for encoder, decoder in (("linear", "attention"), ("ffn", "tree"), ("iterative", "average")):
         model = transformer(stack(encoder, 4), stack(decoder, 4))
         together = trace_fusions(model, pairs, find_fusions(model))

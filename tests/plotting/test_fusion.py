@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fusetk import trace
+from fusetk.data.vocab import BOS, EOS
 from fusetk.errors import DataError
 from fusetk.evaluation.layer_shares import find_fusions, trace_fusions
 from fusetk.plotting import connect
@@ -13,7 +14,7 @@ from fusetk.plotting.fusion import HOPS, panels, row_lengths
 from tests.plotting.models import stack, transformer
 
 TOKENS = TokenPair(["ein", "Hund", "schläft"], ["a", "dog"])
-PAIR = [4, 5, 6], [7, 8]
+PAIR = [4, 5, 6, EOS], [7, 8]
 
 
 def drawn(
@@ -44,13 +45,10 @@ def test_hops_are_drawn_over_the_input_tokens() -> None:
     model = transformer(stack("last"), stack({"kind": "attention", "hops": 3}, 5)).eval()
     with torch.no_grad(), trace.listen("decoder.fuse.hops") as heard:
         model(
-            torch.tensor([[4, 5, 6, 3]]),
+            torch.tensor([PAIR[0]]),
             torch.ones(1, 4, dtype=torch.bool),
-            torch.tensor([[2, 7, 8]]),
+            torch.tensor([[BOS, *PAIR[1]]]),
         )
-    from fusetk.data.vocab import BOS, EOS
-
-    assert (BOS, EOS) == (2, 3)
     for h, panel in enumerate(by_name.values()):
         np.testing.assert_allclose(
             panel.matrix, heard["decoder.fuse.hops"][0][0, :, h].T, rtol=1e-4, atol=1e-6
