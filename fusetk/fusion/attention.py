@@ -62,7 +62,7 @@ class AttentionFusion(LayerFusion):
         self.weights_per_hop = width if config.feature_wise else 1  # of a layer
         self.w1 = nn.ModuleList(
             nn.Linear(width, config.attention_hidden, bias=False)
-            for _ in range(self.num_layers if config.independent_w1 else 1)
+            for _ in range(self.num_fused if config.independent_w1 else 1)
         )
         self.w2 = nn.Linear(config.attention_hidden, self.hops * self.weights_per_hop, bias=False)
         self.sigma = ACTIVATIONS[config.activation]

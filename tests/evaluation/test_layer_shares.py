@@ -102,7 +102,7 @@ def test_shares_are_gradient_times_input(options: dict[str, Any]) -> None:
     assert not any(layer.requires_grad for layer in history) and shares.shape == (
         2,
         3,
-        fusion.num_layers,
+        fusion.num_fused,
     )
 
 
