@@ -31,9 +31,9 @@ class Fusion(nn.Module):
     """
 
     Config: type[FusionConfig] = FusionConfig
-    reads_next_input = False
-    """Whether the fusion reads only the last tensor of the history, which is the input that one
-    more layer would receive. The other tensors may be missing."""
+    reads_top_input = False
+    """Whether the fusion reads only the last tensor of the history, the top input of the stack. The
+    other tensors may be missing."""
     fuses_several = True
     """Whether the fusion combines several layers."""
     config: Any

@@ -264,7 +264,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         rows = layout.sizes[0]
         zeros = embedding.new_zeros(2, rows, self.encoder.width, dtype=_state_dtype(embedding))
         states = run_recurrence(self.encoder, x, zeros, layout.sizes, self.candidate_dropout).states
-        if self.encoder_fuse.reads_next_input and type(self.attend) is OutputSource:
+        if self.encoder_fuse.reads_top_input and type(self.attend) is OutputSource:
             states = states[-1:]  # nothing reads the lower states
         history = [embedding]
         for forward, backward in states:
@@ -323,7 +323,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
             traced,
         )
         assert contexts is not None
-        if self.decoder_fuse.reads_next_input:
+        if self.decoder_fuse.reads_top_input:
             states = states[-1:]  # nothing reads the lower states
         if traced and weights is not None:
             self._record(_from_slots(weights, layout), sentences)

@@ -193,8 +193,8 @@ def _check_layers(model: Seq2Seq, source_size: int, target_size: int) -> None:
 def _check_sources(model: Seq2Seq) -> None:
     """Raise ConfigError if an attention outside fusetk reads the output without ``reads_output``.
 
-    Without ``reads_output``, the encoder's stack does not compute the input of one more layer,
-    which ``fuse: last`` returns.
+    Without ``reads_output``, the encoder's stack does not compute the top input, which
+    ``fuse: last`` returns.
     """
     device = next(model.parameters()).device
     src = torch.full((1, max(SOURCE_LENGTHS)), EOS, device=device)[:, : model.max_positions]

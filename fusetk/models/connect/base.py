@@ -49,7 +49,7 @@ class ConnectConfig(ComponentConfig):
         """Raise ValueError, with a message for the user, if ``inputs`` inputs are not allowed.
 
         This is the number of inputs that the connection makes: one for each layer, and one more for
-        a fusion that reads the input that one more layer would receive.
+        a fusion that reads the top input.
         """
 
     def width(self, layer: int, layers: int, usual: int) -> int:
@@ -114,11 +114,11 @@ class Connection(nn.Module):
 
     While a stack is built, it calls the connection in the order in which the data will flow:
     ``register_output`` for each output that a layer will read, the embedding first, and
-    ``register_input`` for each layer that will read. ``register_end`` announces that the output of
-    the stack is the input that one more layer would receive. While the stack runs, ``append`` adds
-    each output to the outputs so far, ``forward`` makes the input of the next layer from them, and
-    ``end`` makes the output of the stack. The outputs belong to one pass; the module does not store
-    them.
+    ``register_input`` for each layer that will read. ``register_top_input`` announces that the
+    fusion will read the top input, which the connection makes above the highest layer. While the
+    stack runs, ``append`` adds each output to the outputs so far, ``forward`` makes the input of
+    the next layer from them, and ``top_input`` makes the top input. The outputs belong to one pass;
+    the module does not store them.
     """
 
     Config: type[ConnectConfig] = ConnectConfig
@@ -152,8 +152,8 @@ class Connection(nn.Module):
         """Announce a layer that reads the outputs registered so far; return its input width."""
         raise NotImplementedError(f"{type(self).__name__} has no method register_input")
 
-    def register_end(self) -> int:
-        """Announce that ``end`` will be called; return the width of its result."""
+    def register_top_input(self) -> int:
+        """Announce that ``top_input`` will be called; return the width of its result."""
         return self.register_input()
 
     def append(self, outputs: Any, output: Any, layer_input: Any = None) -> Any:
@@ -168,8 +168,8 @@ class Connection(nn.Module):
         """Return the input of the next layer: (..., D), or ``LayerInputs``."""
         raise NotImplementedError(f"{type(self).__name__} has no method forward")
 
-    def end(self, outputs: Any) -> Any:
-        """Return the input (..., D) that one more layer would receive."""
+    def top_input(self, outputs: Any) -> Any:
+        """Return the top input (..., D)."""
         return self(outputs)
 
 
