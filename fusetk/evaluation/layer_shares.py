@@ -25,9 +25,6 @@ from fusetk.models.stack import Stack
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
-# Sides of a model, and the names by which users choose them.
-KINDS = {"fuse": ("encoder", "decoder"), "encoder-fuse": ("encoder",), "decoder-fuse": ("decoder",)}
-
 
 class FusionTrace(NamedTuple):
     """The layer weights of one fusion of L layers on B sentences."""
@@ -41,20 +38,19 @@ class FusionTrace(NamedTuple):
     learned: dict[str, np.ndarray]  # "weights" (L,) of layers, "betas" (nodes,) of a tree or chain
 
 
-def find_fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
-    """Return the fusions of several layers on the sides of ``what`` (a key of KINDS).
+def find_fusions(model: nn.Module, sides: Sequence[str] = ("encoder", "decoder")) -> list[Fusion]:
+    """Return the fusions of several layers on these sides.
 
     Raises DataError if there are none.
     """
     by_side = {name.partition(".")[0]: each for name, each in fusions_of_stacks(model).items()}
-    fusions = [by_side[side] for side in KINDS[what] if side in by_side]
+    fusions = [by_side[side] for side in sides if side in by_side]
     if fusions:
         return fusions
-    if what == "fuse":
+    if len(sides) > 1:
         raise DataError("neither side of this model fuses several layers")
-    side = KINDS[what][0]
     hint = f", its {next(iter(by_side))} does" if by_side else ""
-    raise DataError(f"the {side} of this model does not fuse several layers{hint}")
+    raise DataError(f"the {sides[0]} of this model does not fuse several layers{hint}")
 
 
 def trace_fusions(

@@ -247,7 +247,7 @@ class Explorer:
         if view.what not in ATTENTION:
             return
         side = "encoder" if view.what == "encoder-self" else "decoder"
-        columns, rows = tokens.labels(side, attention.KINDS[view.what][1])
+        columns, rows = tokens.labels(side, attention.SIDES_AND_KINDS[view.what][1])
         layers = 1 if request.layer else len(view.layers)
         heads = view.heads if request.head == "all" else 1
         cells = layers * heads * len(columns) * len(rows)

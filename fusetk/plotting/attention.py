@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
 # The values of --what: their sides and their kind of attention.
-KINDS: dict[str, tuple[tuple[str, ...], str]] = {
+SIDES_AND_KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "cross": (("decoder",), "cross"),
     "self": (("encoder", "decoder"), "self"),
     "encoder-self": (("encoder",), "self"),
@@ -109,9 +109,9 @@ def record(model: "Seq2Seq", pair: "IdPair") -> dict[str, np.ndarray]:
 def heads_of_layers(weights: Mapping[str, np.ndarray], what: str) -> dict[int, int]:
     """Return the number of heads of each layer that has attention of the kind ``what``.
 
-    ``weights`` is the result of ``record``, and ``what`` is a key of KINDS.
+    ``weights`` is the result of ``record``, and ``what`` is a key of SIDES_AND_KINDS.
     """
-    sides, kind = KINDS[what]
+    sides, kind = SIDES_AND_KINDS[what]
     heads = {
         layer: len(weights[name])
         for side in sides
@@ -137,15 +137,16 @@ def panels(
     head: int | str = "mean",
     step: int | str | None = None,
 ) -> list[Panel]:
-    """Return a panel for each layer and each head of ``what`` (a key of KINDS), lowest layer first.
+    """Return a panel for each layer and each head, the lowest layer first.
 
-    Layers and heads count from 1. ``layer=None`` means all layers. ``head`` is a number, ``mean``
-    (over heads) or ``all``. With a ``step`` (see ``TokenPair.row``) only the decoder is drawn, each
-    panel has only the row of that step, and its columns end at the last token read at that step;
-    with ``head="all"`` the rows are the heads. Raises DataError if the model does not have that
-    kind of attention, or if a layer, head or step is out of range.
+    ``what`` is a key of SIDES_AND_KINDS. Layers and heads count from 1. ``layer=None`` means all
+    layers. ``head`` is a number, ``mean`` (over heads) or ``all``. With a ``step`` (see
+    ``TokenPair.row``) only the decoder is drawn, each panel has only the row of that step, and its
+    columns end at the last token read at that step; with ``head="all"`` the rows are the heads.
+    Raises DataError if the model does not have that kind of attention, or if a layer, head or step
+    is out of range.
     """
-    sides, kind = KINDS[what]
+    sides, kind = SIDES_AND_KINDS[what]
     row = None if step is None else tokens.row(step)
     if row is not None:
         sides = ("decoder",)
@@ -241,7 +242,7 @@ def _missing(weights: Collection[str], side: str, kind: str) -> DataError:
         )
     choices = [
         what
-        for what, (sides, kind) in KINDS.items()
+        for what, (sides, kind) in SIDES_AND_KINDS.items()
         if all((side, kind) in recorded for side in sides)
     ]
     if choices:

@@ -10,7 +10,7 @@ from fusetk.errors import DataError
 from fusetk.evaluation.layer_shares import find_fusions, trace_fusions
 from fusetk.plotting import attention, connect, fusion
 from fusetk.plotting.attention import TokenPair
-from fusetk.plotting.choices import FUSION, PlotOptions, check_connections, input_pairs
+from fusetk.plotting.choices import FUSION_SIDES, PlotOptions, check_connections, input_pairs
 from fusetk.plotting.connect import ReadingMeans
 from fusetk.plotting.corpus import CorpusMeans
 from fusetk.plotting.panel import Page, Panel
@@ -70,7 +70,7 @@ def mean_page(
     elif choices.what == "similarity":
         means = SimilarityMeans(model, find_stacks(model))
     else:
-        means = CorpusMeans(model, find_fusions(model, choices.what))
+        means = CorpusMeans(model, find_fusions(model, FUSION_SIDES[choices.what]))
     while chunk := list(islice(sentences, CHUNK)):
         complete = list(translated(translator, chunk, reader))
         means.add([sentence.ids for sentence in complete])
@@ -159,8 +159,8 @@ def panel_function(
             return means.panels()
 
         return similarity_panels
-    if what in FUSION:
-        fusions = find_fusions(model, what)
+    if what in FUSION_SIDES:
+        fusions = find_fusions(model, FUSION_SIDES[what])
         hop = "all" if head is None else head
 
         def fusion_panels(pair: IdPair, tokens: TokenPair) -> list[Panel]:
@@ -179,7 +179,7 @@ def panel_function(
 
 def panel_columns(choices: PlotOptions, panels: Sequence[Panel]) -> Sequence[int] | int | None:
     """Return the ``columns`` argument of ``save``: the arrangement of a picture's panels."""
-    if choices.what in FUSION:
+    if choices.what in FUSION_SIDES:
         return fusion.row_lengths(panels)
     if choices.what == "connect":
         return connect.row_lengths(panels)

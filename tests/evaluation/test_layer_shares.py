@@ -176,13 +176,13 @@ def test_fusions_are_found_by_side() -> None:
     model = transformer(stack("last"), stack("linear"))
     assert (
         [fusion.name for fusion in find_fusions(model)]
-        == [fusion.name for fusion in find_fusions(model, "decoder-fuse")]
+        == [fusion.name for fusion in find_fusions(model, ["decoder"])]
         == ["decoder.fuse"]
     )
     with pytest.raises(
         DataError, match="the encoder of this model does not fuse several layers, its decoder does"
     ):
-        find_fusions(model, "encoder-fuse")
+        find_fusions(model, ["encoder"])
     one_layer = transformer(
         stack("last"), stack({"kind": "linear", "embedding": False, "norm": False}, 1)
     )

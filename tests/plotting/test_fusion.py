@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,11 @@ PAIR = [4, 5, 6, EOS], [7, 8]
 def drawn(
     encoder: str | dict[str, Any],
     decoder: str | dict[str, Any],
-    what: str = "fuse",
+    sides: Sequence[str] = ("encoder", "decoder"),
     hop: int | str = "all",
 ) -> dict[str, Any]:
     model = transformer(stack(encoder), stack(decoder, 5))
-    traces = trace_fusions(model, [PAIR], find_fusions(model, what))
+    traces = trace_fusions(model, [PAIR], find_fusions(model, sides))
     return {panel.name: panel for panel in panels(traces, TOKENS, hop)}
 
 
@@ -65,7 +66,7 @@ def test_one_hop_and_their_mean() -> None:
         and encoder_hop.y == ["l1", "l2", "l3"]
         and decoder_hop.y[0] == "l1"
     )
-    [mean] = drawn(options, options, "decoder-fuse", hop="mean").values()
+    [mean] = drawn(options, options, ["decoder"], hop="mean").values()
     expected = np.mean([every[f"decoder.fuse.hop{h}"].matrix for h in (1, 2, 3)], 0)
     np.testing.assert_allclose(mean.matrix, expected, rtol=1e-6)
     with pytest.raises(DataError, match="--head 4 is out of range: the decoder fusion has 3 hops"):
