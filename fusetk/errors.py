@@ -13,6 +13,13 @@ def join_names(names: Sequence[str], conjunction: str = "and") -> str:
     return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
+def first_names(names: Sequence[str], most: int | None = 5, separator: str = ", ") -> str:
+    """Return the first ``most`` names (None: all), and the number of the others."""
+    first = names[:most]
+    others = len(names) - len(first)
+    return separator.join(first) + (f" and {others} more" if others else "")
+
+
 class FusetkError(Exception):
     """An error in one sentence: what is wrong, where, and what to do."""
 

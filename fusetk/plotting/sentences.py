@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.text import FilePair, read_lines, read_pairs, standard_input
 from fusetk.data.vocab import EOS, UNK
-from fusetk.errors import DataError
+from fusetk.errors import DataError, first_names
 
 if TYPE_CHECKING:
     from fusetk.decoding.target_scores import IdPair
@@ -144,18 +144,13 @@ class Reader:
         """Return messages for the user, one a line: unknown words and skipped lines."""
         messages = [
             f"warning: these {side} tokens are unknown to the model and read as <unk>: "
-            f"{_shorten(list(words))}"
+            f"{first_names(list(words), MAX_NAMED, ' ')}"
             for side, words in self.unknown.items()
             if words
         ]
         for reason, numbers in self.skipped.items():
             if numbers:
                 count = f"{len(numbers)} line{'s' if len(numbers) > 1 else ''}"
-                lines = _shorten([str(number) for number in numbers])
+                lines = first_names([str(number) for number in numbers], MAX_NAMED, " ")
                 messages.append(f"skipped {count} ({reason}): {lines}")
         return messages
-
-
-def _shorten(words: Sequence[str]) -> str:
-    more = f" and {len(words) - MAX_NAMED} more" if len(words) > MAX_NAMED else ""
-    return " ".join(words[:MAX_NAMED]) + more
