@@ -257,7 +257,9 @@ class Recurrent(DerivedTensor, Seq2Seq):
     def _encode(self, src: Tensor, src_mask: Tensor, lengths: Tensor | None) -> Memory:
         embedding = self.source(src)
         lengths = src_mask.sum(1) if lengths is None else lengths
-        layout = StepLayout.of(lengths, src.shape[1], _row_multiple(embedding), embedding.device)
+        layout = StepLayout.of(
+            lengths, src.shape[1], _step_size_multiple(embedding), embedding.device
+        )
         forwards = layout.to_slots(embedding)
         backwards = forwards.index_select(0, layout.mirrored)
         x = torch.stack((forwards, backwards)) @ self.encoder.input_weight
@@ -367,7 +369,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         if lengths is None:
             numbers = torch.arange(1, steps + 1, device=device)
             lengths = (numbers * (tgt_in != PAD)).amax(1).clamp_min(1)
-        return StepLayout.of(lengths, steps, _row_multiple(embedding), device)
+        return StepLayout.of(lengths, steps, _step_size_multiple(embedding), device)
 
     def _record(self, weights: Tensor, sentences: int) -> None:
         """Record attention weights (B * K, T, n * S, H) as (B, n * H, K * T, S)."""
@@ -382,10 +384,10 @@ def _from_slots(x: Tensor, layout: StepLayout | None) -> Tensor:
     return x[:, None] if layout is None else layout.from_slots(x)
 
 
-def _row_multiple(embedding: Tensor) -> int:
-    """Return the multiple to which a layout rounds up the number of rows.
+def _step_size_multiple(embedding: Tensor) -> int:
+    """Return the multiple to which a ``StepLayout`` rounds up its sizes.
 
-    For bf16 on CPU, torch compiles a product for each new shape, and rounding avoids new shapes.
+    For bf16 on CPU, oneDNN compiles a product for each new shape, and rounding avoids new shapes.
     """
     on_cpu = embedding.device.type == "cpu"
     return 16 if on_cpu and product_dtype(embedding) == torch.bfloat16 else 1
