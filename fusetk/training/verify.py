@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fusetk.config import place_outside_libraries
 from fusetk.data.batch import pad
-from fusetk.errors import ConfigError, FusetkError, first_names, out_of_memory
+from fusetk.errors import ConfigError, FusetkError, class_name, first_names, out_of_memory
 from fusetk.fusion.base import Fusion, LayerFusion
 from fusetk.models.attend import AttendedSources
 from fusetk.models.residual import Residual, StreamEnds
@@ -25,7 +25,7 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.stack import Stack
 from fusetk.nn.attention import SelfAttention
 from fusetk.nn.nested import select
-from fusetk.nn.shape_check import check_shape, class_name, is_outside
+from fusetk.nn.shape_check import check_shape, is_outside
 from fusetk.special_tokens import BOS, EOS, SPECIAL
 from fusetk.ways import use_precision
 
