@@ -84,9 +84,9 @@ running_options: tuple[Decorator, ...] = (
 )
 
 
-def check_ensemble(mean: str | None, models: Sequence[str]) -> None:
-    """Raise ConfigError if --ensemble, whose value is ``mean``, has no effect."""
-    if mean and len(models) == 1:
+def check_ensemble(ensemble: str | None, models: Sequence[str]) -> None:
+    """Raise ConfigError if --ensemble was given and has no effect."""
+    if ensemble and len(models) == 1:
         raise ConfigError(
             "--ensemble has an effect with several models only: repeat -m, or leave --ensemble out"
         )
