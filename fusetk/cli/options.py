@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from fusetk import DEVICE
+from fusetk import DEVICE, PRECISIONS
 from fusetk.cli.common_options import keep_quiet
 from fusetk.cli.parameters import Decorator, FilePath
 from fusetk.errors import ConfigError
@@ -46,8 +46,8 @@ models_option: Decorator = click.option(
 )
 precision_option: Decorator = click.option(
     "--precision",
-    type=click.Choice(["fp32", "bf16", "int8"]),
-    default="fp32",
+    type=click.Choice(PRECISIONS),
+    default=PRECISIONS[0],
     show_default=True,
     help="Precision of the weights. With bf16, the logits stay fp32; in a Transformer or"
     " coordinated model on CPU the embeddings and norms do, too. int8 is for these models on CPU:"
