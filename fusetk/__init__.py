@@ -7,6 +7,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 DEVICE = "auto"  # the default device of `fusetk.load` and the commands
+PRECISIONS = ("fp32", "bf16", "int8")  # of loaded weights; the first is the default
 
 
 def __getattr__(name: str) -> object:

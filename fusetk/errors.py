@@ -13,6 +13,20 @@ def join_names(names: Sequence[str], conjunction: str = "and") -> str:
     return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
+def first_names(names: Sequence[str], most: int | None = 5, separator: str = ", ") -> str:
+    """Return the first ``most`` names (None: all), and the number of the others."""
+    first = names[:most]
+    others = len(names) - len(first)
+    return separator.join(first) + (f" and {others} more" if others else "")
+
+
+def class_name(part: object) -> str:
+    """Return the name of the class of ``part``; outside fusetk, as a config names it: a.b:Name."""
+    cls = type(part)
+    is_own = cls.__module__.partition(".")[0] == "fusetk"
+    return cls.__qualname__ if is_own else f"{cls.__module__}:{cls.__qualname__}"
+
+
 class FusetkError(Exception):
     """An error in one sentence: what is wrong, where, and what to do."""
 

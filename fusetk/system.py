@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fusetk import DEVICE
+from fusetk import DEVICE, PRECISIONS
 from fusetk import recipe as recipes
 from fusetk.config import Document, Origin, Place, outside_kinds, parse
 from fusetk.data.pipeline import SIDES, Pipeline
@@ -33,8 +33,7 @@ from fusetk.runs import CONFIG, EMA, MODEL, TEXT, changed_modules, find_checkpoi
 from fusetk.weights import load_weights, read_state
 
 META = torch.device("meta")
-CONVERSIONS = {"fp32": to_kernels, "bf16": to_bf16, "int8": to_int8}
-PRECISIONS = tuple(CONVERSIONS)
+CONVERSIONS = dict(zip(PRECISIONS, (to_kernels, to_bf16, to_int8), strict=True))
 
 
 class System:
@@ -94,7 +93,7 @@ class System:
 def load(
     path: Path | str | Sequence[Path | str],
     device: str = DEVICE,
-    precision: str = "fp32",
+    precision: str = PRECISIONS[0],
     raw: bool = False,
     kernels: bool = True,
     **settings: Any,
@@ -242,7 +241,7 @@ def load_model(
 def load_ensemble(
     paths: Sequence[Path | str],
     device: str | torch.device = DEVICE,
-    precision: str = "fp32",
+    precision: str = PRECISIONS[0],
     raw: bool = False,
     report: Callable[[str], None] = lambda message: None,
     kernels: bool = True,

@@ -194,7 +194,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the loss scale doubles one update too early",
-        "training/loss_scale.py",
+        "training/gradient_check.py",
         "updates + 1 == GROWTH_INTERVAL",
         "updates + 2 == GROWTH_INTERVAL",
         ("training/test_scale.py",),

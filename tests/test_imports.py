@@ -109,6 +109,7 @@ EVERYWHERE = {
     "special_tokens",
     "__version__",
     "DEVICE",
+    "PRECISIONS",
 }
 
 

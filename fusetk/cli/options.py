@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from fusetk import DEVICE
+from fusetk import DEVICE, PRECISIONS
 from fusetk.cli.common_options import keep_quiet
 from fusetk.cli.parameters import Decorator, FilePath
 from fusetk.errors import ConfigError
@@ -46,8 +46,8 @@ models_option: Decorator = click.option(
 )
 precision_option: Decorator = click.option(
     "--precision",
-    type=click.Choice(["fp32", "bf16", "int8"]),
-    default="fp32",
+    type=click.Choice(PRECISIONS),
+    default=PRECISIONS[0],
     show_default=True,
     help="Precision of the weights. With bf16, the logits stay fp32; in a Transformer or"
     " coordinated model on CPU the embeddings and norms do, too. int8 is for these models on CPU:"
@@ -84,9 +84,9 @@ running_options: tuple[Decorator, ...] = (
 )
 
 
-def check_ensemble(mean: str | None, models: Sequence[str]) -> None:
-    """Raise ConfigError if --ensemble, whose value is ``mean``, has no effect."""
-    if mean and len(models) == 1:
+def check_ensemble(ensemble: str | None, models: Sequence[str]) -> None:
+    """Raise ConfigError if --ensemble was given and has no effect."""
+    if ensemble and len(models) == 1:
         raise ConfigError(
             "--ensemble has an effect with several models only: repeat -m, or leave --ensemble out"
         )

@@ -11,7 +11,7 @@ from fusetk.plotting.curve_figure import plot
 from fusetk.plotting.curves import (
     BY_LAYER,
     DEFAULT,
-    KINDS,
+    RECORD_KINDS,
     TITLES,
     curves,
     read_curve_records,
@@ -109,8 +109,8 @@ def command(
         )
     metrics = {name: read_curve_records(run) for name, run in zip(run_names, runs, strict=True)}
     quantities = [part.strip() for part in (what or "").split(",") if part.strip()]
-    kinds = [kind for kind, selected in zip(KINDS, (train, valid), strict=True) if selected]
-    chosen = curves(metrics, quantities, kinds or KINDS)
+    kinds = [kind for kind, selected in zip(RECORD_KINDS, (train, valid), strict=True) if selected]
+    chosen = curves(metrics, quantities, kinds or RECORD_KINDS)
     plot(chosen, output, x=x, window=window, title=title, style=STYLES[style], size=size)
 
 

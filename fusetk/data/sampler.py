@@ -40,7 +40,7 @@ class Batches(Sequence[Indices]):
         return self.order[start:end].astype(np.int64)
 
 
-class Groups(Sequence[Sequence[Indices]]):
+class UpdateBatches(Sequence[Sequence[Indices]]):
     """The batches of each update: ``accumulate`` batches, fewer in the last update.
 
     ``numbers`` are the updates, counted from 0.
@@ -57,10 +57,10 @@ class Groups(Sequence[Sequence[Indices]]):
     @overload
     def __getitem__(self, i: int) -> list[Indices]: ...
     @overload
-    def __getitem__(self, i: slice) -> "Groups": ...
-    def __getitem__(self, i: int | slice) -> "list[Indices] | Groups":
+    def __getitem__(self, i: slice) -> "UpdateBatches": ...
+    def __getitem__(self, i: int | slice) -> "list[Indices] | UpdateBatches":
         if isinstance(i, slice):
-            return Groups(self.batches, self.accumulate, self.numbers[i])
+            return UpdateBatches(self.batches, self.accumulate, self.numbers[i])
         start = self.numbers[i] * self.accumulate
         return list(self.batches[start : start + self.accumulate])
 
@@ -250,6 +250,6 @@ def update_size(batches: Sequence[Indices], source: Lengths, target: Lengths) ->
     return size
 
 
-def groups(batches: Sequence[Indices], accumulate: int) -> Groups:
+def update_batches(batches: Sequence[Indices], accumulate: int) -> UpdateBatches:
     """Return the batches of each update."""
-    return Groups(batches, accumulate, range(-(-len(batches) // accumulate)))
+    return UpdateBatches(batches, accumulate, range(-(-len(batches) // accumulate)))

@@ -119,7 +119,7 @@ def search(
     skips_empty = (
         groups == 1
         and mask.is_simple
-        and scorer.chooses
+        and scorer.supports_best
         and all(state.per_sentence is None for state in states)
     )
     has_nan = torch.zeros((), dtype=torch.bool, device=src.device)
@@ -202,7 +202,7 @@ def _step(
     """
     tokens = live.prefix[:, :, -1].flatten()
     rules = None
-    if config.groups == 1 and scorer.chooses:
+    if config.groups == 1 and scorer.supports_best:
         rules = mask.simple_rules(live.search_index, live.prefix.shape[1], length)
     if rules is None:
         scored = scorer.step(tokens, states)
@@ -214,7 +214,7 @@ def _step(
         tokens = tokens[places]
         only = None if rules.only is None else rules.only[places]
         rules = rules._replace(only=only)
-    step = scorer.best(tokens, states, rules, _tokens_needed(config))
+    step = scorer.best(tokens, states, rules, _tokens_needed(live, config))
     if places is not None:
         step = step.at_places(places, live.score.numel())
     live = _covering(live, step.attention)
@@ -235,13 +235,14 @@ def _covering(live: _Live, attention: Tensor | None) -> _Live:
     return live._replace(coverage=live.coverage + attention.view_as(live.coverage))
 
 
-def _tokens_needed(config: SearchConfig) -> int:
+def _tokens_needed(live: _Live, config: SearchConfig) -> int:
     """Return the number of best tokens of a hypothesis that points 1 and 2 need.
 
     A hypothesis has at most one candidate with EOS. So its K + 1 best tokens contain all of its
-    relevant candidates. Greedy search needs only the best token.
+    relevant candidates. Greedy search without constraints needs only the best token.
     """
-    return 1 if config.beam == 1 else config.beam // config.groups + 1
+    is_greedy = config.beam == 1 and live.num_met is None
+    return 1 if is_greedy else config.beam // config.groups + 1
 
 
 def _extend(
@@ -249,10 +250,10 @@ def _extend(
 ) -> _Best:
     """Return the candidates of points 1 and 2 from logits (A * W, V) and log_z (A * W, 1)."""
     constraints = mask.constraints
-    if config.beam == 1 and live.num_met is None:  # greedy search
+    num_tokens = min(_tokens_needed(live, config), logits.shape[1])
+    if num_tokens == 1:
         top, token = logits.max(-1, keepdim=True)
     else:
-        num_tokens = min(config.beam // config.groups + 1, logits.shape[1])
         top, token = logits.topk(num_tokens)  # (A * W, num_tokens)
         # Sort by token id, so that the stable sort below puts the lower id first.
         token, order = token.sort()

@@ -61,19 +61,19 @@ def index_of(places: Tensor, count: int) -> Tensor:
 class Scorer:
     """Models with one target vocabulary that read the same hypotheses.
 
-    ``mean`` is "probability" (log of the mean probability) or "log" (mean log-probability, not
-    renormalised). ``attention`` selects the heads whose attention is returned; with None no
-    attention is returned.
+    ``ensemble`` says what several models average: "probability" (log of the mean probability) or
+    "log" (mean log-probability, not renormalised). ``attention`` selects the heads whose attention
+    is returned; with None no attention is returned.
     """
 
     def __init__(
         self,
         models: Sequence[Seq2Seq],
-        mean: str = "probability",
+        ensemble: str = "probability",
         attention: alignment.AttentionHeads | None = None,
     ):
         self.models = list(models)
-        self.mean = mean
+        self.ensemble = ensemble
         self.attention = attention
 
     def start(self, src: Tensor, src_mask: Tensor) -> list[State]:
@@ -92,14 +92,14 @@ class Scorer:
             log_z = logits[0].logsumexp(-1, keepdim=True)
             return NextToken(logits[0], log_z, next_states, mean_attention)
         log_probs = torch.stack([model_logits.log_softmax(-1) for model_logits in logits])
-        if self.mean == "log":
+        if self.ensemble == "log":
             mean = log_probs.mean(0)
         else:
             mean = log_probs.logsumexp(0) - math.log(len(logits))
         return NextToken(mean, mean.new_zeros(len(mean), 1), next_states, mean_attention)
 
     @property
-    def chooses(self) -> bool:
+    def supports_best(self) -> bool:
         """Whether ``best`` is usable: with one model, float32 logits, on CPU."""
         output: Any = self.models[0].output
         rounded = isinstance(output, (KernelLinear, Int8Linear))
@@ -111,7 +111,8 @@ class Scorer:
     ) -> BestTokens:
         """Read one token of each hypothesis (R,) and return the ``count`` best next tokens.
 
-        Only the tokens that ``rules`` allows are among them. The property ``chooses`` must be True.
+        Only the tokens that ``rules`` allows are among them. The property ``supports_best`` must be
+        True.
         """
         [features], next_states, attention = self._read(tokens, states)
         output: Any = self.models[0].output

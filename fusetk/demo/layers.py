@@ -28,7 +28,6 @@ def layer_weights(files: DemoFiles) -> LayerWeights:
     loaded = system.load_model(files.run, "cpu")
     reader = Reader(loaded.pipeline, False, loaded.model.max_positions, strict=True)
     [sentence] = reader(command_line_pairs([source], [target]))
-    pair = (sentence.source_ids, sentence.target_ids)
-    [traced] = trace_fusions(loaded.model, [pair], find_fusions(loaded.model, "decoder-fuse"))
+    [traced] = trace_fusions(loaded.model, [sentence.ids], find_fusions(loaded.model, ["decoder"]))
     tokens, _ = TokenPair(sentence.source, sentence.target or []).labels("decoder", "self")
     return LayerWeights(source, tokens, traced.layers, traced.weights[0].mean(1))

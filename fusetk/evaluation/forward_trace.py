@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.data.vocab import EOS
-from fusetk.decoding.target_scores import check_length, collate, pair_batches
+from fusetk.data.vocab import EOS, UNK
+from fusetk.decoding.target_scores import IdPair, check_length, collate, pair_batches
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
 TOKENS = 4096  # positions of a batch: both sides, including padding
 
-# Source and target ids of each pair, without BOS and EOS.
-Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
+# A pair to trace if only the names and shapes of the records matter.
+UNKNOWN_WORDS: IdPair = ([UNK, EOS], [UNK])
 
 
 class ForwardTrace(NamedTuple):
@@ -32,7 +32,7 @@ class ForwardTrace(NamedTuple):
 
 def trace_forward(
     model: "Seq2Seq",
-    pairs: Pairs,
+    pairs: Sequence[IdPair],
     pattern: str = "*",
     watched: Mapping[str, nn.Module] | None = None,
 ) -> ForwardTrace:
@@ -41,14 +41,14 @@ def trace_forward(
     Only trace names that match ``pattern`` are recorded; "" matches none. ``watched`` contains the
     modules whose inputs and outputs are recorded, by names that the caller chooses.
 
-    The encoder reads the source and EOS; the decoder reads BOS and the target. Sentences are
+    The encoder reads the source, which ends with EOS; the decoder reads BOS and the target.
+    Sentences are
     padded at the right: the first ``lengths`` positions of a recorded value belong to the
     sentence. Raises DataError if a sentence is longer than the model's positions.
     """
-    with_eos = [([*source, EOS], target) for source, target in pairs]
-    check_length([model], with_eos)
+    check_length([model], pairs)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    batch = collate(with_eos).to(device)
+    batch = collate(pairs).to(device)
     inputs: dict[str, Any] = {}
     outputs: dict[str, list[Any]] = {name: [] for name in watched or {}}
 
@@ -69,7 +69,7 @@ def trace_forward(
             hooks.callback(module.register_forward_hook(watch(name)).remove)
         model(batch.src, batch.src_mask, batch.tgt_in)
     lengths = {
-        "encoder": np.array([len(source) + 1 for source, _ in pairs]),
+        "encoder": np.array([len(source) for source, _ in pairs]),
         "decoder": np.array([len(target) + 1 for _, target in pairs]),
     }
     last = {name: values[-1] for name, values in recorded.items()}
@@ -81,9 +81,9 @@ def is_inside(lengths: np.ndarray, positions: int) -> np.ndarray:
     return np.asarray(np.arange(positions) < lengths[:, None])
 
 
-def batches(pairs: Pairs) -> Iterator[Pairs]:
+def batches(pairs: Sequence[IdPair]) -> Iterator[Sequence[IdPair]]:
     """Yield the pairs in batches of similar length."""
-    sizes = [(len(source) + 1, len(target) + 1) for source, target in pairs]
+    sizes = [(len(source), len(target) + 1) for source, target in pairs]
     for indices in pair_batches(sizes, TOKENS):
         yield [pairs[i] for i in indices]
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fusetk.decoding.target_scores import IdPair
 from fusetk.errors import DataError, Diverged
 from fusetk.evaluation.forward_trace import (
     ForwardTrace,
-    Pairs,
     batches,
     evaluating,
     is_inside,
@@ -24,9 +24,6 @@ from fusetk.models.stack import Stack
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
-
-# Sides of a model, and the names by which users choose them.
-KINDS = {"fuse": ("encoder", "decoder"), "encoder-fuse": ("encoder",), "decoder-fuse": ("decoder",)}
 
 
 class FusionTrace(NamedTuple):
@@ -41,26 +38,27 @@ class FusionTrace(NamedTuple):
     learned: dict[str, np.ndarray]  # "weights" (L,) of layers, "betas" (nodes,) of a tree or chain
 
 
-def find_fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
-    """Return the fusions of several layers on the sides of ``what`` (a key of KINDS).
+def find_fusions(model: nn.Module, sides: Sequence[str] = ("encoder", "decoder")) -> list[Fusion]:
+    """Return the fusions of several layers on these sides.
 
     Raises DataError if there are none.
     """
     by_side = {name.partition(".")[0]: each for name, each in fusions_of_stacks(model).items()}
-    fusions = [by_side[side] for side in KINDS[what] if side in by_side]
+    fusions = [by_side[side] for side in sides if side in by_side]
     if fusions:
         return fusions
-    if what == "fuse":
+    if len(sides) > 1:
         raise DataError("neither side of this model fuses several layers")
-    side = KINDS[what][0]
     hint = f", its {next(iter(by_side))} does" if by_side else ""
-    raise DataError(f"the {side} of this model does not fuse several layers{hint}")
+    raise DataError(f"the {sides[0]} of this model does not fuse several layers{hint}")
 
 
-def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> list[FusionTrace]:
+def trace_fusions(
+    model: "Seq2Seq", pairs: Sequence[IdPair], fusions: Sequence[Fusion]
+) -> list[FusionTrace]:
     """Return the layer weights of the fusions, by forced decoding of ``pairs``.
 
-    ``pairs`` holds source and target ids without BOS and EOS. Raises DataError if a sentence is
+    Raises DataError if a sentence is
     longer than the model's positions, if a fusion has no forward-mode derivative, or if its records
     have wrong shapes, and Diverged if the weights are NaN.
     """
@@ -71,14 +69,14 @@ def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> 
 
 
 def trace_batches(
-    model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]
+    model: "Seq2Seq", pairs: Sequence[IdPair], fusions: Sequence[Fusion]
 ) -> Iterator[list[FusionTrace]]:
     """Yield the results of ``trace_fusions`` for batches of pairs of similar length."""
     for batch in batches(pairs):
         yield trace_fusions(model, batch, fusions)
 
 
-def mean_shares(model: "Seq2Seq", pairs: Pairs) -> dict[str, dict[str, float]]:
+def mean_shares(model: "Seq2Seq", pairs: Sequence[IdPair]) -> dict[str, dict[str, float]]:
     """Return the mean share of each layer over all positions: fusion -> layer -> share.
 
     The share in a fusion with hops is the mean of its hops. Raises the errors of ``find_fusions``

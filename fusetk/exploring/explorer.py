@@ -12,6 +12,7 @@ from fusetk.decoding.next_tokens import Step, next_tokens
 from fusetk.decoding.scores import value
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError
+from fusetk.evaluation.forward_trace import UNKNOWN_WORDS
 from fusetk.evaluation.layer_shares import find_fusions
 from fusetk.models.description import summary
 from fusetk.models.seq2seq import Seq2Seq
@@ -142,12 +143,11 @@ class Explorer:
         """
         view = self._view(request)
         source = self._source(text)
-        source_ids = self._ids("source", source)
-        target_ids = self._ids("target", request.tokens)
+        pair = ([*self._ids("source", source), EOS], self._ids("target", request.tokens))
         tokens = TokenPair(source, list(request.tokens))
         self._check_size(request, view, tokens)
         draw = panel_function(self.model, view.what, request.layer, request.head)
-        panels = draw(source_ids, target_ids, tokens)
+        panels = draw(pair, tokens)
         return {
             "scales": scales_data(panels),
             "panels": [panel_data(panel) for panel in panels],
@@ -249,7 +249,7 @@ class Explorer:
         if view.what not in ATTENTION:
             return
         side = "encoder" if view.what == "encoder-self" else "decoder"
-        columns, rows = tokens.labels(side, attention.KINDS[view.what][1])
+        columns, rows = tokens.labels(side, attention.SIDES_AND_KINDS[view.what][1])
         layers = 1 if request.layer else len(view.layers)
         heads = view.heads if request.head == "all" else 1
         cells = layers * heads * len(columns) * len(rows)
@@ -269,7 +269,7 @@ def views(model: Seq2Seq) -> list[View]:
         all_views.append(View("fuse", WHATS["fuse"], [], hops, []))
     with suppress(DataError):  # no connection has weights
         all_views.append(View("connect", WHATS["connect"], [], 0, connect.position_readers(model)))
-    weights = attention.record(model, [UNK], [UNK])
+    weights = attention.record(model, UNKNOWN_WORDS)
     for what in ATTENTION:
         heads = attention.heads_of_layers(weights, what)
         if heads:

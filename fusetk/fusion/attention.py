@@ -65,7 +65,7 @@ class AttentionFusion(LayerFusion):
         self.hops = config.hops
         self.weights_per_hop = width if config.feature_wise else 1  # of a layer
         self.w1_of = config.independent_w1
-        count = {False: 1, True: self.num_layers, "hops": self.hops}[self.w1_of]
+        count = {False: 1, True: self.num_fused, "hops": self.hops}[self.w1_of]
         self.w1 = nn.ModuleList(
             nn.Linear(width, config.attention_hidden, bias=False) for _ in range(count)
         )

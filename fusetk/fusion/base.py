@@ -31,9 +31,9 @@ class Fusion(nn.Module):
     """
 
     Config: type[FusionConfig] = FusionConfig
-    reads_next_input = False
-    """Whether the fusion reads only the last tensor of the history, which is the input that one
-    more layer would receive. The other tensors may be missing."""
+    reads_top_input = False
+    """Whether the fusion reads only the last tensor of the history, the top input of the stack. The
+    other tensors may be missing."""
     fuses_several = True
     """Whether the fusion combines several layers."""
     config: Any
@@ -135,6 +135,8 @@ class LayerFusion(Fusion):
     """
 
     Config: type[FusionConfig] = LayerFusionConfig
+    num_fused: int
+    """Number of tensors that ``fuse`` gets: the embedding counts if it is fused."""
 
     def __init__(
         self,
@@ -148,15 +150,15 @@ class LayerFusion(Fusion):
         super().__init__(config, widths, width, name)
         self.first = int(not config.embedding) if first is None else first
         fused_widths = widths[self.first :]
-        self.num_layers = len(fused_widths)
-        self.fuses_several = self.num_layers > 1
+        self.num_fused = len(fused_widths)
+        self.fuses_several = self.num_fused > 1
         # A layer of another width is projected to the width of the result.
         self.project = nn.ModuleList(projection(layer_width, width) for layer_width in fused_widths)
         self.norm_layers = nn.ModuleList(
             nn.LayerNorm(width) if config.norm_layers else nn.Identity() for _ in fused_widths
         )
         if config.layer_embedding:
-            self.layer_embedding = LayerEmbedding(self.first, self.num_layers, width)
+            self.layer_embedding = LayerEmbedding(self.first, self.num_fused, width)
         self.add_top = config.add_top
         self.norm = nn.LayerNorm(width) if config.norm else nn.Identity()
 
@@ -175,7 +177,7 @@ class LayerFusion(Fusion):
         ]
         if self.layer_embedding is None:
             return projected
-        vectors = self.layer_embedding(self.first, self.num_layers).unbind()
+        vectors = self.layer_embedding(self.first, self.num_fused).unbind()
         return [layer + vector for layer, vector in zip(projected, vectors, strict=True)]
 
     def combination(self, history: Sequence[Tensor]) -> Combination:

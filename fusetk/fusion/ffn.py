@@ -31,7 +31,7 @@ class FFNFusion(LayerFusion):
 
     def __init__(self, config: FFNFusionConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)
-        self.ffn = FeedForward(self.num_layers * width, config.hidden, width, config.activation)
+        self.ffn = FeedForward(self.num_fused * width, config.hidden, width, config.activation)
         self.dropout = Dropout(config.dropout)
 
     def fuse(self, layers: list[Tensor]) -> Tensor:

@@ -53,14 +53,14 @@ class GroupFusion(LayerFusion):
 
     def __init__(self, config: GroupFusionConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)
-        size = (self.num_layers - config.embedding) // config.groups
-        self.selected = list(range(self.num_layers - 1, -1, -size))[::-1]
-        for i in range(self.num_layers):
+        size = (self.num_fused - config.embedding) // config.groups
+        self.selected = list(range(self.num_fused - 1, -1, -size))[::-1]
+        for i in range(self.num_fused):
             if i not in self.selected:  # its parameters would have no effect
                 self.project[i] = self.norm_layers[i] = nn.Identity()
         self.weight = nn.Parameter(torch.zeros(len(self.selected)))
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
         weights = self.weight.sigmoid() / len(self.selected)
-        trace.record_selected(f"{self.name}.weights", weights, self.selected, self.num_layers)
+        trace.record_selected(f"{self.name}.weights", weights, self.selected, self.num_fused)
         return weighted_sum(weights, [layers[i] for i in self.selected])

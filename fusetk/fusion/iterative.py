@@ -31,7 +31,7 @@ class IterativeFusion(LayerFusion):
     def __init__(self, config: IterativeFusionConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)
         self.nodes = nn.ModuleList(
-            build_aggregation(config, width) for _ in range(self.num_layers - 1)
+            build_aggregation(config, width) for _ in range(self.num_fused - 1)
         )
 
     def fuse(self, layers: list[Tensor]) -> Tensor:

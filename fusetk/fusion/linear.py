@@ -99,9 +99,9 @@ class LinearFusion(LayerFusion):
         super().__init__(config, widths, width, name)
         self.combine: ScalarMix | MatrixMix
         if config.weights == "matrix":
-            self.combine = MatrixMix(self.num_layers, width)
+            self.combine = MatrixMix(self.num_fused, width)
         else:
-            self.combine = ScalarMix(self.num_layers, config.normalize, f"{name}.weights")
+            self.combine = ScalarMix(self.num_fused, config.normalize, f"{name}.weights")
         self.refine: ResidualFFN | nn.Identity = nn.Identity()
         if config.aggregation == "ewp-ffn":
             self.refine = ResidualFFN(width, config.hidden, config.dropout)

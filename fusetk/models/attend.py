@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.config import ComponentConfig, component, resolve
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, class_name
 from fusetk.models.seq2seq import Memory
 from fusetk.nn.combine import weighted_sum
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.projection import projection
-from fusetk.nn.shape_check import check_shape, class_name, is_outside
+from fusetk.nn.shape_check import check_shape, is_outside
 
 
 class AttendedSources(nn.Module):

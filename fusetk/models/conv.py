@@ -153,7 +153,7 @@ def normed_linear(width: int, out_width: int, dropout: float = 0.0) -> NormedLin
 class ConvLayer(Layer):
     """A gated convolution with a residual connection: (GLU(conv(x)) + x) sqrt(1/2).
 
-    Without ``residual`` (``connect: dense``) it is GLU(conv(x)) alone.
+    Without ``adds_input`` (``connect: dense``) it is GLU(conv(x)) alone.
     """
 
     def __init__(
@@ -162,20 +162,20 @@ class ConvLayer(Layer):
         width: int,
         kernel: int,
         dropout: float,
-        residual: bool,
+        adds_input: bool,
         always_project: bool = False,
     ):
         """The residual sum projects x if it has another width, or if ``always_project``."""
         super().__init__()
         self.width = width
-        self.residual = residual
+        self.adds_input = adds_input
         self.conv = GatedConvolution(input_width, width, kernel, dropout)
-        projects = residual and (always_project or input_width != width)
+        projects = adds_input and (always_project or input_width != width)
         self.through = normed_linear(input_width, width, dropout) if projects else nn.Identity()
 
     def residual_sum(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the layer's output, given its input x and its result y."""
-        return (self.through(x) + y) * SQRT_HALF if self.residual else y
+        return (self.through(x) + y) * SQRT_HALF if self.adds_input else y
 
 
 class ConvEncoderLayer(ConvLayer):
@@ -228,11 +228,11 @@ class ConvDecoderLayer(ConvLayer):
         width: int,
         kernel: int,
         config: ConvConfig,
-        residual: bool,
+        adds_input: bool,
         name: str,
     ):
-        super().__init__(input_width, width, kernel, config.dropout, residual)
-        self.width = width if residual else 2 * width
+        super().__init__(input_width, width, kernel, config.dropout, adds_input)
+        self.width = width if adds_input else 2 * width
         self.query = normed_linear(width, config.width)
         self.out = normed_linear(config.width, width)
         self.name = name
@@ -247,7 +247,7 @@ class ConvDecoderLayer(ConvLayer):
         """
         z, earlier = self.conv.causal(x, context.earlier)
         a = self.out(self._attend(z, context))
-        y = (z + a) * SQRT_HALF if self.residual else torch.cat((z, a), -1)
+        y = (z + a) * SQRT_HALF if self.adds_input else torch.cat((z, a), -1)
         return self.residual_sum(x, y), earlier
 
     def _attend(self, z: Tensor, context: ConvDecoderContext) -> Tensor:
@@ -294,14 +294,14 @@ class Conv(Seq2Seq):
                 planned.width,
                 config.encoder.kernel(planned.layer),
                 dropout,
-                planned.residual,
+                planned.adds_input,
             ),
             summary=lambda planned, name, input_width: ConvEncoderLayer(
                 input_width,
                 planned.width,
                 config.encoder.kernel(planned.layer),
                 dropout,
-                residual=True,
+                adds_input=True,
                 always_project=True,
             ),
             uses_output=attended_sources_class(config.decoder.attend).reads_output,
@@ -312,6 +312,7 @@ class Conv(Seq2Seq):
             self.encoder.out_width,
             config.decoder.layers,
         )
+        # Projections of the memory to keys. Checkpoints contain the name of this attribute.
         self.memory = nn.ModuleList(
             normed_linear(width, config.width) for width in self.attend.widths
         )
@@ -324,7 +325,7 @@ class Conv(Seq2Seq):
                 planned.width,
                 config.decoder.kernel(planned.layer),
                 config,
-                planned.residual,
+                planned.adds_input,
                 name,
             ),
             summary=lambda planned, name, input_width: ConvDecoderSummary(
@@ -332,7 +333,7 @@ class Conv(Seq2Seq):
                 planned.width,
                 config.decoder.kernel(planned.layer),
                 dropout,
-                residual=True,
+                adds_input=True,
                 always_project=True,
             ),
         )

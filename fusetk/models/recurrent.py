@@ -234,7 +234,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         self.output_dropout = Dropout(config.output_dropout)
         matrix = None if config.tie == "none" else self.target.tokens.weight
         self.output = OutputProjection(size, target_size, config.output_bias, matrix)
-        self.name = f"decoder.layer{query.depth + 1}.cross"
+        self.cross_name = f"decoder.layer{query.depth + 1}.cross"
         initialise_uniform(self, config.init, config.init_biases == "uniform")
         initialise_parts(self)
 
@@ -257,14 +257,16 @@ class Recurrent(DerivedTensor, Seq2Seq):
     def _encode(self, src: Tensor, src_mask: Tensor, lengths: Tensor | None) -> Memory:
         embedding = self.source(src)
         lengths = src_mask.sum(1) if lengths is None else lengths
-        layout = StepLayout.of(lengths, src.shape[1], _row_multiple(embedding), embedding.device)
+        layout = StepLayout.of(
+            lengths, src.shape[1], _step_size_multiple(embedding), embedding.device
+        )
         forwards = layout.to_slots(embedding)
         backwards = forwards.index_select(0, layout.mirrored)
         x = torch.stack((forwards, backwards)) @ self.encoder.input_weight
         rows = layout.sizes[0]
         zeros = embedding.new_zeros(2, rows, self.encoder.width, dtype=_state_dtype(embedding))
         states = run_recurrence(self.encoder, x, zeros, layout.sizes, self.candidate_dropout).states
-        if self.encoder_fuse.reads_next_input and type(self.attend) is OutputSource:
+        if self.encoder_fuse.reads_top_input and type(self.attend) is OutputSource:
             states = states[-1:]  # nothing reads the lower states
         history = [embedding]
         for forward, backward in states:
@@ -312,7 +314,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         decoder_attention = DecoderAttention(
             self.attention, self.decoder, self._decoder_input(), keys, values, mask
         )
-        traced = trace.is_recorded(self.name)
+        traced = trace.is_recorded(self.cross_name)
         states, contexts, weights = run_recurrence(
             self.query,
             (x @ self.query.input_weight[0])[None],
@@ -323,7 +325,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
             traced,
         )
         assert contexts is not None
-        if self.decoder_fuse.reads_next_input:
+        if self.decoder_fuse.reads_top_input:
             states = states[-1:]  # nothing reads the lower states
         if traced and weights is not None:
             self._record(_from_slots(weights, layout), sentences)
@@ -367,14 +369,14 @@ class Recurrent(DerivedTensor, Seq2Seq):
         if lengths is None:
             numbers = torch.arange(1, steps + 1, device=device)
             lengths = (numbers * (tgt_in != PAD)).amax(1).clamp_min(1)
-        return StepLayout.of(lengths, steps, _row_multiple(embedding), device)
+        return StepLayout.of(lengths, steps, _step_size_multiple(embedding), device)
 
     def _record(self, weights: Tensor, sentences: int) -> None:
         """Record attention weights (B * K, T, n * S, H) as (B, n * H, K * T, S)."""
         sources, heads = self.attention.sources, self.attention.heads
         positions = weights.shape[2] // sources
         weights = weights.reshape(sentences, -1, sources, positions, heads)
-        trace.record(self.name, weights.permute(0, 2, 4, 1, 3).flatten(1, 2))
+        trace.record(self.cross_name, weights.permute(0, 2, 4, 1, 3).flatten(1, 2))
 
 
 def _from_slots(x: Tensor, layout: StepLayout | None) -> Tensor:
@@ -382,10 +384,10 @@ def _from_slots(x: Tensor, layout: StepLayout | None) -> Tensor:
     return x[:, None] if layout is None else layout.from_slots(x)
 
 
-def _row_multiple(embedding: Tensor) -> int:
-    """Return the multiple to which a layout rounds up the number of rows.
+def _step_size_multiple(embedding: Tensor) -> int:
+    """Return the multiple to which a ``StepLayout`` rounds up its sizes.
 
-    For bf16 on CPU, torch compiles a product for each new shape, and rounding avoids new shapes.
+    For bf16 on CPU, oneDNN compiles a product for each new shape, and rounding avoids new shapes.
     """
     on_cpu = embedding.device.type == "cpu"
     return 16 if on_cpu and product_dtype(embedding) == torch.bfloat16 else 1

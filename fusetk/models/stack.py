@@ -38,8 +38,9 @@ class StackConfig(Config):
     )
     """How the input of a layer is made from the outputs of the layers below it."""
     fuse: AnyFusionConfig = FusionConfig(kind="last")
-    """How the outputs of the layers become the output of the stack. `last`: the output is the input
-    that one more layer would receive."""
+    """How the outputs of the layers become the output of the stack. `last`: no fusion. With
+    `connect: last` the output is that of the highest layer; with another `connect`, `connect` is
+    applied once more above the highest layer."""
     checkpoint: bool = False
     """Save only the input of each layer and compute the layer again in the backward pass (gradient
     checkpointing). This needs less memory and more time."""
@@ -47,7 +48,7 @@ class StackConfig(Config):
     @model_validator(mode="after")
     def _depth_suits_connection_and_fusion(self) -> "StackConfig":
         self.connect.check(self.layers)
-        self.connect.check_inputs(self.layers + fusion_class(self.fuse).reads_next_input)
+        self.connect.check_inputs(self.layers + fusion_class(self.fuse).reads_top_input)
         if self.connect.separate_inputs and not self.layers_have_separate_inputs:
             raise ValueError(separate_inputs_error(self.connect))
         self.fuse.check(self.layers - self.connect.summarised_layers(self.layers))
@@ -148,10 +149,10 @@ class Stack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList()  # the layers and the added summary layers
         self.connect = build_connection(config.connect, f"{name}.connect")
-        self.plan = config.connect.plan(widths, self.connect.residual)
+        self.plan = config.connect.plan(widths, self.connect.adds_input)
         self.checkpoint = config.checkpoint
         self.ends = ends or StreamEnds(None, f"{name}.residual", widths[0])
-        self.fuses_next_input = uses_output and fusion_class(config.fuse).reads_next_input
+        self.uses_top_input = uses_output and fusion_class(config.fuse).reads_top_input
         self.history_widths = [widths[0]]
         self.has_plain_stream = type(self.ends) is StreamEnds  # whether the stream is one tensor
         self.input_widths: list[int] = []  # input width of each module of ``layers``
@@ -162,35 +163,35 @@ class Stack(nn.Module):
         self.connect.register_output(widths[0], starts_block=True)
         summaries = 0
         for i, planned in enumerate(self.plan):
-            summaries += planned.is_summary
-            label = f"summary{summaries}" if planned.is_summary else f"layer{planned.layer + 1}"
+            summaries += planned.is_added
+            label = f"summary{summaries}" if planned.is_added else f"layer{planned.layer + 1}"
             self.labels.append(label)
-            build = summary if planned.is_summary else layer
+            build = summary if planned.is_added else layer
             self.input_widths.append(self.connect.register_input())
             module = build(planned, f"{name}.{label}", self.input_widths[i])
             self.output_widths.append(module.width)
             self.layers.append(module)
-            if planned.starts_block:
+            if planned.is_summary:
                 self.history_widths = []
             self.history_widths.append(module.width)
             if self._feeds_connection(i):
-                self.connect.register_output(module.width, planned.starts_block)
+                self.connect.register_output(module.width, planned.is_summary)
 
         widths_to_fuse = self.history_widths
-        if self.fuses_next_input:
-            widths_to_fuse = [self.connect.register_end()]
-        self.readout = self.ends.readout() if self.fuses_next_input else nn.Identity()
+        if self.uses_top_input:
+            widths_to_fuse = [self.connect.register_top_input()]
+        self.readout = self.ends.readout() if self.uses_top_input else nn.Identity()
         self.fuse = build_fusion(config.fuse, widths_to_fuse, widths[-1], f"{name}.fuse")
         self.out_width = self.fuse.out_width
 
     def _feeds_connection(self, i: int) -> bool:
         """Whether the connection reads the output of module ``i`` of ``layers``."""
-        return self.fuses_next_input or i + 1 < len(self.plan)
+        return self.uses_top_input or i + 1 < len(self.plan)
 
     @property
     def depth(self) -> int:
         """The number of layers, without added summary layers."""
-        return sum(not planned.is_summary for planned in self.plan)
+        return sum(not planned.is_added for planned in self.plan)
 
     @property
     def recomputes(self) -> bool:
@@ -203,7 +204,7 @@ class Stack(nn.Module):
         The items of the other modules are ``values``, which has one value for each layer.
         """
         remaining = iter(values)
-        return [None if planned.is_summary else next(remaining) for planned in self.plan]
+        return [None if planned.is_added else next(remaining) for planned in self.plan]
 
     def forward(
         self, embedding: Tensor, contexts: Sequence[Any], keep_states: bool = True
@@ -231,7 +232,7 @@ class Stack(nn.Module):
                 break
             if self.has_plain_stream:
                 check_shape(output, positions, self.output_widths[i], layer)
-            if self.plan[i].starts_block:
+            if self.plan[i].is_summary:
                 history = []
                 outputs = layer_input = None  # frees memory: the layers above cannot read them
             history.append(output)
@@ -242,8 +243,8 @@ class Stack(nn.Module):
             tensors = StreamStates(history, self.ends)
         if output is None:
             return StackOutput(tensors, tensors[-1], tuple(states))
-        next_input = [self.readout(self.connect.end(outputs))] if self.fuses_next_input else None
-        fused = self.fuse(next_input or tuple(tensors))
+        top_input = [self.readout(self.connect.top_input(outputs))] if self.uses_top_input else None
+        fused = self.fuse(top_input or tuple(tensors))
         check_shape(fused, positions, self.out_width, self.fuse)
         return StackOutput(tensors, fused, tuple(states))
 
@@ -278,4 +279,4 @@ def check_attention(encoder: StackConfig, decoder: DecoderConfig) -> None:
             f"decoder.attend: {kind} reads the layers of the encoder, so nothing would read the "
             f"result of encoder.fuse: {encoder.fuse.kind}: remove one of the two options"
         )
-    encoder.connect.check_inputs(encoder.layers)  # nothing reads one more input
+    encoder.connect.check_inputs(encoder.layers)  # nothing reads the top input

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, class_name
 
 
 def check_shape(output: Any, positions: Sequence[int], width: int, part: nn.Module) -> None:
@@ -31,10 +31,3 @@ def check_shape(output: Any, positions: Sequence[int], width: int, part: nn.Modu
 def is_outside(part: nn.Module) -> bool:
     """Whether the class of a part is outside fusetk and PyTorch."""
     return type(part).__module__.partition(".")[0] not in ("fusetk", "torch")
-
-
-def class_name(part: nn.Module) -> str:
-    """Return the name of the class of a part, with its module if this is outside fusetk."""
-    cls = type(part)
-    is_own = cls.__module__.partition(".")[0] == "fusetk"
-    return cls.__qualname__ if is_own else f"{cls.__module__}:{cls.__qualname__}"

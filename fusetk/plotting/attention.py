@@ -13,10 +13,11 @@ from fusetk.errors import DataError
 from fusetk.plotting.panel import Panel
 
 if TYPE_CHECKING:
+    from fusetk.decoding.target_scores import IdPair
     from fusetk.models.seq2seq import Seq2Seq
 
 # The values of --what: their sides and their kind of attention.
-KINDS: dict[str, tuple[tuple[str, ...], str]] = {
+SIDES_AND_KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "cross": (("decoder",), "cross"),
     "self": (("encoder", "decoder"), "self"),
     "encoder-self": (("encoder",), "self"),
@@ -89,15 +90,15 @@ class TokenPair(NamedTuple):
         return starts[words.index(step)]
 
 
-def record(model: "Seq2Seq", source: Sequence[int], target: Sequence[int]) -> dict[str, np.ndarray]:
+def record(model: "Seq2Seq", pair: "IdPair") -> dict[str, np.ndarray]:
     """Return all attention weights in forced decoding: trace name -> (H, T, S), float32.
 
-    Each row of S weights sums to 1. ``source`` and ``target`` are ids without BOS and EOS.
-    Raises DataError if a sentence is longer than the model's positions.
+    Each row of S weights sums to 1. Raises DataError if a sentence is longer than the
+    model's positions.
     """
     from fusetk.evaluation.forward_trace import trace_forward
 
-    recorded = trace_forward(model, [(source, target)], "*.layer*").recorded
+    recorded = trace_forward(model, [pair], "*.layer*").recorded
     return {
         name: values[0].float().cpu().numpy()
         for name, values in recorded.items()
@@ -108,9 +109,9 @@ def record(model: "Seq2Seq", source: Sequence[int], target: Sequence[int]) -> di
 def heads_of_layers(weights: Mapping[str, np.ndarray], what: str) -> dict[int, int]:
     """Return the number of heads of each layer that has attention of the kind ``what``.
 
-    ``weights`` is the result of ``record``, and ``what`` is a key of KINDS.
+    ``weights`` is the result of ``record``, and ``what`` is a key of SIDES_AND_KINDS.
     """
-    sides, kind = KINDS[what]
+    sides, kind = SIDES_AND_KINDS[what]
     heads = {
         layer: len(weights[name])
         for side in sides
@@ -136,15 +137,16 @@ def panels(
     head: int | str = "mean",
     step: int | str | None = None,
 ) -> list[Panel]:
-    """Return a panel for each layer and each head of ``what`` (a key of KINDS), lowest layer first.
+    """Return a panel for each layer and each head, the lowest layer first.
 
-    Layers and heads count from 1. ``layer=None`` means all layers. ``head`` is a number, ``mean``
-    (over heads) or ``all``. With a ``step`` (see ``TokenPair.row``) only the decoder is drawn, each
-    panel has only the row of that step, and its columns end at the last token read at that step;
-    with ``head="all"`` the rows are the heads. Raises DataError if the model does not have that
-    kind of attention, or if a layer, head or step is out of range.
+    ``what`` is a key of SIDES_AND_KINDS. Layers and heads count from 1. ``layer=None`` means all
+    layers. ``head`` is a number, ``mean`` (over heads) or ``all``. With a ``step`` (see
+    ``TokenPair.row``) only the decoder is drawn, each panel has only the row of that step, and its
+    columns end at the last token read at that step; with ``head="all"`` the rows are the heads.
+    Raises DataError if the model does not have that kind of attention, or if a layer, head or step
+    is out of range.
     """
-    sides, kind = KINDS[what]
+    sides, kind = SIDES_AND_KINDS[what]
     row = None if step is None else tokens.row(step)
     if row is not None:
         sides = ("decoder",)
@@ -240,7 +242,7 @@ def _missing(weights: Collection[str], side: str, kind: str) -> DataError:
         )
     choices = [
         what
-        for what, (sides, kind) in KINDS.items()
+        for what, (sides, kind) in SIDES_AND_KINDS.items()
         if all((side, kind) in recorded for side in sides)
     ]
     if choices:

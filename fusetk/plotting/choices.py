@@ -11,10 +11,20 @@ from fusetk.plotting.figure import check_output
 from fusetk.plotting.save import check_one
 from fusetk.plotting.sentences import InputPair, command_line_pairs, file_pairs
 
+# The values of --what that draw fusions, and the sides of these fusions.
+FUSION_SIDES = {
+    "fuse": ("encoder", "decoder"),
+    "encoder-fuse": ("encoder",),
+    "decoder-fuse": ("decoder",),
+}
 # The values of --what, and their names in titles.
-ATTENTION = {what: attention.NAMES[kind] for what, (_, kind) in attention.KINDS.items()}
-FUSION = {"fuse": "layer fusion", "encoder-fuse": "layer fusion", "decoder-fuse": "layer fusion"}
-WHATS = {**ATTENTION, **FUSION, "connect": "connections", "similarity": "similarity of layers"}
+ATTENTION = {what: attention.NAMES[kind] for what, (_, kind) in attention.SIDES_AND_KINDS.items()}
+WHATS = {
+    **ATTENTION,
+    **dict.fromkeys(FUSION_SIDES, "layer fusion"),
+    "connect": "connections",
+    "similarity": "similarity of layers",
+}
 # The values of --what that --corpus accepts. Attention belongs to the tokens of one sentence.
 CORPUS_WHATS = [what for what in WHATS if what not in ATTENTION]
 
@@ -70,7 +80,7 @@ def check_options(choices: PlotOptions) -> None:
         raise DataError(
             "similarity compares the outputs of all layers of a stack: omit --layer and --head"
         )
-    if choices.what in FUSION and choices.layer is not None:
+    if choices.what in FUSION_SIDES and choices.layer is not None:
         raise DataError("a fusion combines all layers: omit --layer")
     if choices.what in ATTENTION and choices.corpus:
         raise DataError(

@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fusetk.data.vocab import UNK
+from fusetk.decoding.target_scores import IdPair
 from fusetk.errors import DataError
-from fusetk.evaluation.forward_trace import ForwardTrace, Pairs, batches, trace_forward
+from fusetk.evaluation.forward_trace import (
+    UNKNOWN_WORDS,
+    ForwardTrace,
+    batches,
+    trace_forward,
+)
 from fusetk.evaluation.layer_shares import layer_names
 from fusetk.models.connect import CONNECTIONS, Connection
 from fusetk.models.residual import RESIDUALS, Residual
@@ -71,7 +76,7 @@ class Readings(NamedTuple):
         return f"{self.side}, {reader}, weights of {self.weights_of}"
 
 
-def trace_readings(model: "Seq2Seq", pairs: Pairs) -> list[Readings]:
+def trace_readings(model: "Seq2Seq", pairs: Sequence[IdPair]) -> list[Readings]:
     """Return the readings of all sites, by forced decoding of ``pairs``.
 
     Raises DataError if no connection has weights, or if recorded weights have a wrong shape.
@@ -275,7 +280,7 @@ def needs_text(model: "Seq2Seq") -> bool:
 
     Raises the errors of ``trace_readings``.
     """
-    return any(reading.by_position for reading in trace_readings(model, [([UNK], [UNK])]))
+    return any(reading.by_position for reading in trace_readings(model, [UNKNOWN_WORDS]))
 
 
 def position_readers(model: "Seq2Seq") -> list[str]:
@@ -284,7 +289,7 @@ def position_readers(model: "Seq2Seq") -> list[str]:
     If several sites have a reading of the same number and other names, all names are given. The
     list is empty if no weights depend on the position. Raises the errors of ``trace_readings``.
     """
-    readings = trace_readings(model, [([UNK], [UNK])])
+    readings = trace_readings(model, [UNKNOWN_WORDS])
     rows = [reading.rows for reading in readings if reading.by_position]
     most = max(map(len, rows), default=0)
     names = [dict.fromkeys(row[i] for row in rows if i < len(row)) for i in range(most)]
@@ -294,7 +299,7 @@ def position_readers(model: "Seq2Seq") -> list[str]:
 # Panels -------------------------------------------------------------------------------------------
 
 
-def panels(model: "Seq2Seq", pairs: Pairs = (([UNK], [UNK]),)) -> list[Panel]:
+def panels(model: "Seq2Seq", pairs: Sequence[IdPair] = (UNKNOWN_WORDS,)) -> list[Panel]:
     """Return the panels of one sentence pair, or of learned weights if no pair is given.
 
     A row is a reading, a column is an output that it can read; l0 is the word embedding. The row
@@ -306,7 +311,9 @@ def panels(model: "Seq2Seq", pairs: Pairs = (([UNK], [UNK]),)) -> list[Panel]:
     return means.panels()
 
 
-def position_panels(model: "Seq2Seq", pairs: Pairs, tokens: TokenPair, reader: int) -> list[Panel]:
+def position_panels(
+    model: "Seq2Seq", pairs: Sequence[IdPair], tokens: TokenPair, reader: int
+) -> list[Panel]:
     """Return the weights of reading ``reader`` (from 1) at each position of one sentence pair.
 
     A row is an output that is read, the lowest at the bottom, and a column is a token. Raises
@@ -371,8 +378,8 @@ class ReadingMeans:
         self.sums: dict[str, np.ndarray] = {}  # for each site (2, R, C): of weights and of squares
         self.counts: dict[str, int] = {}  # for each site: number of positions
 
-    def add(self, pairs: Pairs) -> None:
-        """Add pairs of source and target ids without BOS and EOS, in batches of similar length."""
+    def add(self, pairs: Sequence[IdPair]) -> None:
+        """Add sentence pairs, in batches of similar length."""
         for batch in batches(pairs):
             self.last = trace_readings(self.model, batch)
             self.sentences += len(batch)

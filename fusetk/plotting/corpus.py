@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fusetk.evaluation.forward_trace import Pairs
+from fusetk.decoding.target_scores import IdPair
 from fusetk.evaluation.layer_shares import FusionTrace, trace_batches
 from fusetk.fusion.base import Fusion
 from fusetk.plotting.fusion import (
@@ -40,8 +40,8 @@ class CorpusMeans:
         self.sums: list[np.ndarray] = []  # for each fusion: (parts, H, L)
         self.counts: list[np.ndarray] = []  # for each fusion: (parts,) positions
 
-    def add(self, pairs: Pairs) -> None:
-        """Add pairs of source and target ids without BOS and EOS, in batches of similar length."""
+    def add(self, pairs: Sequence[IdPair]) -> None:
+        """Add sentence pairs, in batches of similar length."""
         for traces in trace_batches(self.model, pairs, self.fusions):
             self.last = traces
             self.sentences += len(traces[0].lengths)

@@ -20,7 +20,7 @@ from fusetk.runs import (
     read_metrics,
 )
 
-KINDS = ("train", "valid")
+RECORD_KINDS = ("train", "valid")
 DEFAULT = ("loss", "ppl", "accuracy", "bleu")  # drawn by default, if the runs have them
 TITLES = {
     "loss": "loss per token (nats)",
@@ -122,7 +122,7 @@ def _number(value: Any) -> float | None:
 
 
 def curves(
-    runs: Mapping[str, Records], what: Sequence[str] = (), kinds: Sequence[str] = KINDS
+    runs: Mapping[str, Records], what: Sequence[str] = (), kinds: Sequence[str] = RECORD_KINDS
 ) -> list[Curve]:
     """Return the curves of each quantity in ``what``, run after run.
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fusetk.data.vocab import EOS
+from fusetk.decoding.target_scores import IdPair
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError
 from fusetk.evaluation.layer_shares import find_fusions, trace_fusions
 from fusetk.plotting import attention, connect, fusion
 from fusetk.plotting.attention import TokenPair
-from fusetk.plotting.choices import FUSION, PlotOptions, check_connections, input_pairs
+from fusetk.plotting.choices import FUSION_SIDES, PlotOptions, check_connections, input_pairs
 from fusetk.plotting.connect import ReadingMeans
 from fusetk.plotting.corpus import CorpusMeans
 from fusetk.plotting.panel import Page, Panel
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 CHUNK = 4000  # sentences that are sorted by length and read together
 
 Report = Callable[[str], None]  # gets a message for the user
-Ids = Sequence[int]  # without BOS and EOS
-PanelFunction = Callable[[Ids, Ids, TokenPair], list[Panel]]  # source, target, tokens
+PanelFunction = Callable[[IdPair, TokenPair], list[Panel]]
 
 
 def make_pages(
@@ -71,10 +70,10 @@ def mean_page(
     elif choices.what == "similarity":
         means = SimilarityMeans(model, find_stacks(model))
     else:
-        means = CorpusMeans(model, find_fusions(model, choices.what))
+        means = CorpusMeans(model, find_fusions(model, FUSION_SIDES[choices.what]))
     while chunk := list(islice(sentences, CHUNK)):
         complete = list(translated(translator, chunk, reader))
-        means.add([(sentence.source_ids, sentence.target_ids) for sentence in complete])
+        means.add([sentence.ids for sentence in complete])
     if not means.sentences:
         raise _no_sentence(choices)
     if isinstance(means, CorpusMeans):
@@ -111,7 +110,7 @@ def sentence_pages(
     for sentence in complete:
         tokens = TokenPair(sentence.source, sentence.target or [])
         try:
-            panels = draw_panels(sentence.source_ids, sentence.target_ids, tokens)
+            panels = draw_panels(sentence.ids, tokens)
         except DataError as error:
             where = f"line {sentence.number}: " if choices.source_file else ""
             raise DataError(f"{where}{error}") from None
@@ -145,34 +144,34 @@ def panel_function(
     """
     if what == "connect":
 
-        def connection_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
+        def connection_panels(pair: IdPair, tokens: TokenPair) -> list[Panel]:
             if layer is None:
-                return connect.panels(model, [(source, target)])
-            return connect.position_panels(model, [(source, target)], tokens, layer)
+                return connect.panels(model, [pair])
+            return connect.position_panels(model, [pair], tokens, layer)
 
         return connection_panels
     if what == "similarity":
         stacks = find_stacks(model)
 
-        def similarity_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
+        def similarity_panels(pair: IdPair, tokens: TokenPair) -> list[Panel]:
             means = SimilarityMeans(model, stacks)
-            means.add([(source, target)])
+            means.add([pair])
             return means.panels()
 
         return similarity_panels
-    if what in FUSION:
-        fusions = find_fusions(model, what)
+    if what in FUSION_SIDES:
+        fusions = find_fusions(model, FUSION_SIDES[what])
         hop = "all" if head is None else head
 
-        def fusion_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
-            traces = trace_fusions(model, [(source, target)], fusions)
+        def fusion_panels(pair: IdPair, tokens: TokenPair) -> list[Panel]:
+            traces = trace_fusions(model, [pair], fusions)
             return fusion.panels(traces, tokens, hop)
 
         return fusion_panels
     drawn_head = "mean" if head is None else head
 
-    def attention_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
-        weights = attention.record(model, source, target)
+    def attention_panels(pair: IdPair, tokens: TokenPair) -> list[Panel]:
+        weights = attention.record(model, pair)
         return attention.panels(weights, tokens, what, layer, drawn_head, step)
 
     return attention_panels
@@ -180,7 +179,7 @@ def panel_function(
 
 def panel_columns(choices: PlotOptions, panels: Sequence[Panel]) -> Sequence[int] | int | None:
     """Return the ``columns`` argument of ``save``: the arrangement of a picture's panels."""
-    if choices.what in FUSION:
+    if choices.what in FUSION_SIDES:
         return fusion.row_lengths(panels)
     if choices.what == "connect":
         return connect.row_lengths(panels)
@@ -200,7 +199,7 @@ def translated(
     if all(sentence.target is not None for sentence in sentences):
         yield from sentences
         return
-    results = translator.translate_ids([[*sentence.source_ids, EOS] for sentence in sentences])
+    results = translator.translate_ids([sentence.ids[0] for sentence in sentences])
     decode = translator.pipeline.target_vocab.decode
     for sentence, hypotheses in zip(sentences, results, strict=True):
         if hypotheses:

@@ -3,12 +3,15 @@
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.text import FilePair, read_lines, read_pairs, standard_input
-from fusetk.data.vocab import UNK
-from fusetk.errors import DataError
+from fusetk.data.vocab import EOS, UNK
+from fusetk.errors import DataError, first_names
+
+if TYPE_CHECKING:
+    from fusetk.decoding.target_scores import IdPair
 
 MAX_NAMED = 20  # numbers or words that one warning names
 
@@ -26,13 +29,12 @@ class InputPair(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """Tokens as the model reads them, without BOS and EOS. An unknown word is UNK in the ids."""
+    """Tokens as the model reads them, without BOS and EOS, and their ids."""
 
     number: int
     source: list[str]
     target: list[str] | None  # None: to be translated by beam search
-    source_ids: list[int]
-    target_ids: list[int]
+    ids: "IdPair"  # an unknown word is UNK; the target is empty as long as ``target`` is None
 
 
 def command_line_pairs(sources: Sequence[str], targets: Sequence[str]) -> list[InputPair]:
@@ -111,13 +113,13 @@ class Reader:
             elif self._is_too_long(source, target):
                 self.skipped[TOO_LONG].append(pair.number)
             else:
-                source_ids = self._ids("source", source)
+                source_ids = [*self._ids("source", source), EOS]
                 target_ids = [] if target is None else self._ids("target", target)
-                yield Sentence(pair.number, source, target, source_ids, target_ids)
+                yield Sentence(pair.number, source, target, (source_ids, target_ids))
 
     def with_target(self, sentence: Sentence, target: list[str]) -> Sentence:
         """Return the sentence with a translation."""
-        return sentence._replace(target=target, target_ids=self._ids("target", target))
+        return sentence._replace(target=target, ids=(sentence.ids[0], self._ids("target", target)))
 
     def _tokens(self, side: str, text: str) -> list[str]:
         words = text if self.tokenized else self.pipeline.words(side, text)
@@ -142,18 +144,13 @@ class Reader:
         """Return messages for the user, one a line: unknown words and skipped lines."""
         messages = [
             f"warning: these {side} tokens are unknown to the model and read as <unk>: "
-            f"{_shorten(list(words))}"
+            f"{first_names(list(words), MAX_NAMED, ' ')}"
             for side, words in self.unknown.items()
             if words
         ]
         for reason, numbers in self.skipped.items():
             if numbers:
                 count = f"{len(numbers)} line{'s' if len(numbers) > 1 else ''}"
-                lines = _shorten([str(number) for number in numbers])
+                lines = first_names([str(number) for number in numbers], MAX_NAMED, " ")
                 messages.append(f"skipped {count} ({reason}): {lines}")
         return messages
-
-
-def _shorten(words: Sequence[str]) -> str:
-    more = f" and {len(words) - MAX_NAMED} more" if len(words) > MAX_NAMED else ""
-    return " ".join(words[:MAX_NAMED]) + more

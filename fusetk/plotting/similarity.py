@@ -8,8 +8,9 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
+from fusetk.decoding.target_scores import IdPair
 from fusetk.errors import DataError, Diverged
-from fusetk.evaluation.forward_trace import Pairs, batches, is_inside, trace_forward
+from fusetk.evaluation.forward_trace import batches, is_inside, trace_forward
 from fusetk.evaluation.layer_shares import layer_names
 from fusetk.models.stack import Stack
 from fusetk.plotting.panel import Panel
@@ -43,8 +44,8 @@ class SimilarityMeans:
         self.sums: dict[str, np.ndarray] = {}  # of each side: (L, L)
         self.positions: dict[str, int] = {}  # of each side
 
-    def add(self, pairs: Pairs) -> None:
-        """Add pairs of source and target ids without BOS and EOS, in batches of similar length.
+    def add(self, pairs: Sequence[IdPair]) -> None:
+        """Add sentence pairs, in batches of similar length.
 
         Raises DataError if a sentence is longer than the model's positions, and Diverged if a layer
         returns NaN.

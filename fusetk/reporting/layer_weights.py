@@ -58,7 +58,7 @@ def _panels(checkpoint: Path, source: Path, target: Path) -> "tuple[list[Panel],
     reader = Reader(loaded.pipeline, tokenized=True, positions=model.max_positions, strict=False)
     lines = islice(read_pairs(FilePair(source, target)), SENTENCES)
     inputs = [InputPair(number, *pair) for number, pair in enumerate(lines, 1)]
-    pairs = [(sentence.source_ids, sentence.target_ids) for sentence in reader(inputs)]
+    pairs = [sentence.ids for sentence in reader(inputs)]
     panels: list[Panel] = []
     try:
         fusions = find_fusions(model)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from fusetk.errors import DataError, FusetkError
+from fusetk.errors import DataError, FusetkError, first_names
 from fusetk.evaluation.metrics import METRICS
 from fusetk.papers import AVERAGE
 from fusetk.reporting import score_log
@@ -18,7 +18,7 @@ from fusetk.reporting.score_log import ScoreRecord
 from fusetk.runs import CHECKPOINTS, CONFIG, check_metrics, updates_and_data
 
 DEPTH = 5  # levels of folders that are searched below the start
-MAX_NAMES = 3  # runs that a warning names
+MAX_RUNS = 3  # runs that a warning names
 VALID = "valid"  # test set name of the BLEU of the best validation
 
 
@@ -258,14 +258,7 @@ def mean_of(values: Iterable[float | None]) -> MeanScore | None:
 
 def run_names(runs: Sequence[MeasuredRun]) -> str:
     """Return the names of the first runs, and the number of the others."""
-    return _first_names([run.name for run in runs], MAX_NAMES)
-
-
-def _first_names(names: Sequence[str], most: int | None) -> str:
-    """Return the first ``most`` names, and the number of the others."""
-    first = names[:most]
-    others = len(names) - len(first)
-    return ", ".join(first) + (f" and {others} more" if others else "")
+    return first_names([run.name for run in runs], MAX_RUNS)
 
 
 def format_updates(run: MeasuredRun) -> str | None:
@@ -308,7 +301,7 @@ def _differences(quantity: str, values: Iterable[tuple[MeasuredRun, str | None]]
     for run, value in values:
         groups.setdefault(value or "unknown", []).append(run)
     names = {value: [run.name for run in unique_runs(runs)] for value, runs in groups.items()}
-    return difference_sentence(quantity, names, MAX_NAMES)
+    return difference_sentence(quantity, names, MAX_RUNS)
 
 
 def difference_sentence(
@@ -323,7 +316,7 @@ def difference_sentence(
         return []
     (value, usual), *others = sorted(names.items(), key=lambda group: -len(group[1]))
     count = f"{len(usual)} runs" if len(usual) > 1 else usual[0]
-    rest = "; ".join(f"{other} ({_first_names(members, most)})" for other, members in others)
+    rest = "; ".join(f"{other} ({first_names(members, most)})" for other, members in others)
     return [f"the runs differ in {quantity}: {value} ({count}); {rest}"]
 
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, class_name
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
-from fusetk.nn.shape_check import class_name
 
 MAX_VARIANTS = 64  # compiled variants of one kind of layer: different widths, a batch of one pair
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.data.batch import Batch
-from fusetk.errors import ConfigError, out_of_memory
+from fusetk.errors import ConfigError, class_name, out_of_memory
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.stack import Stack
-from fusetk.nn.shape_check import class_name
 from fusetk.training.config import TrainingConfig
 from fusetk.training.loss import Loss
 from fusetk.training.step import add_gradients, autocast, batch_loss

@@ -19,9 +19,9 @@ from fusetk.training.checkpoints import Checkpoints
 from fusetk.training.config import TrainingConfig
 from fusetk.training.distributed_validation import DistributedValidation
 from fusetk.training.ema import Ema
+from fusetk.training.gradient_check import GradientCheck
 from fusetk.training.gradients import BatchSplitter, GradientComputer
 from fusetk.training.log import Log, Reporter
-from fusetk.training.loss_scale import GradientCheck
 from fusetk.training.optimizer_check import OptimizerCheck
 from fusetk.training.progress import (
     Progress,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusetk.errors import FusetkError
+from fusetk.errors import FusetkError, class_name
 from fusetk.processes import World
 from fusetk.runs import LOWER_IS_BETTER, STATE
 from fusetk.training.config import EndConfig
@@ -167,7 +167,7 @@ def update_schedule(
     try:
         progress.schedule_state = json.loads(json.dumps(dict(state)))
     except (TypeError, ValueError) as error:
-        name = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
+        name = class_name(schedule)
         raise FusetkError(
             f"the schedule {name} has a state that a checkpoint cannot hold ({error}): return a "
             "dict that JSON can represent from after_validation"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from fusetk.config import ComponentConfig, place_outside_libraries, resolve
-from fusetk.errors import FusetkError
+from fusetk.errors import FusetkError, class_name
 
 ScheduleState = Mapping[str, Any]
 """The validations of a stage as a schedule stores them: plain values, kept in checkpoints."""
@@ -247,9 +247,6 @@ class LinearDecay(Schedule):
 
     Config: type[ComponentConfig] = LinearDecayConfig
 
-    def __init__(self, config: LinearDecayConfig, width: int):
-        self.config = config
-
     def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
         config = self.config
         if update < config.warmup:
@@ -286,9 +283,6 @@ class RnmtPlus(Schedule):
 
     Config = RnmtPlusConfig
 
-    def __init__(self, config: RnmtPlusConfig, width: int):
-        self.config = config
-
     def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
         n = self.config.replicas
         start = self.config.decay_start
@@ -309,9 +303,6 @@ class Plateau(Schedule):
 
     Config = PlateauConfig
     uses_validation = True
-
-    def __init__(self, config: PlateauConfig, width: int):
-        self.config = config
 
     def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
         cuts: int = state.get("cuts", 0)
@@ -364,7 +355,7 @@ def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> flo
     Raises FusetkError if the schedule, which may be a class outside fusetk, fails, or if it returns
     another value than a finite number of at least 0.
     """
-    name = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
+    name = class_name(schedule)
     try:
         rate: Any = schedule.rate(update, state)
     except Exception as error:

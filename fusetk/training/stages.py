@@ -6,7 +6,7 @@ import torch
 
 from fusetk.data.corpus import Corpus
 from fusetk.data.corpus_weights import WeightedSpan, sampling_spans
-from fusetk.data.sampler import Groups, batches, check_fits, groups, pair_lengths
+from fusetk.data.sampler import UpdateBatches, batches, check_fits, pair_lengths, update_batches
 from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
@@ -85,7 +85,7 @@ class Stages:
         for module in self._dropouts():
             module.set_rate(self.config(progress).dropout)
 
-    def updates(self, progress: Progress, corpus: Corpus) -> Groups:
+    def updates(self, progress: Progress, corpus: Corpus) -> UpdateBatches:
         """Return the batches of each update of the current epoch.
 
         ``corpus`` holds the pairs of this epoch, see ``Corpus.of_epoch``.
@@ -99,7 +99,7 @@ class Stages:
             progress.epoch,
             self.spans[progress.stage],
         )
-        return groups(epoch_batches, stage.batch.accumulate)
+        return update_batches(epoch_batches, stage.batch.accumulate)
 
     def updates_left(self, progress: Progress, updates_in_epoch: int) -> float:
         """Return the number of remaining updates of the stage; infinite if it is unknown."""

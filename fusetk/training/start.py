@@ -8,11 +8,9 @@ from torch import Tensor, nn
 
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.vocab import Vocabulary
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, first_names
 from fusetk.runs import EMA, MODEL, TEXT, find_checkpoint
 from fusetk.weights import read_state, read_weights, saved_tensors
-
-MAX_NAMES = 5  # names of weights that a line of the log lists
 
 # The side of the vocabulary, for the first part of the name of a weight with a row for each token.
 VOCABULARY_SIDES = {"source": "source", "target": "target", "output": "target"}
@@ -52,8 +50,7 @@ class StartReport(NamedTuple):
             ("of the run are not used, because the model does not have them", self.unused),
         ):
             if names:
-                more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-                lines.append(f"warning: {', '.join(names[:MAX_NAMES])}{more} {words}")
+                lines.append(f"warning: {first_names(names)} {words}")
         return lines
 
 

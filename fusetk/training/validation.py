@@ -16,11 +16,11 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import Indices, cut
 from fusetk.data.text import read_lines
-from fusetk.data.vocab import UNK
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.translate import Translator
 from fusetk.display import Task
 from fusetk.errors import ConfigError, DataError, Diverged
+from fusetk.evaluation.forward_trace import UNKNOWN_WORDS
 from fusetk.evaluation.layer_shares import mean_shares
 from fusetk.evaluation.metrics import corpus_bleu
 from fusetk.models.seq2seq import Seq2Seq
@@ -164,7 +164,7 @@ class Validator:
         if not len(self.share_pairs):
             return None
         source, target = self.corpus.source, self.corpus.target
-        pairs = [(source[i][:-1].tolist(), target[i][:-1].tolist()) for i in self.share_pairs]
+        pairs = [(source[i].tolist(), target[i][:-1].tolist()) for i in self.share_pairs]
         done.advance(len(pairs))
         with suppress(Diverged):
             return mean_shares(model, pairs)
@@ -195,7 +195,7 @@ def _evenly_spaced(corpus: Corpus, number: int) -> Indices:
 def check_shares(model: Seq2Seq) -> None:
     """Raise ConfigError if the shares of the layers cannot be computed."""
     try:
-        mean_shares(model, [([UNK], [UNK])])
+        mean_shares(model, [UNKNOWN_WORDS])
     except DataError as error:
         raise ConfigError(f"training.validation.share_pairs: {error}; remove the key") from None
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fusetk.config import place_outside_libraries
 from fusetk.data.batch import pad
-from fusetk.errors import ConfigError, FusetkError, out_of_memory
+from fusetk.errors import ConfigError, FusetkError, class_name, first_names, out_of_memory
 from fusetk.fusion.base import Fusion, LayerFusion
 from fusetk.models.attend import AttendedSources
 from fusetk.models.residual import Residual, StreamEnds
@@ -25,7 +25,7 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.stack import Stack
 from fusetk.nn.attention import SelfAttention
 from fusetk.nn.nested import select
-from fusetk.nn.shape_check import check_shape, class_name, is_outside
+from fusetk.nn.shape_check import check_shape, is_outside
 from fusetk.special_tokens import BOS, EOS, SPECIAL
 from fusetk.ways import use_precision
 
@@ -34,7 +34,6 @@ TARGET_LENGTHS = (6, 4, 7)  # lengths of target sentences, with BOS
 # Largest difference between two computations of the same logits, relative to the largest logit.
 # Differences of rounding are below it.
 TOLERANCE = 1e-3
-MAX_NAMES = 5  # names of parameters in a warning
 SMALL = 0.1  # Parameters below this value may hide a broken rule. It is also the size of noise.
 
 
@@ -193,8 +192,8 @@ def _check_layers(model: Seq2Seq, source_size: int, target_size: int) -> None:
 def _check_sources(model: Seq2Seq) -> None:
     """Raise ConfigError if an attention outside fusetk reads the output without ``reads_output``.
 
-    Without ``reads_output``, the encoder's stack does not compute the input of one more layer,
-    which ``fuse: last`` returns.
+    Without ``reads_output``, the encoder's stack does not compute the top input, which
+    ``fuse: last`` returns.
     """
     device = next(model.parameters()).device
     src = torch.full((1, max(SOURCE_LENGTHS)), EOS, device=device)[:, : model.max_positions]
@@ -250,10 +249,9 @@ def _check_training(model: Seq2Seq, source_size: int, target_size: int, names: s
         model.eval()
     if not unused:
         return []
-    more = f" and {len(unused) - MAX_NAMES} more" if len(unused) > MAX_NAMES else ""
     return [
-        f"parameters without a gradient in a test pass: {', '.join(unused[:MAX_NAMES])}{more}; if "
-        "no batch uses them, they are not trained"
+        f"parameters without a gradient in a test pass: {first_names(unused)}; if no batch "
+        "uses them, they are not trained"
     ]
 
 

@@ -94,12 +94,9 @@ def test_a_forced_translation(loaded: Any) -> None:
         assert panel["x"] == ["der", "mann", ".", "</s>"]
         assert panel["y"] == ["the", "man", ".", "</s>"]
         np.testing.assert_allclose(np.sum(panel["matrix"], axis=1), 1, rtol=1e-5)
-    vocabularies = loaded.pipeline.source_vocab, loaded.pipeline.target_vocab
-    ids = [
-        vocabulary.encode(text.split())
-        for vocabulary, text in zip(vocabularies, ["der mann .", "the man ."], strict=True)
-    ]
-    weights = attention.record(loaded.model, *ids)["decoder.layer2.cross"]
+    source = [*loaded.pipeline.source_vocab.encode(["der", "mann", "."]), EOS]
+    target = loaded.pipeline.target_vocab.encode(["the", "man", "."])
+    weights = attention.record(loaded.model, (source, target))["decoder.layer2.cross"]
     np.testing.assert_allclose(
         by_name["decoder.layer2.cross"]["matrix"], weights.mean(0), rtol=1e-6
     )

@@ -9,7 +9,7 @@ import torch
 from fusetk.data.batch import collate, gather, pad
 from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Corpus, Sentences
-from fusetk.data.sampler import batches, groups, update_size
+from fusetk.data.sampler import batches, update_batches, update_size
 from fusetk.data.vocab import BOS, EOS, PAD
 from fusetk.errors import DataError
 
@@ -114,9 +114,9 @@ def test_a_sentence_that_fits_no_batch_is_refused_with_the_numbers() -> None:
         batches(SOURCE, TARGET, BatchConfig(size=20), 1, 0)
 
 
-def test_groups_hold_the_batches_of_an_update() -> None:
+def test_the_batches_of_each_update() -> None:
     epoch = [np.array([i]) for i in range(5)]
-    assert [len(g) for g in groups(epoch, 2)] == [2, 2, 1]
+    assert [len(each) for each in update_batches(epoch, 2)] == [2, 2, 1]
 
 
 def sentences(rows: list[list[int]]) -> Sentences:

@@ -10,7 +10,7 @@ from fusetk.data import corpus as corpora
 from fusetk.data import sampler
 from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Sentences
-from fusetk.data.sampler import Batches, batches, cut, groups
+from fusetk.data.sampler import Batches, batches, cut, update_batches
 
 random = np.random.default_rng(3)
 SIZES = [BatchConfig(size=300), BatchConfig(size=1000), BatchConfig(size=7, unit="sentences")]
@@ -103,7 +103,7 @@ def test_batches_are_made_when_they_are_read_and_slices_share_the_order() -> Non
 def test_updates_go_on_from_a_position(accumulate: int) -> None:
     """A resumed run reads the rest of the epoch's updates."""
     every = list(batches(*lengths(1000, 40), BatchConfig(size=300), 1, 0))
-    updates = groups(every, accumulate)
+    updates = update_batches(every, accumulate)
     assert len(updates) == -(-len(every) // accumulate)
     for position in (0, 1, 5, len(updates) - 1, len(updates)):
         expected = [

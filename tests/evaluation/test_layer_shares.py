@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fusetk import trace
+from fusetk.data.vocab import EOS
 from fusetk.errors import DataError
 from fusetk.evaluation.layer_shares import (
     contributions,
@@ -22,7 +23,7 @@ from fusetk.fusion.linear import LinearFusion
 from tests.contracts.systems import FUSES, variants
 from tests.plotting.models import stack, transformer
 
-PAIR = [4, 5, 6], [7, 8]
+PAIR = [4, 5, 6, EOS], [7, 8]
 KINDS = [
     option
     for kind, fusion in FUSIONS.items()
@@ -94,7 +95,7 @@ def test_shares_are_gradient_times_input(options: dict[str, Any]) -> None:
     assert not any(layer.requires_grad for layer in history) and shares.shape == (
         2,
         3,
-        fusion.num_layers,
+        fusion.num_fused,
     )
 
 
@@ -168,13 +169,13 @@ def test_fusions_are_found_by_side() -> None:
     model = transformer(stack("last"), stack("linear"))
     assert (
         [fusion.name for fusion in find_fusions(model)]
-        == [fusion.name for fusion in find_fusions(model, "decoder-fuse")]
+        == [fusion.name for fusion in find_fusions(model, ["decoder"])]
         == ["decoder.fuse"]
     )
     with pytest.raises(
         DataError, match="the encoder of this model does not fuse several layers, its decoder does"
     ):
-        find_fusions(model, "encoder-fuse")
+        find_fusions(model, ["encoder"])
     one_layer = transformer(
         stack("last"), stack({"kind": "linear", "embedding": False, "norm": False}, 1)
     )
@@ -214,7 +215,7 @@ def test_the_model_is_restored() -> None:
 
 
 def test_a_batch_equals_single_sentences() -> None:
-    pairs = [([4, 5, 6, 7, 8], [9]), ([4], [5, 6, 7, 8]), ([9, 9], [])]
+    pairs = [([4, 5, 6, 7, 8, EOS], [9]), ([4, EOS], [5, 6, 7, 8]), ([9, 9, EOS], [])]
     for encoder, decoder in (("linear", "attention"), ("ffn", "tree"), ("iterative", "average")):
         model = transformer(stack(encoder, 4), stack(decoder, 4))
         together = trace_fusions(model, pairs, find_fusions(model))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fusetk import system
+from fusetk.data.vocab import EOS
 from fusetk.decoding.requests import Request
 from fusetk.errors import DataError
 from fusetk.exploring.explorer import Explorer, Heatmap, Search, views
@@ -112,7 +113,7 @@ def test_every_backbone_has_views(kind: str) -> None:
     tokens = TokenPair(["a", "b", "c"], ["d", "e"])
     for view in views(model):
         for layer in (None, *view.layers, *range(1, len(view.readers) + 1)):
-            panels = panel_function(model, view.what, layer)([4, 5, 6], [5, 6], tokens)
+            panels = panel_function(model, view.what, layer)(([4, 5, 6, EOS], [5, 6]), tokens)
             assert panels and all(np.isfinite(panel.matrix).any() for panel in panels)
     config = MODELS[kind].Config.model_validate({**BACKBONES[kind].sizes, "kind": kind})
     depth = "depth 1" if kind == "recurrent" else "2 layers"
@@ -122,14 +123,14 @@ def test_every_backbone_has_views(kind: str) -> None:
 def test_heatmaps_are_those_of_plot_attention(fused: Explorer) -> None:
     tokens = ("DREI", "EINS")
     encode = fused.translator.encode
-    source, target = encode("source", TEXT), encode("target", " ".join(tokens))
+    pair = ([*encode("source", TEXT), EOS], encode("target", " ".join(tokens)))
     for view in fused.views:
         heads: list[str | int | None] = [None, *(["all", "mean", 1] if view.heads else [])]
         for layer in (None, *view.layers):
             for head in heads:
                 answer = fused.heatmaps(Heatmap(tokens, view.what, layer, head), TEXT)
                 draw = panel_function(fused.model, view.what, layer, head)
-                expected = draw(source, target, TokenPair(TEXT.split(), tokens))
+                expected = draw(pair, TokenPair(TEXT.split(), tokens))
                 assert [panel["name"] for panel in answer["panels"]] == [p.name for p in expected]
                 for panel, other in zip(answer["panels"], expected, strict=True):
                     matrix = np.array(panel["matrix"], dtype=float)

@@ -36,7 +36,7 @@ class ConnectedChain(nn.Module):
             self.connect.register_output(D, starts_block=i == 0)
             assert self.connect.register_input() == D
         self.connect.register_output(D, starts_block=False)
-        assert self.connect.register_end() == D
+        assert self.connect.register_top_input() == D
         generator = torch.Generator().manual_seed(2)
         self.matrices = torch.randn(layers, D, D, generator=generator, dtype=torch.float64) / 3
 
@@ -46,8 +46,8 @@ class ConnectedChain(nn.Module):
             read = self.connect(outputs)
             q, k, v, r = read if isinstance(read, LayerInputs) else (read, 0, 0, read)
             outputs = self.connect.append(outputs, r + ((q + 2 * k + 3 * v) @ matrix).tanh(), read)
-        end: Tensor = self.connect.end(outputs)
-        return end
+        top_input: Tensor = self.connect.top_input(outputs)
+        return top_input
 
 
 def chain(options: dict[str, Any], layers: int = LAYERS) -> ConnectedChain:
@@ -68,7 +68,7 @@ def gelu(x: Any) -> Any:
     return np.vectorize(lambda u: u * (1 + math.erf(u / math.sqrt(2))) / 2)(x)
 
 
-def readings(p: dict[str, Any], options: dict[str, Any], sources: list[Any], end: bool) -> Any:
+def readings(p: dict[str, Any], options: dict[str, Any], sources: list[Any], top: bool) -> Any:
     """The inputs q, k, v and r of the layer above the given outputs, for one position.
 
     ``sources`` are the embedding and the outputs of the layers; for ``cross`` the embedding and the
@@ -87,14 +87,14 @@ def readings(p: dict[str, Any], options: dict[str, Any], sources: list[Any], end
         hidden = gelu(normed @ p[f"aggregate.{i}.w1"])
         static = p[f"aggregate.{i}.static"]
         weights = (hidden @ p[f"aggregate.{i}.w2"]).reshape(static.shape) + static
-        assert len(weights) == (1 if end else options.get("streams", 4))
+        assert len(weights) == (1 if top else options.get("streams", 4))
         mixes = list(weights @ np.stack(sources))
         return mixes if len(mixes) == 4 else [mixes[0], 0, 0, mixes[0]]
     last = options.get("last")
     if last is not None and len(sources) > last + 2:
         sources = [sources[0], sum(sources[1:-last]), *sources[-last:]]
     static, dynamic = p[f"mix.{i}.static"], p[f"mix.{i}.dynamic"]
-    assert len(static) == (1 if end else 3)
+    assert len(static) == (1 if top else 3)
     mixes = [
         sum(g * (b + max(w @ g, 0)) for g, b in zip(sources, bias, strict=True))
         for bias, w in zip(static, dynamic, strict=True)
@@ -112,10 +112,10 @@ def test_equations(options: dict[str, Any]) -> None:
         for t in range(3):
             sources = [inputs()[b, t].numpy()]
             for matrix in module.matrices.numpy():
-                q, k, v, r = readings(p, options, sources, end=False)
+                q, k, v, r = readings(p, options, sources, top=False)
                 result = np.tanh((q + 2 * k + 3 * v) @ matrix)
                 sources.append(result if options["kind"] == "cross" else r + result)
-            expected = readings(p, options, sources, end=True)[0]
+            expected = readings(p, options, sources, top=True)[0]
             np.testing.assert_allclose(output[b, t], expected, rtol=1e-9, atol=1e-11)
 
 

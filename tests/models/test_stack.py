@@ -23,20 +23,20 @@ def test_a_model_lists_all_its_layers(make: Callable[[], Seq2Seq]) -> None:
 
 def test_a_layer_may_be_a_summary() -> None:
     config = DenseConnectionConfig(growth=3, summary_every=2)
-    plan = config.plan([8, 9, 10, 11], residual=False)
+    plan = config.plan([8, 9, 10, 11], adds_input=False)
     assert plan == [
-        PlannedModule(0, 3, is_summary=False, starts_block=False, residual=False),
-        PlannedModule(1, 10, is_summary=False, starts_block=True, residual=True),
-        PlannedModule(2, 3, is_summary=False, starts_block=False, residual=False),
+        PlannedModule(0, 3, is_added=False, is_summary=False, adds_input=False),
+        PlannedModule(1, 10, is_added=False, is_summary=True, adds_input=True),
+        PlannedModule(2, 3, is_added=False, is_summary=False, adds_input=False),
     ]
     assert config.summarised_layers(3) == 2
 
 
 def test_a_summary_may_be_added_after_a_layer() -> None:
     config = DenseConnectionConfig(growth=3, summary_every=2, summary_layer="added")
-    plan = config.plan([8, 9, 10, 11], residual=False)
+    plan = config.plan([8, 9, 10, 11], adds_input=False)
     assert [planned.layer for planned in plan] == [0, 1, 1, 2]
-    assert plan[2] == PlannedModule(1, 8, is_summary=True, starts_block=True, residual=True)
+    assert plan[2] == PlannedModule(1, 8, is_added=True, is_summary=True, adds_input=True)
 
 
 def test_values_of_layers_are_aligned_with_modules() -> None:

@@ -46,12 +46,12 @@ class Fake(nn.Module):
 
 @pytest.fixture
 def weights() -> dict[str, np.ndarray]:
-    return record(Fake(), [10, 11, 12], [20, 21])  # type: ignore[arg-type]
+    return record(Fake(), ([10, 11, 12, EOS], [20, 21]))  # type: ignore[arg-type]
 
 
 def test_forced_decoding_records_all_attention(weights: dict[str, np.ndarray]) -> None:
     model = Fake().train()
-    record(model, [10, 11, 12], [20, 21])  # type: ignore[arg-type]
+    record(model, ([10, 11, 12, EOS], [20, 21]))  # type: ignore[arg-type]
     assert model.fed == ([[10, 11, 12, EOS]], [[BOS, 20, 21]])
     assert model.training  # restored
     assert set(weights) == {f"{side}.layer{n}.{kind}" for n in (1, 2) for side, kind in SITES}
@@ -61,7 +61,7 @@ def test_forced_decoding_records_all_attention(weights: dict[str, np.ndarray]) -
 
 
 def test_the_listener_is_removed() -> None:
-    record(Fake(), [10], [20])  # type: ignore[arg-type]
+    record(Fake(), ([10, EOS], [20]))  # type: ignore[arg-type]
     assert not trace.is_recorded("decoder.layer1.cross")
 
 
@@ -130,7 +130,7 @@ def test_mixed_attention_of_a_coordinated_model_is_recorded() -> None:
     torch.manual_seed(1)
     for mixes, kinds in ((True, {"mixed"}), (False, {"self", "cross"})):
         model = kind(kind.Config.model_validate({**sizes, "mixed_attention": mixes}), 12, 12)
-        weights = record(model, [4, 5, 6], [7, 8])
+        weights = record(model, ([4, 5, 6, EOS], [7, 8]))
         assert {name.split(".")[2] for name in weights if name.startswith("decoder")} == kinds
         for what in kinds if mixes else ("self", "cross"):
             for panel in panels(weights, TOKENS, what, head="all"):
@@ -271,6 +271,6 @@ def test_a_model_without_that_attention(weights: dict[str, np.ndarray]) -> None:
 def test_a_sentence_longer_than_the_positions_is_refused() -> None:
     model = Fake()
     model.max_positions = 4  # type: ignore[assignment]
-    record(model, [10, 11, 12], [20])  # type: ignore[arg-type]
+    record(model, ([10, 11, 12, EOS], [20]))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="4 tokens"):
-        record(model, [10, 11, 12, 13], [20])  # type: ignore[arg-type]
+        record(model, ([10, 11, 12, 13, EOS], [20]))  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk import trace
+from fusetk.data.vocab import EOS
 from fusetk.errors import DataError
 from fusetk.fusion.linear import ScalarMix
 from fusetk.models.residual import RESIDUALS, ResidualBuilder
@@ -17,7 +18,7 @@ from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.panel import Panel
 from tests.plotting.models import transformer
 
-PAIRS = [([4, 5, 6], [5, 4]), ([7], [6, 8, 9, 4]), ([5, 9], [4])]
+PAIRS = [([4, 5, 6, EOS], [5, 4]), ([7, EOS], [6, 8, 9, 4]), ([5, 9, EOS], [4])]
 
 
 def noisy(encoder: dict[str, Any], decoder: dict[str, Any], **more: Any) -> Any:
@@ -130,7 +131,7 @@ def test_weights_at_each_token() -> None:
     side = {"residual": "attention-residual"}
     model = noisy(side, side, norm="pre")
     tokens = TokenPair(["a", "b", "c"], ["x", "y"])
-    panels = connect.position_panels(model, [([4, 5, 6], [5, 4])], tokens, 2)
+    panels = connect.position_panels(model, [([4, 5, 6, EOS], [5, 4])], tokens, 2)
     assert [panel.name for panel in panels] == [
         "encoder.residual.l1.ffn",
         "decoder.residual.l1.cross",
@@ -139,7 +140,7 @@ def test_weights_at_each_token() -> None:
         assert panel.y[0] == "l0" and len(panel.y) == 2
         np.testing.assert_allclose(panel.matrix.sum(0), 1, rtol=1e-5)
     with pytest.raises(DataError, match="give a row from 1 to"):
-        connect.position_panels(model, [([4], [5])], tokens, 9)
+        connect.position_panels(model, [([4, EOS], [5])], tokens, 9)
 
 
 def test_learned_weights_need_no_text() -> None:
@@ -206,14 +207,14 @@ def test_the_title_of_a_row_names_its_layer() -> None:
     side = {"layers": 4, "connect": {"kind": "cross", "last": 1}}
     tokens = TokenPair(["a"], ["x"])
     panels = connect.position_panels(
-        transformer(side, side, norm="pre"), [([4], [5])], tokens, reader=4
+        transformer(side, side, norm="pre"), [([4, EOS], [5])], tokens, reader=4
     )
     assert [panel.title for panel in panels[:3]] == [
         f"encoder, layer 4, weights of the {what}" for what in ("queries", "keys", "values")
     ]
     side = {"layers": 2, "residual": "attention-residual"}
     model = transformer(side, side, norm="pre")
-    titles = [connect.position_panels(model, [([4], [5])], tokens, n)[0].title for n in (2, 5)]
+    titles = [connect.position_panels(model, [([4, EOS], [5])], tokens, n)[0].title for n in (2, 5)]
     assert titles == [
         "encoder, sub-layer l1.ffn, weights of the input",
         "encoder, output of the stack, weights of the input",

@@ -3,6 +3,7 @@ import random
 import numpy as np
 import pytest
 
+from fusetk.data.vocab import EOS
 from fusetk.evaluation import forward_trace
 from fusetk.evaluation.layer_shares import find_fusions, mean_shares, trace_fusions
 from fusetk.plotting.corpus import PARTS, CorpusMeans, parts
@@ -14,7 +15,7 @@ PAIRS = [
     ([choose.randrange(4, SIZE) for _ in range(choose.randint(1, 9))] for _ in range(2))
     for _ in range(25)
 ]
-PAIRS = [(source, target) for source, target in PAIRS]
+PAIRS = [([*source, EOS], target) for source, target in PAIRS]
 
 
 def test_parts_of_a_sentence() -> None:
@@ -88,6 +89,6 @@ def test_one_hop_or_their_mean() -> None:
 def test_parts_without_positions_are_empty() -> None:
     model = transformer(stack("average"), stack("last"))
     means = CorpusMeans(model, find_fusions(model))
-    means.add([([4], [4])])  # with EOS: a first and a last position
+    means.add([([4, EOS], [4])])  # a first and a last position
     panel = means.panels()[0]
     assert np.isnan(panel.matrix).all(0).tolist() == [False, *[True] * 5, False]

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 import torch
 
 from fusetk import trace
+from fusetk.data.vocab import BOS, EOS
 from fusetk.errors import DataError
 from fusetk.evaluation.layer_shares import find_fusions, trace_fusions
 from fusetk.plotting import connect
@@ -13,17 +15,17 @@ from fusetk.plotting.fusion import HOPS, panels, row_lengths
 from tests.plotting.models import stack, transformer
 
 TOKENS = TokenPair(["ein", "Hund", "schläft"], ["a", "dog"])
-PAIR = [4, 5, 6], [7, 8]
+PAIR = [4, 5, 6, EOS], [7, 8]
 
 
 def drawn(
     encoder: str | dict[str, Any],
     decoder: str | dict[str, Any],
-    what: str = "fuse",
+    sides: Sequence[str] = ("encoder", "decoder"),
     hop: int | str = "all",
 ) -> dict[str, Any]:
     model = transformer(stack(encoder), stack(decoder, 5))
-    traces = trace_fusions(model, [PAIR], find_fusions(model, what))
+    traces = trace_fusions(model, [PAIR], find_fusions(model, sides))
     return {panel.name: panel for panel in panels(traces, TOKENS, hop)}
 
 
@@ -44,13 +46,10 @@ def test_hops_are_drawn_over_the_input_tokens() -> None:
     model = transformer(stack("last"), stack({"kind": "attention", "hops": 3}, 5)).eval()
     with torch.no_grad(), trace.listen("decoder.fuse.hops") as heard:
         model(
-            torch.tensor([[4, 5, 6, 3]]),
+            torch.tensor([PAIR[0]]),
             torch.ones(1, 4, dtype=torch.bool),
-            torch.tensor([[2, 7, 8]]),
+            torch.tensor([[BOS, *PAIR[1]]]),
         )
-    from fusetk.data.vocab import BOS, EOS
-
-    assert (BOS, EOS) == (2, 3)
     for h, panel in enumerate(by_name.values()):
         np.testing.assert_allclose(
             panel.matrix, heard["decoder.fuse.hops"][0][0, :, h].T, rtol=1e-4, atol=1e-6
@@ -67,7 +66,7 @@ def test_one_hop_and_their_mean() -> None:
         and encoder_hop.y == ["l1", "l2", "l3"]
         and decoder_hop.y[0] == "l1"
     )
-    [mean] = drawn(options, options, "decoder-fuse", hop="mean").values()
+    [mean] = drawn(options, options, ["decoder"], hop="mean").values()
     expected = np.mean([every[f"decoder.fuse.hop{h}"].matrix for h in (1, 2, 3)], 0)
     np.testing.assert_allclose(mean.matrix, expected, rtol=1e-6)
     with pytest.raises(DataError, match="--head 4 is out of range: the decoder fusion has 3 hops"):

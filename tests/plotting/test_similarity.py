@@ -1,20 +1,26 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 
 from fusetk.data.vocab import BOS, EOS
+from fusetk.decoding.target_scores import IdPair
 from fusetk.errors import DataError, Diverged
-from fusetk.evaluation.forward_trace import Pairs
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.stack import StackOutput
 from fusetk.plotting.panel import Panel
 from fusetk.plotting.similarity import SimilarityMeans, find_stacks
 from tests.contracts.systems import SYSTEMS
 
-PAIRS = [([4, 5, 6], [7, 8]), ([5], [4, 4, 6, 8, 7]), ([8, 7, 6, 5, 4], [6])]
+PAIRS = [
+    ([4, 5, 6, EOS], [7, 8]),
+    ([5, EOS], [4, 4, 6, 8, 7]),
+    ([8, 7, 6, 5, 4, EOS], [6]),
+]
 
 
-def draw(model: Seq2Seq, pairs: Pairs) -> dict[str, Panel]:
+def draw(model: Seq2Seq, pairs: Sequence[IdPair]) -> dict[str, Panel]:
     means = SimilarityMeans(model, find_stacks(model))
     means.add(pairs)
     assert means.sentences == len(pairs)
@@ -33,7 +39,7 @@ def test_numbers_are_mean_cosines_of_unpadded_passes(name: str) -> None:
     for stack in find_stacks(model).values():
         stack.register_forward_hook(lambda module, arguments, output: outputs.append(output))
     for source, target in PAIRS:
-        ids = torch.tensor([[*source, EOS]])
+        ids = torch.tensor([source])
         memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
         model.decode(torch.tensor([[BOS, *target]]), model.start(memory))
         for side, output in zip(cosines, outputs, strict=True):  # encode is called first

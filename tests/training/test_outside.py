@@ -448,13 +448,13 @@ def test_numbers_of_numpy_and_tensors_are_learning_rates() -> None:
 
 def test_a_schedule_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Own, "rate", lambda self, update: 1 / update)
-    with pytest.raises(FusetkError, match=r"test_outside\.Own failed for update 3 .* TypeError"):
+    with pytest.raises(FusetkError, match=r"test_outside:Own failed for update 3 .* TypeError"):
         rate_of_update(Own(0.5), 3, {})
 
 
 def test_the_state_of_a_schedule_is_plain() -> None:
     progress = Progress()
-    with pytest.raises(FusetkError, match=r"test_outside\.Own has a state that a checkpoint"):
+    with pytest.raises(FusetkError, match=r"test_outside:Own has a state that a checkpoint"):
         update_schedule(progress, Own(np.float32(0.5)), "loss", 1.0)
     with pytest.raises(FusetkError, match="NoneType"):
         update_schedule(progress, Own(0.0), "loss", 1.0)

@@ -18,8 +18,8 @@ from fusetk.recipe import load
 from fusetk.training.average import choose
 from fusetk.training.checkpoints import Checkpoints
 from fusetk.training.config import EndConfig
+from fusetk.training.gradient_check import GradientCheck
 from fusetk.training.gradients import BatchSplitter, GradientComputer
-from fusetk.training.loss_scale import GradientCheck
 from fusetk.training.parallel import local_batches
 from fusetk.training.progress import (
     Progress,

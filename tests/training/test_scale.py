@@ -12,7 +12,7 @@ from fusetk import weights as weights_module
 from fusetk.errors import FusetkError
 from fusetk.recipe import load
 from fusetk.training import loop
-from fusetk.training.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, next_scale
+from fusetk.training.gradient_check import LARGEST_SCALE, SMALLEST_SCALE, next_scale
 from fusetk.training.step import optimizer_step
 from fusetk.weights import read_state
 

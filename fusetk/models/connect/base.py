@@ -20,12 +20,12 @@ class PlannedModule(NamedTuple):
     width: int
     """Width with which the module is built; some layers of ``conv`` have an output twice as
     wide."""
+    is_added: bool
+    """Whether this is an added summary layer."""
     is_summary: bool
-    """Whether this is an added summary layer; False for an in-place summary."""
-    starts_block: bool
-    """Whether this module is a summary of either kind: the modules above it cannot read the outputs
+    """Whether this is a summary, in-place or added: the modules above it cannot read the outputs
     below its own."""
-    residual: bool
+    adds_input: bool
     """Whether a layer adds its input to its output. Only the layers of ``conv`` read it."""
 
 
@@ -49,7 +49,7 @@ class ConnectConfig(ComponentConfig):
         """Raise ValueError, with a message for the user, if ``inputs`` inputs are not allowed.
 
         This is the number of inputs that the connection makes: one for each layer, and one more for
-        a fusion that reads the input that one more layer would receive.
+        a fusion that reads the top input.
         """
 
     def width(self, layer: int, layers: int, usual: int) -> int:
@@ -71,12 +71,12 @@ class ConnectConfig(ComponentConfig):
         ends = [i + 1 for i in range(layers) if self.summary(i, layers) != "no"]
         return max(ends, default=0)
 
-    def plan(self, widths: Sequence[int], residual: bool) -> list[PlannedModule]:
+    def plan(self, widths: Sequence[int], adds_input: bool) -> list[PlannedModule]:
         """Plan the modules of a stack, the lowest first.
 
         ``widths`` are those of the input of the lowest layer and of each layer, as the backbone
-        gives them. An added summary layer is as wide as this input. ``residual``: whether the
-        layers of this connection are residual; summary layers are always residual.
+        gives them. An added summary layer is as wide as this input. ``adds_input``: whether
+        the layers of this connection add their input to their output; summary layers always do.
         """
         modules = []
         layers = len(widths) - 1
@@ -86,14 +86,14 @@ class ConnectConfig(ComponentConfig):
             layer = PlannedModule(
                 layer=i,
                 width=self.width(i, layers, widths[i + 1]),
-                is_summary=False,
-                starts_block=in_place,
-                residual=residual or in_place,
+                is_added=False,
+                is_summary=in_place,
+                adds_input=adds_input or in_place,
             )
             modules.append(layer)
             if summary == "added":
                 modules.append(
-                    PlannedModule(i, widths[0], is_summary=True, starts_block=True, residual=True)
+                    PlannedModule(i, widths[0], is_added=True, is_summary=True, adds_input=True)
                 )
         return modules
 
@@ -114,15 +114,15 @@ class Connection(nn.Module):
 
     While a stack is built, it calls the connection in the order in which the data will flow:
     ``register_output`` for each output that a layer will read, the embedding first, and
-    ``register_input`` for each layer that will read. ``register_end`` announces that the output of
-    the stack is the input that one more layer would receive. While the stack runs, ``append`` adds
-    each output to the outputs so far, ``forward`` makes the input of the next layer from them, and
-    ``end`` makes the output of the stack. The outputs belong to one pass; the module does not store
-    them.
+    ``register_input`` for each layer that will read. ``register_top_input`` announces that the
+    fusion will read the top input, which the connection makes above the highest layer. While the
+    stack runs, ``append`` adds each output to the outputs so far, ``forward`` makes the input of
+    the next layer from them, and ``top_input`` makes the top input. The outputs belong to one pass;
+    the module does not store them.
     """
 
     Config: type[ConnectConfig] = ConnectConfig
-    residual = True
+    adds_input = True
     """Whether layers add their input to their output. Only the layers of ``conv`` read it."""
     config: Any
     """The options, an object of the class ``Config``."""
@@ -143,7 +143,8 @@ class Connection(nn.Module):
     def register_output(self, width: int, starts_block: bool) -> None:
         """Announce an output of ``width`` features.
 
-        ``starts_block``: the layers that are registered after it cannot read earlier outputs.
+        ``starts_block``: whether it is the embedding or the output of a summary: the layers that
+        are registered after it cannot read earlier outputs.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method register_output")
 
@@ -151,8 +152,8 @@ class Connection(nn.Module):
         """Announce a layer that reads the outputs registered so far; return its input width."""
         raise NotImplementedError(f"{type(self).__name__} has no method register_input")
 
-    def register_end(self) -> int:
-        """Announce that ``end`` will be called; return the width of its result."""
+    def register_top_input(self) -> int:
+        """Announce that ``top_input`` will be called; return the width of its result."""
         return self.register_input()
 
     def append(self, outputs: Any, output: Any, layer_input: Any = None) -> Any:
@@ -167,8 +168,8 @@ class Connection(nn.Module):
         """Return the input of the next layer: (..., D), or ``LayerInputs``."""
         raise NotImplementedError(f"{type(self).__name__} has no method forward")
 
-    def end(self, outputs: Any) -> Any:
-        """Return the input (..., D) that one more layer would receive."""
+    def top_input(self, outputs: Any) -> Any:
+        """Return the top input (..., D)."""
         return self(outputs)
 
 

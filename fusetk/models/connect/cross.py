@@ -110,7 +110,7 @@ class CrossConnection(SourcesConnection):
         name = f"{self.name}.layer{self.num_outputs}"
         return self._add([f"{name}.{what}" for what in ("query", "key", "value")])
 
-    def register_end(self) -> int:
+    def register_top_input(self) -> int:
         return self._add([f"{self.name}.layer{self.num_outputs}"])
 
     def _add(self, names: list[str]) -> int:
@@ -137,7 +137,7 @@ class CrossConnection(SourcesConnection):
         query, key, value = self.mix[outputs.layers](outputs.sources)
         return LayerInputs(query, key, value, query)
 
-    def end(self, outputs: ResidualSources) -> Tensor:
+    def top_input(self, outputs: ResidualSources) -> Tensor:
         [mix] = self.mix[outputs.layers](outputs.sources)
         combined: Tensor = mix
         return combined

@@ -66,7 +66,7 @@ class DenseConnection(Connection):
     """
 
     Config = DenseConnectionConfig
-    residual = False
+    adds_input = False
 
     def __init__(self, config: DenseConnectionConfig, name: str):
         super().__init__(config, name)

@@ -76,7 +76,7 @@ class MuddConnection(SourcesConnection):
         self._add(self.streams)
         return self.width
 
-    def register_end(self) -> int:
+    def register_top_input(self) -> int:
         self._add(1)
         return self.width
 
@@ -97,7 +97,7 @@ class MuddConnection(SourcesConnection):
         streams = self._streams(outputs)
         return LayerInputs(*streams) if self.streams == 4 else streams[0]
 
-    def end(self, outputs: FeatureBuffer) -> Tensor:
+    def top_input(self, outputs: FeatureBuffer) -> Tensor:
         return self._streams(outputs)[0]
 
     def _streams(self, outputs: FeatureBuffer) -> tuple[Tensor, ...]:

@@ -5,7 +5,8 @@ The kernels for training have hand-written gradients.
 
 import os
 
-KINDS = {"gru": 0, "t-gru": 1, "l-gru": 2, "lau": 3}  # numbers of the cells in the kernels
+# Numbers of the cells in the kernels.
+CELL_NUMBERS = {"gru": 0, "t-gru": 1, "l-gru": 2, "lau": 3}
 
 
 def enabled() -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusetk.nn.fused import KINDS
+from fusetk.nn.fused import CELL_NUMBERS
 from fusetk.nn.fused.buffers import AttentionBuffers, BackwardBuffers, ForwardBuffers, LoopSpec
 from fusetk.nn.fused.build import library
 from fusetk.nn.fused.structs import (
@@ -76,7 +76,7 @@ class CpuKernels:
         cell = self.spec.cells[c]
         directions, positions, _ = self.buffers.x.shape
         arguments = fill(CellArguments(), threads=self.threads, bf16=self.bf16)
-        fill(arguments, kind=KINDS[cell.kind], norm=cell.gain is not None)
+        fill(arguments, kind=CELL_NUMBERS[cell.kind], norm=cell.gain is not None)
         fill(arguments, directions=directions, width=cell.width)
         fill(arguments, positions=positions, next_positions=positions)
         fill(arguments, threshold=self.spec.threshold, scale=self.spec.scale)

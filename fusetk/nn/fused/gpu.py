@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import GATE_EPSILON
-from fusetk.nn.fused import KINDS, enabled
+from fusetk.nn.fused import CELL_NUMBERS, enabled
 from fusetk.nn.fused.buffers import (
     AttentionBuffers,
     AttentionGradients,
@@ -99,7 +99,7 @@ class GpuKernels:
     def _cell_options(self, c: int) -> dict[str, Any]:
         cell = self.spec.cells[c]
         return {
-            "KIND": KINDS[cell.kind],
+            "KIND": CELL_NUMBERS[cell.kind],
             "NORM": cell.gain is not None,
             "DROP": self.spec.random_bits is not None,
             "EPSILON": GATE_EPSILON,
