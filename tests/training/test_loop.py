@@ -259,7 +259,7 @@ def test_a_schedule_with_a_wrong_rate_is_named(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule = f"training.stages.0.schedule={__name__}:Descending"
-    message = r"test_loop\.Descending returned the learning rate %s for update %s of its stage"
+    message = r"test_loop:Descending returned the learning rate %s for update %s of its stage"
     with pytest.raises(FusetkError, match=message % (-0.01, 3)):
         train_module.train(load(toy, [schedule]), tmp_path / "a", "cpu", quiet=True)
     for wrong in (math.nan, None):
