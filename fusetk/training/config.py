@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fusetk.config import ComponentConfig, Config, component
 from fusetk.data.batch_config import BatchConfig
@@ -48,11 +48,12 @@ class StageConfig(Config):
     """Learning rate as a function of the updates of the stage."""
     batch: BatchConfig = BatchConfig()
     """Size of a batch, and number of batches in an update."""
-    weights: dict[str, NonNegativeFloat] | None = None
+    weights: dict[str, Annotated[float, Field(ge=0, le=1000)]] | None = None
     """Sampling weight of each training corpus, keyed by its prefix in `data.train` or by the end of
     that path. With weight 2.5, an epoch has each pair twice, and a third time with probability 0.5.
     The seed and the epoch determine which pairs are drawn. The default weight is 1. Weight 0
-    excludes a corpus, so a later stage can fine-tune on one of several corpora."""
+    excludes a corpus, so a later stage can fine-tune on one of several corpora. The numbers of all
+    pairs of an epoch are kept in memory, so weights are at most 1000."""
     clip: float = Field(0.0, ge=0)
     """Maximum gradient norm. Gradients with a larger norm are scaled down to it; 0 is no
     clipping."""
