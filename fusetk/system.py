@@ -87,6 +87,7 @@ class System:
         return [sum(result.scores) for result in results]
 
     def _translator(self, settings: Mapping[str, Any]) -> Translator:
+        _check_ensemble(settings, len(self.models))
         return Translator(self.models, self.pipeline, changed(self.config, settings))
 
 
@@ -101,17 +102,23 @@ def load(
     """Load the model of a run folder or a checkpoint folder, or several of them as an ensemble.
 
     ``device`` is auto, cpu, cuda or cuda:N; the default is that of the commands. ``precision`` is
-    fp32, bf16, or int8 (Transformers on CPU). With ``raw`` the raw weights are loaded instead of
-    their moving average (EMA). With ``kernels=False``, a float32 model keeps its parameters, so
-    that a program can change them. Otherwise, on a CPU, its linear maps may be packed copies for
-    the kernels. ``settings`` are keys of the section ``decoding``. Raises FusetkError if a model
-    cannot be loaded.
+    fp32, bf16, or int8 (Transformers and coordinated models on CPU). With ``raw`` the raw weights
+    are loaded instead of their moving average (EMA). With ``kernels=False``, a float32 model keeps
+    its parameters, so that a program can change them. Otherwise, on a CPU, its linear maps may be
+    packed copies for the kernels. ``settings`` are keys of the section ``decoding``. Raises
+    FusetkError if a model cannot be loaded.
     """
     paths = [path] if isinstance(path, Path | str) else list(path)
+    _check_ensemble(settings, len(paths))
     # A new model draws initial weights. This must not change the caller's random numbers.
     with torch.random.fork_rng(devices=[]):  # models are built on the CPU
         ensemble = load_ensemble(paths, device, precision, raw, kernels=kernels)
     return System(ensemble.models, ensemble.pipeline, changed(ensemble.recipe.decoding, settings))
+
+
+def _check_ensemble(settings: Mapping[str, Any], models: int) -> None:
+    if "ensemble" in settings and models == 1:
+        raise ConfigError("ensemble has an effect with several models only: leave ensemble out")
 
 
 # Models -------------------------------------------------------------------------------------------

@@ -51,9 +51,10 @@ from fusetk.system import build
 from fusetk.training import checkpoint
 from fusetk.training.compiling import compile_layers
 from fusetk.training.cuda_graphs import check_recordable
-from fusetk.training.log import Log, NullLog, device_name, forget_after, import_tensorboard
+from fusetk.training.log import Log, NullLog, forget_after, import_tensorboard
 from fusetk.training.loop import NO_BEST, RESTART, Trainer
 from fusetk.training.progress import Progress
+from fusetk.training.reporter import device_name
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
 from fusetk.training.start import start_from

@@ -43,6 +43,10 @@ def test_it_translates_as_the_command_does(trained: Path) -> None:
     assert system.translate([]) == [] and system.score([], []) == []
     with pytest.raises(ConfigError, match=r"baem.*did you mean 'beam'"):
         system.translate(LINES, baem=2)
+    with pytest.raises(ConfigError, match="effect with several models only"):
+        system.translate(["a"], ensemble="log")
+    with pytest.raises(ConfigError, match="effect with several models only"):
+        fusetk.load(trained, ensemble="log")
     with pytest.raises(ConfigError, match="fp8"):
         fusetk.load(trained, precision="fp8")
     with pytest.raises(ConfigError, match="device cpu, not meta"):

@@ -115,18 +115,16 @@ def search(
         states = scorer.select(states, rows, None)
     finished = _Finished(mask, config)
     live = _initial(src, src_mask, mask, config)
-    # Whether the models read only the places of the beams that have a hypothesis.
-    skips_empty = (
-        groups == 1
-        and mask.is_simple
-        and scorer.supports_best
-        and all(state.per_sentence is None for state in states)
-    )
+    may_skip = groups == 1 and mask.is_simple and scorer.supports_best
+    # Whether the models read only the places of the beams that have a hypothesis. At first each
+    # beam has one place.
+    skips_empty = False
     has_nan = torch.zeros((), dtype=torch.bool, device=src.device)
     for length in range(1, mask.longest + 1):
         raise_if_cancelled()
         places = _filled_places(live) if skips_empty else None
         live, best, states = _step(live, states, length, scorer, mask, config, places)
+        skips_empty = may_skip and all(state.per_sentence is None for state in states)
         has_nan = has_nan | best.score.isnan().any()
         finished.add(live, best, length)
         live, parent_rows = _advance(live, best, places)

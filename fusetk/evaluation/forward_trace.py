@@ -42,9 +42,8 @@ def trace_forward(
     modules whose inputs and outputs are recorded, by names that the caller chooses.
 
     The encoder reads the source, which ends with EOS; the decoder reads BOS and the target.
-    Sentences are
-    padded at the right: the first ``lengths`` positions of a recorded value belong to the
-    sentence. Raises DataError if a sentence is longer than the model's positions.
+    Sentences are padded at the right: the first ``lengths`` positions of a recorded value belong to
+    the sentence. Raises DataError if a sentence is longer than the model's positions.
     """
     check_length([model], pairs)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

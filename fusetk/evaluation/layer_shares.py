@@ -58,9 +58,9 @@ def trace_fusions(
 ) -> list[FusionTrace]:
     """Return the layer weights of the fusions, by forced decoding of ``pairs``.
 
-    Raises DataError if a sentence is
-    longer than the model's positions, if a fusion has no forward-mode derivative, or if its records
-    have wrong shapes, and Diverged if the weights are NaN.
+    Raises DataError if a sentence is longer than the model's positions, if a fusion has no
+    forward-mode derivative, or if its records have wrong shapes, and Diverged if the weights are
+    NaN.
     """
     traced = trace_forward(model, pairs, "*.fuse.*", {fusion.name: fusion for fusion in fusions})
     depths = {stack.fuse.name: stack.depth for stack in model.modules() if isinstance(stack, Stack)}

@@ -154,7 +154,10 @@ class Explorer:
         }
 
     def _config(self, beam: int) -> SearchConfig:
-        """Return the search of the run with this beam (0: its own) and as many results."""
+        """Return the search of the run with this beam (0: its own) and as many results.
+
+        If the run samples, this is the number of samples.
+        """
         config = self.recipe.decoding
         width = beam or config.beam
         if config.sample:

@@ -9,7 +9,8 @@ computes
     s_p   = sum over l of a^l_p y^l    the weighted sum of the layers in hop p  (Equation 7)
 
 and phi(Z) = LN(FNN([s_1; ...; s_n_hop])); the base class applies LN. With ``feature_wise`` each
-feature of y^l has its own energy and its own weight.
+feature of y^l has its own energy and its own weight. With ``independent_w1: hops`` the energy of
+hop p is row p of W2 times sigma(W1_p y^l).
 """
 
 from collections.abc import Sequence
@@ -38,9 +39,9 @@ class AttentionFusionConfig(LayerFusionConfig):
     attention_hidden: int = Field(1024, ge=1)
     """d_a: hidden units of the network that computes the energies."""
     independent_w1: bool | Literal["hops"] = False
-    """Give every layer its own W1 (`true`; MLRF Table 3, "indep. W1"), or every hop (`hops`). MLRF
-    does not describe `hops`, but it gives the number of parameters of Dec-SA with 6 hops in Table
-    2."""
+    """`false`: all layers and hops share one W1. `true`: each layer has its own (MLRF Table 3,
+    "indep. W1"). `hops`: each hop has its own. MLRF does not describe this, but Dec-SA with 6 hops
+    then has the number of parameters that Table 2 prints."""
     feature_wise: bool = False
     """Give every feature its own weight a^l_{p;k} (MLRF section 3.2, "feature-wise fusion")."""
     activation: Activation = "relu"
@@ -53,6 +54,8 @@ class AttentionFusionConfig(LayerFusionConfig):
 
     def check(self, layers: int) -> None:
         self.check_two_layers(layers)
+        if self.independent_w1 == "hops" and self.hops == 1:
+            raise ValueError("independent_w1: hops has no effect with hops: 1: remove it")
 
 
 class AttentionFusion(LayerFusion):

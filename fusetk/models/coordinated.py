@@ -33,6 +33,7 @@ from fusetk.models.transformer import (
 )
 from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention, cache_mask, no_slots
 from fusetk.nn.cache import Cache
+from fusetk.nn.exact import is_exactly
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.projection import projection
 from fusetk.nn.rows import MixedRows, Rows
@@ -54,9 +55,10 @@ class CoordinatedConfig(BlockConfig):
     (`shared`), as the parameter counts in the paper imply (Table 3), or its own."""
     source_maps: Literal["source", "target"] = "source"
     """Projections of the source keys and values that the target attends to, with `share_weights:
-    false`: those of the source layer, or those of the target layer. The paper does not say which,
-    and complete layers have the same number of parameters with both. With `norm: pre`, the norm
-    before the projections is that of the source layer."""
+    false`: those of the source layer, or those of the target layer. The paper does not say which.
+    The numbers of parameters do not decide it: they differ only in the highest source layer, which
+    needs no projections with `target`. With `norm: pre`, the norm before the projections is that of
+    the source layer."""
     language_embedding: bool = True
     """Add to each position a learned vector for its language."""
 
@@ -368,7 +370,7 @@ class Coordinated(Seq2Seq):
     def start(self, memory: Memory) -> State:
         keys_values = self._keys_values(memory.layer_sources)
         layers = self._target_layers()
-        ordinary = all(type(layer) is CoordinatedLayer for layer in layers)
+        ordinary = all(is_exactly(layer, CoordinatedLayer) for layer in layers)
         if ordinary and cpu_inference.decoder_is_usable(layers, keys_values[0]):
             return State(None, cpu_inference.start(layers, keys_values, memory.mask), 0)
         return self._start_with_caches(keys_values, memory.mask)

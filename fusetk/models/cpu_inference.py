@@ -1,12 +1,13 @@
 """Transformer layers in inference on CPU: the kernels of ``fusetk.nn.fused.decoding``.
 
-The results are those of the layers' ordinary code, up to rounding. A layer uses its ordinary
-code if it or one of its modules has another class or a hook. In a decoder layer with other residual
-connections, norms or feed-forward networks, the kernels compute the attention. A search state holds
-the projections of each step as the step computed them. Each hypothesis has a list of the rows that
-hold its tokens, so a search that reorders or drops hypotheses selects rows of this list only.
-Layers are those of ``fusetk.models.transformer`` and ``fusetk.models.coordinated``, which import
-this module.
+The results are those of the layers' ordinary code, up to rounding. An encoder layer uses its
+ordinary code if it or one of its modules has another class or a hook. In a decoder layer with other
+residual connections, norms, feed-forward networks or linear maps, the kernels compute the attention
+only. All decoder layers use their ordinary code if one of them, its self-attention or its attention
+to the source has another class or a hook. A search state holds the projections of each step as the
+step computed them. Each hypothesis has a list of the rows that hold its tokens, so a search that
+reorders or drops hypotheses selects rows of this list only. Layers are those of
+``fusetk.models.transformer`` and ``fusetk.models.coordinated``, which import this module.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,7 +83,8 @@ class SharedState(NamedTuple):
     mask: Tensor  # (B, S)
     sentences: Tensor  # (B,), the numbers of the sentences
     sources: tuple[fused_decoding.Source, ...]  # ``keys_values``, as the kernels read them
-    # For each layer, the projections (R_t, 3D) of each step, with their bias in mixed attention
+    # For each layer, the projections (R_t, 3D) of each step. Their bias is not included if kernels
+    # compute all parts of the layer and attention to the source is a sub-layer.
     steps: tuple[tuple[Tensor, ...], ...]
     layers: tuple["StepLayer", ...]
 
@@ -94,8 +96,8 @@ class SharedState(NamedTuple):
 class StepLayer(NamedTuple):
     """How the kernels compute a decoder layer."""
 
-    plain: bool
-    """Whether kernels compute all parts, and not only the attention."""
+    in_kernels: bool
+    """Whether kernels compute all parts of the layer; otherwise they compute its attention only."""
     fused: fused_decoding.DecoderLayer | None
     """The layer, if one call computes all parts."""
 
@@ -198,8 +200,8 @@ def decoder_layer(
 
     Also return the projections of all steps.
     """
-    if not context.layer.plain:
-        return _with_any_parts(layer, x, context)
+    if not context.layer.in_kernels:
+        return _attention_in_kernels(layer, x, context)
     shape = x.shape
     x = _read(layer, x)
     fused = context.layer.fused
@@ -213,16 +215,17 @@ def decoder_layer(
     mixed = layer.cross_residual is None
     projections = attention.project(before) if mixed else _product(attention.project, before)
     steps = (*context.steps, projections)
-    y = _product(attention.out, _attend(layer, steps, context, attention.project.bias))
+    bias = None if mixed else attention.project.bias
+    y = _product(attention.out, _attend(layer, steps, context, bias))
     gated = layer.gate is not None
     if gated:
         y = _with_bias(attention.out, y)
     x = _after(layer.attention_residual, x, y, None if gated else attention.out.bias)
     if layer.cross_residual is not None:
-        query, out_map = _source_maps(layer)
+        query, out_map = _cross_maps(layer)
         queries = _product(query, _before(layer.cross_residual, x), slice(layer.width))
-        bias = None if query.bias is None else query.bias[: layer.width]
-        z = _product(out_map, _attend_source(layer, queries, bias, context))
+        query_bias = None if query.bias is None else query.bias[: layer.width]
+        z = _product(out_map, _attend_source(layer, queries, query_bias, context))
         if layer.gate is None:
             x = _after(layer.cross_residual, x, z, out_map.bias)
         else:
@@ -231,7 +234,7 @@ def decoder_layer(
     return _feed_forward(layer, x).view(*shape[:-1], layer.width), steps
 
 
-def _with_any_parts(
+def _attention_in_kernels(
     layer: DecoderLayerModules, x: Stream, context: StepContext
 ) -> tuple[Stream, tuple[Tensor, ...]]:
     """Compute ``decoder_layer`` with kernels for the attention only."""
@@ -247,9 +250,9 @@ def _with_any_parts(
     stream = layer.attention_residual.after(stream, y)
     if layer.cross_residual is not None:
         x, stream = layer.cross_residual.before(stream)
-        query, out = _source_maps(layer)
+        query, out = _cross_maps(layer)
         queries = query(x) if layer.cross else linear_part(query, x, slice(layer.width))
-        z = out(_attend_source(layer, queries.flatten(0, 1), None, context)).view(x.shape)
+        z = out(_attend_source(layer, queries.flatten(0, 1), None, context).view(x.shape))
         if layer.gate is not None:
             z = layer.gate(y, z)
         stream = layer.cross_residual.after(stream, z)
@@ -257,16 +260,15 @@ def _with_any_parts(
 
 
 def _step_layer(layer: DecoderLayerModules) -> StepLayer:
-    plain = _is_plain(
-        layer, layer.attention_residual, layer.cross_residual, layer.ffn_residual
-    ) and _are_linear(*_source_maps(layer))
-    return StepLayer(plain, _fused_layer(layer) if plain else None)
+    residuals = layer.attention_residual, layer.cross_residual, layer.ffn_residual
+    in_kernels = _is_plain(layer, *residuals) and _are_linear(*_cross_maps(layer))
+    return StepLayer(in_kernels, _fused_layer(layer) if in_kernels else None)
 
 
 def _fused_layer(layer: DecoderLayerModules) -> fused_decoding.DecoderLayer | None:
     """Return a layer for the kernel ``decoder_layer``, or None if it cannot compute the layer."""
     attention, ffn = layer.attention, layer.ffn
-    query, cross_out = _source_maps(layer)
+    query, cross_out = _cross_maps(layer)
     assert isinstance(ffn, FeedForward)
     maps: list[nn.Module] = [attention.project, attention.out, query, cross_out]
     maps += [ffn.hidden, ffn.out]
@@ -290,7 +292,7 @@ def _fused_layer(layer: DecoderLayerModules) -> fused_decoding.DecoderLayer | No
     )
 
 
-def _source_maps(layer: DecoderLayerModules) -> tuple[nn.Linear, nn.Linear]:
+def _cross_maps(layer: DecoderLayerModules) -> tuple[nn.Linear, nn.Linear]:
     """Return the maps of attention to the source.
 
     The first D outputs of the first map are the queries.
@@ -421,7 +423,11 @@ def encoder_layer_is_usable(layer: LayerModules, x: Tensor) -> bool:
 
 
 def decoder_is_usable(layers: Sequence[DecoderLayerModules], x: Tensor) -> bool:
-    """Return whether ``decoder_layer`` can compute all layers."""
+    """Return whether ``decoder_layer`` can compute all layers.
+
+    ``x`` has the device and the type of their inputs. The caller checks the layers themselves: they
+    must be exactly of their class, without hooks.
+    """
     return all(
         usable(layer, x)
         and type(layer.attention) in SELF_ATTENTIONS
@@ -460,7 +466,7 @@ def _attend(
 ) -> Tensor:
     """Return self-attention or mixed attention (R, D).
 
-    ``bias`` is that of the projections; those of mixed attention already include it.
+    ``bias`` is that of the projections; None: they include it, as always in mixed attention.
     """
     heads = layer.attention.heads
     if layer.cross_residual is not None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.nn.attention import KeysValues
 from fusetk.nn.exact import is_exactly
 from fusetk.nn.inference_linear import Bf16Linear, InferenceLinear, KernelLinear, uses_kernels
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
@@ -38,9 +39,10 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
     The logits stay float32. In bf16 they would have 8 significant bits, so different logits would
     become equal. This would cause most of the loss of accuracy. The weights of the output
     projection are converted only on CPU, and only if this machine computes the product of bf16 in
-    kernels faster than the float32 product. In a model with ``converts_maps`` on CPU, only linear
-    maps are converted, because the kernels for inference compute in float32. The embeddings and
-    norms stay float32, and so do subclasses of the usual maps and maps with hooks.
+    kernels faster than the float32 product. On CPU, if
+    ``converts_maps`` of the model is True, only linear maps are converted, because the kernels for
+    inference compute in float32. The embeddings and norms stay float32, and so do subclasses of the
+    usual maps and maps with hooks.
     """
     on_cpu = _device(model) == "cpu"
     output: Any = _projection(model, torch.bfloat16) if on_cpu else None
@@ -60,8 +62,8 @@ def to_int8(model: Seq2Seq) -> Seq2Seq:
     """Replace the linear maps of the layers, and the output projection, by maps of 8 bits.
 
     Embeddings, normalisations and fusions stay float32, and so do subclasses of the usual maps and
-    maps with hooks. Raises ConfigError on another device than CPU, and if the model has no
-    ``converts_maps``.
+    maps with hooks. Raises ConfigError on another device than CPU, and if ``converts_maps`` of the
+    model is False.
     """
     device = _device(model)
     if device != "cpu":
@@ -121,5 +123,5 @@ def _replace_maps(
             if parent in outside or parent in contained:
                 continue
             for name, child in parent.named_children():
-                if is_exactly(child, nn.Linear):
+                if is_exactly(child, nn.Linear) or is_exactly(child, KeysValues):
                     setattr(parent, name, convert(child.weight, child.bias))

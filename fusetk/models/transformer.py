@@ -29,6 +29,7 @@ from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, check_
 from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask, no_slots
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.exact import is_exactly
 from fusetk.nn.feedforward import Activation, FeedForward, GatedFeedForward
 from fusetk.nn.grouped_attention import GroupedSelfAttention
 from fusetk.nn.norm import Normalization, build_norm
@@ -93,8 +94,8 @@ class BlockConfig(ModelConfig):
     keys of self-attention are rotated by their positions (Su et al. 2021)."""
     kv_heads: int | None = Field(None, ge=1)
     """Number of heads of the keys and values of self-attention, a divisor of `heads`. Groups of
-    heads share them (Ainslie et al. 2023), so that the caches of the decoder are smaller. By
-    default, as many as `heads`."""
+    heads share them (Ainslie et al. 2023), so that the caches of the decoder are smaller on a GPU;
+    the kernels for decoding on CPU copy them for each head. By default, as many as `heads`."""
     max_positions: int = Field(1024, ge=1)
     """Length of the longest sentence with `positions: learned`, in tokens with EOS. The key has no
     effect with other positions."""
@@ -556,7 +557,7 @@ class Transformer(Seq2Seq):
             memory, lambda cross, sources: cpu_inference.keys_values(cross, sources, memory.mask)
         )
         layers = self._decoder_layers()
-        ordinary = all(type(layer) is TransformerDecoderLayer for layer in layers)
+        ordinary = all(is_exactly(layer, TransformerDecoderLayer) for layer in layers)
         if ordinary and cpu_inference.decoder_is_usable(layers, keys_values[0]):
             return State(None, cpu_inference.start(layers, keys_values, memory.mask), 0)
         return self._start_with_caches(keys_values, memory.mask)

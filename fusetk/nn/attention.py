@@ -211,7 +211,7 @@ class SelfAttention(nn.Module):
         ``attend`` maps the queries, keys and values of these tokens (R, 3D) to the attention to all
         tokens of the hypotheses (R, D). ``start`` is as in ``step``.
         """
-        return self.out(attend(self.project(x).flatten(0, 1))).view(x.shape)
+        return self.out(attend(self.project(x).flatten(0, 1)).view(x.shape))
 
     def keys_values(self, x: Tensor) -> Tensor:
         """Return the keys and values only, (B, S, D) -> (B, S, 2D)."""

@@ -97,7 +97,7 @@ class GroupedSelfAttention(SelfAttention):
 
     def single_step(self, x: Any, attend: Callable[[Tensor], Tensor], start: int) -> Any:
         q, k, v = self._projections(x, start)
-        y = self.out(attend(self._beside(q, k, v).flatten(0, 1))).view(q.shape)
+        y = self.out(attend(self._beside(q, k, v).flatten(0, 1)).view(q.shape))
         return self._output(y, x, v)
 
     def _output(self, y: Tensor, x: Any, v: Tensor) -> Any:

@@ -29,7 +29,7 @@ class InputPair(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """Tokens as the model reads them, without BOS and EOS, and their ids."""
+    """Tokens as the model reads them, without BOS and EOS, and their ids as an ``IdPair``."""
 
     number: int
     source: list[str]

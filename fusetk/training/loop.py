@@ -21,7 +21,7 @@ from fusetk.training.distributed_validation import DistributedValidation
 from fusetk.training.ema import Ema
 from fusetk.training.gradient_check import GradientCheck
 from fusetk.training.gradients import BatchSplitter, GradientComputer
-from fusetk.training.log import Log, Reporter
+from fusetk.training.log import Log
 from fusetk.training.optimizer_check import OptimizerCheck
 from fusetk.training.progress import (
     Progress,
@@ -30,6 +30,7 @@ from fusetk.training.progress import (
     update_schedule,
     validation_due,
 )
+from fusetk.training.reporter import Reporter
 from fusetk.training.schedule import rate_of_update
 from fusetk.training.sharding import sharded
 from fusetk.training.signals import Stop

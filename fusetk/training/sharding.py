@@ -23,6 +23,8 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.attention import CrossAttention
 from fusetk.processes import World
 
+PROJECTION = "source_keys_values"  # a method of ``CoordinatedLayer``
+
 
 def shard(model: Seq2Seq, world: World) -> None:
     """Shard a model that is equal in all processes. Each shard is on the device of its process.
@@ -31,7 +33,11 @@ def shard(model: Seq2Seq, world: World) -> None:
     """
     try:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from torch.distributed.fsdp import (
+            FSDPModule,
+            fully_shard,
+            register_fsdp_forward_method,
+        )
         from torch.distributed.tensor import Shard
 
         supported = hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
@@ -63,11 +69,14 @@ def shard(model: Seq2Seq, world: World) -> None:
 
     for layer in model.layers():
         for module in layer.modules():
-            # The keys and values of the source are computed before their layer runs.
+            # The keys and values of the source are computed before their layer runs, in
+            # coordinated models by PROJECTION.
             if isinstance(module, CrossAttention):
                 for projection in module.project:
                     split(projection)
         split(layer)
+        if hasattr(layer, PROJECTION):
+            register_fsdp_forward_method(layer, PROJECTION)
     split(model, root=True)
     for parameter in replicated:
         parameter.data = parameter.data.to(world.device)
@@ -181,7 +190,8 @@ def unsharded(model: nn.Module) -> Iterator[None]:
     """Within this context every process has all parameters and may run any part of the model.
 
     Processes may run different parts. For this, the hooks that gather and split parameters are
-    removed within the context: they require the same order of layers in all processes.
+    removed within the context: they require the same order of layers in all processes. The same
+    holds for the wrapper of ``PROJECTION``.
     """
     units = _units(model)
     attributes = [dict(vars(unit)) for unit in units]
@@ -189,11 +199,12 @@ def unsharded(model: nn.Module) -> Iterator[None]:
         unit.unshard()
         unit._forward_pre_hooks = OrderedDict()
         unit._forward_hooks = OrderedDict()
+        vars(unit).pop(PROJECTION, None)
     try:
         yield
     finally:
         for unit, before in zip(units, attributes, strict=True):
-            for name in ("_forward_pre_hooks", "_forward_hooks"):
+            for name in ("_forward_pre_hooks", "_forward_hooks", PROJECTION):
                 if name in before:
                     vars(unit)[name] = before[name]
             unit.reshard()

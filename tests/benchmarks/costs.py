@@ -35,7 +35,7 @@ from fusetk.recipe import Recipe, load
 from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, write_costs
 from fusetk.reporting.tables import read_rows
 from fusetk.runs import TEXT
-from fusetk.training.log import device_name
+from fusetk.training.reporter import device_name
 
 from memory import saved  # isort: skip
 from training import build  # isort: skip

@@ -15,8 +15,8 @@ from fusetk.display import INTERVAL, MIN_BAR, Display, Task
 from fusetk.recipe import load
 from fusetk.runs import read_metrics
 from fusetk.train import train
-from fusetk.training.log import Updates
 from fusetk.training.progress import Progress
+from fusetk.training.reporter import Updates
 
 terminal = pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
 

@@ -309,6 +309,15 @@ def test_searches_without_kernels_find_the_same(searched_model, beam, stop, monk
         assert_same(hypotheses, expected)
 
 
+def test_a_listener_does_not_change_translations(searched_model):
+    config = SearchConfig(beam=3, max_length_extra=6)
+    expected = search([searched_model], *batch(SOURCES), config)
+    with trace.listen("*"):
+        recorded = search([searched_model], *batch(SOURCES), config)
+    for hypotheses, same in zip(recorded, expected, strict=True):
+        assert_same(hypotheses, same)
+
+
 @pytest.mark.parametrize("beam", [1, 4])
 def test_products_in_kernels_find_the_same(searched_model, beam, monkeypatch):
     if not fused_decoding.has_products(torch.float32):
@@ -347,7 +356,7 @@ def test_a_layer_in_one_call_computes_what_its_parts_compute(system, convert, mo
     in_parts = begin(model, sources)
     for state, expected in ((in_one_call, True), (in_parts, False)):
         layers = state.per_hypothesis.shared.layers
-        assert all(layer.plain and (layer.fused is not None) == expected for layer in layers)
+        assert all(layer.in_kernels and (layer.fused is not None) == expected for layer in layers)
     for tokens in prefixes(len(sources)).split(1, 1):
         features, in_one_call = model.decode(tokens, in_one_call)
         expected, in_parts = model.decode(tokens, in_parts)

@@ -24,13 +24,13 @@ from tests.contracts.systems import FUSES, variants
 from tests.plotting.models import stack, transformer
 
 PAIR = [4, 5, 6, EOS], [7, 8]
-KINDS = [
+VARIANTS = [
     option
     for kind, fusion in FUSIONS.items()
     if issubclass(fusion, LayerFusion)
     for option in variants(kind, FUSES)
 ]
-KINDS.append({"kind": "tree"})  # with four leaves
+VARIANTS.append({"kind": "tree"})  # with four leaves
 
 
 def build(
@@ -71,7 +71,7 @@ def test_the_share_in_a_sum_is_the_norm_of_the_weighted_layer(change: dict[str, 
     )
 
 
-@pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_shares_are_gradient_times_input(options: dict[str, Any]) -> None:
     fusion, history = build(options)
     exact = copy.deepcopy(fusion).double()  # fused kernels cannot be differentiated twice

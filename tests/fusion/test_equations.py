@@ -132,6 +132,12 @@ def test_attention(
     )
 
 
+def test_the_w1_of_a_single_hop_is_the_shared_one() -> None:
+    config = FUSIONS["attention"].Config(kind="attention", hops=1, independent_w1="hops")
+    with pytest.raises(ValueError, match="no effect with hops: 1"):
+        config.check(HISTORY)
+
+
 @pytest.mark.parametrize("normalize", ["none", "softmax"])
 @pytest.mark.parametrize("norm_layers", [True, False])
 @pytest.mark.parametrize("aggregation", ["none", "ewp-ffn"])

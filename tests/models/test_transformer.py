@@ -125,8 +125,10 @@ class ScaledEncoderLayer(TransformerEncoderLayer):
         ("encoder.layers.0.attention.out", ScaledLinear),
         ("decoder.layers.0.ffn.hidden", ScaledLinear),
         ("decoder.layers.0.ffn", None),
+        ("decoder.layers.0.attention.out", None),
         ("encoder.layers.0.attention.project", None),
         ("decoder.layers.0.ffn", "patch"),
+        ("decoder.layers.0.cross", "patch"),
         ("encoder.layers.0.attention.out", "patch"),
     ],
 )
@@ -143,7 +145,7 @@ def test_inference_computes_changed_modules_and_hooks(
         module.register_forward_hook(lambda module, args, result: 5 * result)
     elif kind == "patch":
         forward = module.forward
-        monkeypatch.setattr(module, "forward", lambda x: 5 * forward(x))
+        monkeypatch.setattr(module, "forward", lambda *inputs: 5 * forward(*inputs))
     else:
         module.__class__ = kind
     expected = model(source, mask, target).detach()  # with gradients: the ordinary code

@@ -19,7 +19,7 @@ from fusetk.models.parts import layers_and_parts
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.recipe import load
 from fusetk.runs import MODEL
-from fusetk.training.log import part_norms
+from fusetk.training.reporter import part_norms
 from fusetk.training.sharding import clip_gradients
 from fusetk.training.step import UpdateStats
 from fusetk.training.validation import Validator

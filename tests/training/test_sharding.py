@@ -176,6 +176,7 @@ def test_gradients_and_search_of_each_backbone() -> None:
         "coordinated",
         "recurrent",
         "coordinated, post-norm, recomputed",
+        "coordinated, pre-norm, projections of the target",
         "transformer, decoder fuse iterative",
     ]
     backbones(names, 2)
