@@ -713,8 +713,8 @@ MUTATIONS = [
     Mutation(
         "rotary positions restart in every step",
         "nn/grouped_attention.py",
-        "self._projections(x, start)",
-        "self._projections(x, 0)",
+        "self._projections(x, start)\n        keys_values",
+        "self._projections(x, 0)\n        keys_values",
         ("models/test_modern.py",),
     ),
     Mutation(

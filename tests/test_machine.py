@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ CPU = torch.device("cpu")
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder; the process has no measured choices."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the parent of the second folder
     machine._choices.cache_clear()
     yield tmp_path / "fusetk"
     machine._choices.cache_clear()
