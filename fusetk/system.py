@@ -258,7 +258,8 @@ def load_ensemble(
     With ``kernels=False``, float32 models keep their parameters; see ``load``.
     ``report`` gets a line for each model. Raises ConfigError if ``paths`` is empty, if the
     precision is unknown, if int8 does not support the device or a model, if ``raw`` has no effect,
-    or if the vocabularies of the models differ, and the errors of ``load_model``.
+    or if the vocabularies or the text preparation of the models differ, and the errors of
+    ``load_model``.
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"unknown precision {precision!r}: choose {', '.join(PRECISIONS)}")
@@ -273,6 +274,11 @@ def load_ensemble(
         )
     first = loaded[0].pipeline
     for path, other in zip(paths[1:], loaded[1:], strict=True):
+        if difference := first.difference(other.pipeline):
+            raise ConfigError(
+                f"{paths[0]} and {path} cannot be an ensemble: the {difference} of their text "
+                "preparation differ; train both on the same prepared data"
+            )
         for side in SIDES:
             first_tokens = getattr(first, f"{side}_vocab").tokens
             other_tokens = getattr(other.pipeline, f"{side}_vocab").tokens

@@ -1,6 +1,7 @@
 """YAML to config objects: merging, overrides, and errors that say what, where and what to do."""
 
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin
@@ -218,6 +219,21 @@ def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
     assert "encoder.layers: must be given" in text
     assert "rates: unknown key; did you mean 'rate'?" in text and "line 4" in text
     assert "stages.0.layers" in text and "--set stages=" in text
+
+
+@pytest.mark.parametrize("key", ["str", "int", '"layers[0]"'])
+def test_an_unknown_key_may_have_any_name(tmp_path: Path, key: str) -> None:
+    name = key.strip('"')
+    with pytest.raises(ConfigError, match=rf"^[^:]*: {re.escape(name)}: unknown key"):
+        parse(tmp_path, f"encoder: {{layers: 1}}\n{key}: 3\n")
+    with pytest.raises(ConfigError, match=rf"encoder\.{re.escape(name)}: unknown key"):
+        parse(tmp_path, f"encoder: {{layers: 1, {key}: 3}}\n")
+
+
+def test_an_override_has_an_index_after_a_dot(tmp_path: Path) -> None:
+    text = "encoder: {layers: 1}\nstages: [{layers: 1}]\n"
+    with pytest.raises(ConfigError, match=r"after a dot: stages\.0\.layers=2"):
+        parse(tmp_path, text, "stages[0].layers=2")
 
 
 @pytest.mark.parametrize(

@@ -312,6 +312,8 @@ def _override(document: Document, override: str, alternatives: Alternatives) -> 
     name, equals, text = override.partition("=")
     if not equals or not name:
         raise ConfigError(f"--set {override}: write it as section.key=value")
+    if (dotted := re.sub(r"\[(\d+)\]", r".\1", name)) != name:
+        raise ConfigError(f"--set {override}: write an index after a dot: {dotted}={text}")
     try:
         _, value = _nodes_and_values(_Loader(text))
     except RecursionError:

@@ -150,9 +150,10 @@ def _required(config: type[BaseModel]) -> list[str]:
 
 def _sentence(document: Document, config: type[Config], base: Place, error: Any) -> str:
     """Return the path of a wrong key, its error and the place where it was written."""
-    path = tuple(
-        part for part in error["loc"] if not (isinstance(part, str) and NOT_KEYS.fullmatch(part))
-    )
+    loc = error["loc"]
+    unknown = loc[-1:] if error["type"] == "extra_forbidden" else ()  # it may have any name
+    known = loc[: len(loc) - len(unknown)]
+    path = (*(part for part in known if not _is_no_key(part)), *unknown)
     classes, keys = _walk(config, path[:-1])
     place = (*base, *keys, *path[-1:])
     name = _dotted(place)
@@ -172,6 +173,10 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
         origin = "; ".join(_origins_of_named_keys(document, place, reason)) or origin
     suffix = f"  [{origin}]" if origin else ""
     return f"{name}: {reason}{suffix}".removeprefix(": ")
+
+
+def _is_no_key(part: str | int) -> bool:
+    return isinstance(part, str) and bool(NOT_KEYS.fullmatch(part))
 
 
 def _origins_of_named_keys(document: Document, section: Place, text: str) -> list[str]:

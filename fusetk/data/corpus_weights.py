@@ -29,13 +29,20 @@ def sampling_spans(
 
     A corpus that ``weights`` does not name has the weight 1; a corpus with the weight 0 has no
     span. ``stage`` is the number of the stage, for errors. Raises ConfigError if a name matches no
-    corpus or several, or if no pair remains.
+    corpus or several, if two names match the same corpus, or if no pair remains.
     """
     if not weights:
         return []
     part_weights = [1.0] * len(parts)
+    names: dict[str, str] = {}  # by prefix
     for name, weight in weights.items():
         prefix = find(name, [part.prefix for part in parts], stage)
+        if prefix in names:
+            raise ConfigError(
+                f"training.stages.{stage}.weights: {names[prefix]} and {name} are the same corpus, "
+                f"{prefix}: remove one of the two names"
+            )
+        names[prefix] = name
         for i, part in enumerate(parts):
             if part.prefix == prefix:
                 part_weights[i] = weight

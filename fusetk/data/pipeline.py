@@ -89,6 +89,7 @@ class Pipeline(Text):
         self, text: Text, codes: dict[str, BPE], vocabularies: tuple[Vocabulary, Vocabulary]
     ):
         super().__init__(text.steps, text.source_language, text.target_language, text.models)
+        self.checksums: dict[str, str] = {}  # of the files that ``load`` read, by name
         self.bpe = codes
         self.source_vocab, self.target_vocab = vocabularies
 
@@ -113,6 +114,19 @@ class Pipeline(Text):
         steps = [step for step in self.steps if step.works_on("target")]
         begins = [all(step.begins_word(token) for step in steps) for token in tokens[1:]]
         return sum(begins) + 1 if tokens else 0
+
+    def difference(self, other: "Pipeline") -> str | None:
+        """Return what differs in the preparation of text, apart from the vocabularies; or None."""
+        if any(self.language(side) != other.language(side) for side in SIDES):
+            return "languages"
+        steps, others = ([step.model_dump() for step in each.steps] for each in (self, other))
+        if steps != others:
+            return "steps"
+        files, other_files = (
+            {name: value for name, value in each.checksums.items() if not name.startswith("vocab")}
+            for each in (self, other)
+        )
+        return None if files == other_files else "BPE codes or models of steps"
 
     def save(self, folder: Path) -> None:
         """Write the files that ``load`` reads, and their checksums."""
@@ -194,7 +208,10 @@ class Pipeline(Text):
                 raise DataError(
                     f"{folder / name} is damaged: its checksum has changed; {COPY_AGAIN}"
                 )
-        return cls(Text(steps, source, target, models), codes, (source_vocab, target_vocab))
+        text = Text(steps, source, target, models)
+        pipeline = cls(text, codes, (source_vocab, target_vocab))
+        pipeline.checksums = sums
+        return pipeline
 
 
 def learned_steps(steps: Sequence[PrepStep], side: str) -> list[LearnedStep]:

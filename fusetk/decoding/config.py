@@ -54,7 +54,7 @@ class SearchConfig(Config):
     """Cost that is subtracted from a score for each token.
 
     EOS counts as a token. The cost is subtracted before the division by the length penalty, as in
-    Marian. A negative cost rewards length."""
+    Marian. A negative cost rewards length. With `power` and ALPHA 1, the cost has no effect."""
     coverage_penalty: Annotated[float, SearchOption(SEARCH, metavar="BETA")] = Field(
         0.0, ge=0, le=MOST
     )
@@ -185,6 +185,11 @@ class SearchConfig(Config):
                 key = min(unused)
                 raise ValueError(f"{key} has no effect on samples: remove {key} or remove sample")
             return
+        if "word_penalty" in keys and self.penalty == "power" and self.normalize == 1:
+            raise ValueError(
+                "word_penalty has no effect with penalty power and normalize 1, because all scores "
+                "change by the same number: choose another normalize, or leave word_penalty out"
+            )
         if "diversity" in keys and self.groups == 1:
             raise ValueError("diversity has an effect with groups only: set groups, too")
         if unused := keys & {"temperature", "top_k", "top_p", "seed"}:

@@ -178,6 +178,10 @@ def _resume_lines(file: BinaryIO, target: str, form: OutputFormat, start: int) -
             last = line
     if form.kind == "json" and lines and _json_id(last) != start + lines - 1:
         raise _cannot_resume(target, lines, f"the JSON object of input line {start + lines}")
+    if form.kind == "text" and (_ID.match(last) or _json_id(last) is not None):
+        raise _cannot_resume(
+            target, lines, "a line of plain text (was it made by --n-best or --json?)"
+        )
     return ResumePoint(lines, False, size)
 
 

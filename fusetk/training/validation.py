@@ -189,6 +189,7 @@ class Validator:
 
 def _evenly_spaced(corpus: Corpus, number: int) -> Indices:
     """Return the indices of ``number`` evenly spaced pairs, or of all pairs if there are fewer."""
+    number = min(number, len(corpus))
     return np.unique(np.linspace(0, len(corpus) - 1, number).round().astype(np.int64))
 
 

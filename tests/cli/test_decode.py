@@ -174,6 +174,12 @@ def test_an_ensemble(tmp_path, trained):
     foreign = make_run(tmp_path / "foreign", words=[*WORDS, "katze"])
     result = decode("-m", trained, "-m", foreign)
     assert result.exit_code == 2 and "vocabularies differ (11 and 12 tokens)" in result.stderr
+    description = other / "text" / "pipeline.json"
+    text = json.loads(description.read_text())
+    description.write_text(json.dumps({**text, "steps": [*text["steps"], {"step": "lowercase"}]}))
+    result = decode("-m", trained, "-m", other)
+    assert result.exit_code == 2
+    assert "the steps of their text preparation differ" in result.stderr
 
 
 def test_a_wide_beam_gets_one_warning_with_its_cost(trained):

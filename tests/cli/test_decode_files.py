@@ -139,7 +139,7 @@ def test_an_output_that_does_not_belong_to_the_input(trained, text, tmp_path):
             and "only 20 lines" in said
         )
         assert out.read_text() == long  # the file does not change
-    assert "part 1/2 of" in refused(*arguments, "--shard", "1/2")
+    assert "part 1/2 of" in refused(*arguments, *FORMS[form], "--shard", "1/2")
     out.write_text("words\nmore\n")
     assert "line 1: this is not a translation of input line 1" in refused(*arguments, "--n-best", 1)
     assert "line 2: this is not the JSON object of input line 2" in refused(*arguments, "--json")
@@ -159,6 +159,10 @@ def test_outputs_that_cannot_be_resumed(trained, text, tmp_path):
         (tmp_path / "other").write_text(f"{content}\n")
         said = refused("-m", trained, "-i", text, "-o", tmp_path / "other", option, "--resume")
         assert "--resume cannot continue the file" in said
+    for content in ("0 ||| a ||| LogProb= -1 ||| -1", '{"id": 0, "translations": []}'):
+        (tmp_path / "other").write_text(f"{content}\n")
+        said = refused("-m", trained, "-i", text, "-o", tmp_path / "other", "--resume")
+        assert "line 1: this is not a line of plain text" in said
 
 
 def test_a_kill_loses_nothing(trained, tmp_path):

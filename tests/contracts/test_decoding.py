@@ -451,6 +451,7 @@ BEAM_OPTIONS = {
     "no_repeat_ngram": 3,
     "coverage_penalty": 0.3,
     "word_penalty": -0.2,
+    "normalize": 0.9,
     "min_length_factor": 0.5,
 }
 SAMPLE_OPTIONS = {"sample": True, "n_best": 3, "top_k": 6, "top_p": 0.9}

@@ -78,6 +78,11 @@ def test_shares_are_stretches_and_none_where_all_weigh_one() -> None:
     ]
 
 
+def test_two_names_of_one_corpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match="web and raw/web are the same corpus, /texts/raw/web"):
+        sampling_spans(PARTS, {"web": 2, "raw/web": 1})
+
+
 def test_weights_that_leave_nothing_are_refused_with_the_numbers() -> None:
     for weights in (
         {"raw/news": 0, "old/news": 0, "web": 0, "subtitles": 0},

@@ -88,8 +88,8 @@ def check(settings, requests=FREE):
 
 OPTIONS = {
     "plain": {},
-    "word penalty": {"word_penalty": 0.7},
-    "word reward": {"word_penalty": -1.5},
+    "word penalty": {"word_penalty": 0.7, "normalize": 0.9},
+    "word reward": {"word_penalty": -1.5, "normalize": 0.9},
     "gnmt, word reward": {"word_penalty": -1.0, "penalty": "gnmt", "normalize": 0.6},
     "no word twice": {"no_repeat_ngram": 1},
     "no pair twice": {"no_repeat_ngram": 2},
@@ -128,7 +128,7 @@ def test_greedy(requests):
     check(config(beam=3, groups=3), requests)
 
 
-@pytest.mark.parametrize(("penalty", "alpha"), [("power", 1.0), ("gnmt", 0.6), ("power", 0.0)])
+@pytest.mark.parametrize(("penalty", "alpha"), [("power", 0.9), ("gnmt", 0.6), ("power", 0.0)])
 @pytest.mark.parametrize("word_penalty", [0.5, -0.8])
 def test_a_beam_wide_enough_with_a_word_penalty_is_exhaustive_search(penalty, alpha, word_penalty):
     settings = config(
@@ -326,6 +326,7 @@ def test_settings_without_an_effect_are_refused():
         ({"n_best": 5}, "n_best 5 is more than beam 4"),
         ({"seed": 5}, "seed has an effect on samples only"),
         ({"diversity": 1.0}, "diversity has an effect with groups only"),
+        ({"word_penalty": 0.5}, "word_penalty has no effect with penalty power and normalize 1"),
         ({"normalize": 400}, "less than or equal to 10"),
         ({"sample": True, "groups": 2}, "groups has no effect on samples"),
         ({"sample": True, "seed": 1 << 64}, "less than"),

@@ -826,7 +826,10 @@ def test_sampled_translations_do_not_depend_on_the_number_of_processes(toy: Path
 
 def test_accuracy_on_training_text(toy: Path, tmp_path: Path) -> None:
     """All training pairs without dropout give the loss of these pairs as validation text."""
-    settings = ["training.validation.train_pairs=1000", "training.validation.train_dropout=false"]
+    settings = [
+        "training.validation.train_pairs=1000000000000000",
+        "training.validation.train_dropout=false",
+    ]
     recipe = load(toy, settings)
     folder = Path(recipe.data.folder)
     pipeline = Pipeline.load(folder / "text")
