@@ -65,6 +65,9 @@ class _LazyGroup(click.Group):
             except FusetkError as error:
                 click.echo(f"fusetk: {error}", err=True)
                 sys.exit(error.exit_code)
+            except OSError as error:  # from the help or the version of `fusetk`
+                _print_system_error(error)
+                sys.exit(2)
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -76,8 +79,7 @@ class _LazyGroup(click.Group):
             context.exit(0)
         except OSError as error:
             print_traceback(context)
-            where = error.filename or "the output"
-            click.echo(f"fusetk: {where}: {error.strerror or error}", err=True)
+            _print_system_error(error)
             context.exit(2)
         except KeyboardInterrupt:
             from fusetk.cli.interrupted import advice
@@ -124,6 +126,11 @@ class _LazyGroup(click.Group):
             click.echo(f"fusetk: unknown command {args[0]!r}; {hint}", err=True)
             context.exit(2)
         return super().resolve_command(context, args)
+
+
+def _print_system_error(error: OSError) -> None:
+    where = error.filename or "the output"
+    click.echo(f"fusetk: {where}: {error.strerror or error}", err=True)
 
 
 def _collect_less_garbage() -> None:
