@@ -12,6 +12,7 @@ import click
 from fusetk import __version__
 from fusetk.cli import streams
 from fusetk.cli.common_options import print_traceback, with_common_options
+from fusetk.cli.parameters import check_utf8
 from fusetk.errors import EXIT_INTERRUPTED, FusetkError
 
 COLLECT_AFTER = 10_000  # new objects between two runs of the garbage collector
@@ -68,6 +69,11 @@ class _LazyGroup(click.Group):
             except OSError as error:  # from the help or the version of `fusetk`
                 _print_system_error(error)
                 sys.exit(2)
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        for word in args:
+            check_utf8(word, "rename the file, or convert the text")
+        return super().parse_args(context, args)
 
     def invoke(self, context: click.Context) -> Any:
         try:
