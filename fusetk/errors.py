@@ -58,6 +58,10 @@ class CheckpointError(FusetkError):
     """A run folder or a checkpoint is missing or damaged, or does not match the model."""
 
 
+class UnreadableFile(CheckpointError):
+    """The system cannot read a file of a checkpoint, which may be intact."""
+
+
 class Diverged(FusetkError):
     """The model returned NaN."""
 

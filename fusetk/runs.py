@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from fusetk.errors import CheckpointError, ConfigError, DataError
+from fusetk.errors import CheckpointError, ConfigError, DataError, UnreadableFile
 from fusetk.files import checksum, digest, lock, replace_file, similar_names
 
 CONFIG = "config.yaml"
@@ -144,7 +144,8 @@ def checkpoint_folders(run: Path) -> list[Path]:
 def read_state(folder: Path) -> dict[str, Any]:
     """Read ``state.json`` of a checkpoint.
 
-    Raises CheckpointError if it is missing, damaged or written by a newer fusetk.
+    Raises CheckpointError if it is missing, damaged or written by a newer fusetk, and
+    UnreadableFile if the system cannot read it.
     """
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
@@ -153,8 +154,10 @@ def read_state(folder: Path) -> dict[str, Any]:
         unchanged = state.pop("digest") == digest(state)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it is damaged, {type(error).__name__}: {error}"
-        if isinstance(error, OSError):
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
             reason = error.strerror or str(error)
+        elif isinstance(error, OSError):
+            raise unreadable(folder / STATE, error) from None
         raise CheckpointError(
             f"{folder} is not a complete checkpoint: {STATE} cannot be read ({reason})"
         ) from None
@@ -168,6 +171,12 @@ def read_state(folder: Path) -> dict[str, Any]:
             f"{folder / STATE} is damaged: its content changed after it was written"
         )
     return dict(state)
+
+
+def unreadable(path: Path, error: OSError) -> UnreadableFile:
+    """Return the error for a file of a checkpoint that the system cannot read."""
+    advice = "make it readable" if isinstance(error, PermissionError) else "check the disk"
+    return UnreadableFile(f"{path} cannot be read: {error.strerror or error}: {advice}")
 
 
 def read_state_if_valid(folder: Path) -> dict[str, Any]:

@@ -10,17 +10,23 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fusetk import runs
-from fusetk.errors import CheckpointError
+from fusetk.errors import CheckpointError, UnreadableFile
 from fusetk.files import checksum
-from fusetk.runs import MODEL, STATE, checkpoints, is_intact
+from fusetk.runs import MODEL, STATE, checkpoints, is_intact, unreadable
 
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, RuntimeError)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read ``state.json``. Raises CheckpointError, which names the newest complete checkpoint."""
+    """Read ``state.json``.
+
+    Raises CheckpointError, which names the newest complete checkpoint, and UnreadableFile if the
+    system cannot read the file.
+    """
     try:
         return runs.read_state(folder)
+    except UnreadableFile:
+        raise
     except CheckpointError as error:
         raise damaged(folder, str(error)) from None
 
@@ -28,15 +34,23 @@ def read_state(folder: Path) -> dict[str, Any]:
 def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
     """Read the tensors of one file of a checkpoint.
 
-    Raises CheckpointError if the file has a wrong checksum or cannot be read.
+    Raises CheckpointError if the file is missing, has a wrong checksum or is no file of tensors,
+    and UnreadableFile if the system cannot read it.
     """
     expected = runs.read_state(folder)["sha256"].get(file)
     try:
+        str(folder / file).encode()
         if checksum(folder / file) == expected:
             return dict(load_file(folder / file))
         reason = f"is damaged: its checksum is not the one in {STATE}"
     except FileNotFoundError:
         reason = "is missing"
+    except OSError as error:
+        raise unreadable(folder / file, error) from None
+    except UnicodeEncodeError:  # safetensors reads only paths that are UTF-8
+        raise UnreadableFile(
+            f"{folder / file} cannot be read, because its path is not UTF-8: rename it"
+        ) from None
     except UNREADABLE as error:
         reason = f"cannot be read: {error}"
     raise damaged(folder, f"{folder / file} {reason}")

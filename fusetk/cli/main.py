@@ -12,6 +12,7 @@ import click
 from fusetk import __version__
 from fusetk.cli import streams
 from fusetk.cli.common_options import print_traceback, with_common_options
+from fusetk.cli.parameters import check_utf8
 from fusetk.errors import EXIT_INTERRUPTED, FusetkError
 
 COLLECT_AFTER = 10_000  # new objects between two runs of the garbage collector
@@ -65,6 +66,14 @@ class _LazyGroup(click.Group):
             except FusetkError as error:
                 click.echo(f"fusetk: {error}", err=True)
                 sys.exit(error.exit_code)
+            except OSError as error:  # from the help or the version of `fusetk`
+                _print_system_error(error)
+                sys.exit(2)
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        for word in args:
+            check_utf8(word, "rename the file, or convert the text")
+        return super().parse_args(context, args)
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -76,8 +85,7 @@ class _LazyGroup(click.Group):
             context.exit(0)
         except OSError as error:
             print_traceback(context)
-            where = error.filename or "the output"
-            click.echo(f"fusetk: {where}: {error.strerror or error}", err=True)
+            _print_system_error(error)
             context.exit(2)
         except KeyboardInterrupt:
             from fusetk.cli.interrupted import advice
@@ -124,6 +132,11 @@ class _LazyGroup(click.Group):
             click.echo(f"fusetk: unknown command {args[0]!r}; {hint}", err=True)
             context.exit(2)
         return super().resolve_command(context, args)
+
+
+def _print_system_error(error: OSError) -> None:
+    where = error.filename or "the output"
+    click.echo(f"fusetk: {where}: {error.strerror or error}", err=True)
 
 
 def _collect_less_garbage() -> None:

@@ -4,9 +4,12 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from fusetk.errors import ConfigError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 Options = TypeVar("Options")
@@ -56,6 +59,21 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", parameter, context)
         return number
+
+
+def check_utf8(text: str, advice: str) -> None:
+    """Raise ConfigError if a word of the command line or a path is not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(text).decode(errors="backslashreplace")
+        raise ConfigError(f"{shown} is not UTF-8: {advice}") from None
+
+
+def check_paths(*paths: str | Path) -> None:
+    """Raise ConfigError if an absolute path is not UTF-8: files of a run and JSON name it."""
+    for path in paths:
+        check_utf8(os.path.abspath(path), "rename the folder")
 
 
 def all_of(options: Iterable[Decorator]) -> Decorator:

@@ -10,6 +10,7 @@ import click
 
 from fusetk.cli.common_options import inform, is_quiet
 from fusetk.cli.options import config_argument, set_option
+from fusetk.cli.parameters import check_paths
 from fusetk.cli.recipes import load_recipe
 from fusetk.cli.tables import print_complete, print_json
 from fusetk.data.config import DataConfig, load_data
@@ -56,6 +57,7 @@ def run(
 
     ``validate`` is called before the first file is made.
     """
+    check_paths(data.folder)
     start = time.perf_counter()
     with Display(is_quiet()):
         manifest = prepare(data, jobs, force, inform, validate)

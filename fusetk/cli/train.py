@@ -11,7 +11,7 @@ from fusetk.cli.options import (
     set_option,
     threads_option,
 )
-from fusetk.cli.parameters import FilePath
+from fusetk.cli.parameters import FilePath, check_paths
 from fusetk.cli.recipes import load_recipe
 from fusetk.errors import ConfigError
 
@@ -67,6 +67,8 @@ def command(
     if config == "-" and run is None:
         raise ConfigError("a config from standard input has no name: name the run folder by --run")
     resolved = load_recipe(config, overrides)
+    folder = Path(run) if run else Path("runs") / Path(config).stem
+    check_paths(folder, resolved.data.folder)
     import torch
 
     from fusetk import train
@@ -76,8 +78,6 @@ def command(
 
     if threads:
         torch.set_num_threads(threads)
-    default = Path("runs") / Path(config).stem
-    folder = Path(run) if run else default
     if run_prep:
         if world_size() > 1:
             raise ConfigError("--prep needs a single process: run fusetk prep before torchrun")

@@ -3,6 +3,7 @@
 New files are written into a subfolder and moved into place at the end.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,6 +87,7 @@ class Build:
             self.stages[stage.name] = {**old, "inputs": state["inputs"]}
             return
         if not self.made:
+            self.aside.mkdir(exist_ok=True)
             self.before()
         for reason in reasons or ["not made yet"]:
             self.report(f"{stage.name}: {reason}")
@@ -110,8 +112,11 @@ class Build:
     def finish(self, description: Mapping[str, Any], old: Mapping[str, Any]) -> None:
         """Move the new files into place.
 
-        The old manifest is deleted first and the new one is written last.
+        The old manifest is deleted first and the new one is written last. If no stage was made, a
+        folder that cannot be written keeps its manifest.
         """
+        if not self.made and not os.access(self.folder, os.W_OK):
+            return
         names = self._new_names()
         for name in names:
             flush(self.aside / name)
@@ -123,7 +128,7 @@ class Build:
             target = self.folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(self.aside / name, target)
-        shutil.rmtree(self.aside)
+        shutil.rmtree(self.aside, ignore_errors=True)
         manifest.write(self.folder, description)
 
 
@@ -178,7 +183,8 @@ def reasons_to_make(
 def opened(folder: Path) -> Iterator[None]:
     """Make and lock the folder, and delete the remains of an interrupted prep.
 
-    Raises DataError if another prep holds the lock or the folder cannot be written.
+    Raises DataError if another prep holds the lock, or if the folder is not prepared or a stage is
+    made and the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,17 +194,16 @@ def opened(folder: Path) -> Iterator[None]:
                 f"{folder} was not made by fusetk prep and holds {others[0]}: "
                 "choose an empty or a new folder as data.folder"
             )
-        file = (folder / LOCK).open("w")
+        descriptor = _open_lock(folder)
     except OSError as error:
         raise cannot_write(folder, error) from None
-    with file:
-        if not lock(file):
+    try:
+        if not lock(descriptor):
             raise DataError(
                 f"another fusetk prep is running in {folder}; wait for it, or give another folder"
             )
         try:
             shutil.rmtree(folder / BUILDING, ignore_errors=True)
-            (folder / BUILDING).mkdir()
             yield
         except BrokenPipeError:  # from the reader of the report
             raise
@@ -206,3 +211,16 @@ def opened(folder: Path) -> Iterator[None]:
             raise cannot_write(error.filename or folder, error) from None
         finally:
             shutil.rmtree(folder / BUILDING, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(folder: Path) -> int:
+    """Open the file that is locked: without writing if a prepared folder cannot be written."""
+    path = folder / LOCK
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EROFS) or not manifest.is_of_prep(folder):
+            raise
+        return os.open(path if path.exists() else folder, os.O_RDONLY)

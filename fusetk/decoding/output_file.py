@@ -41,12 +41,12 @@ class OutputFile:
 
 
 @contextmanager
-def open_output(target: str, keep: int | None = None) -> Iterator[OutputFile]:
+def open_output(target: str, keep: int | None = 0) -> Iterator[OutputFile]:
     """Open a file for writing, or standard output for -.
 
-    The first ``keep`` bytes of the file remain; with None the file is emptied. If ``keep`` is given
-    and an error occurs before the first write, the file does not change. Standard output, devices,
-    pipes and compressed files are never shortened. Raises DataError if the file cannot be written.
+    The first write removes all content of the file after ``keep`` bytes. If an error occurs before
+    it, the file does not change, but a compressed file is emptied at once. Standard output, devices
+    and pipes are never shortened. Raises DataError if the file cannot be written.
     """
     path = Path(target)
     if target == "-" or path.suffix == ".gz" or (path.exists() and not path.is_file()):

@@ -38,9 +38,9 @@ class InputRange(NamedTuple):
         return self.start + (self.resume.num_complete if self.resume else 0)
 
     @property
-    def keep(self) -> int | None:
-        """The number of bytes of the output file that stay; None for a new file."""
-        return None if self.resume is None else self.resume.size
+    def keep(self) -> int:
+        """The number of bytes of the output file that stay."""
+        return self.resume.size if self.resume else 0
 
 
 def input_range(

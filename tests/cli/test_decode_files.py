@@ -127,6 +127,17 @@ def test_resuming_reports_the_count_and_skips_standard_input(trained, text, tmp_
     assert out.read_text(encoding="utf-8") == whole
 
 
+def test_an_output_is_kept_until_the_first_translation(trained, tmp_path):
+    source, out = tmp_path / "in", tmp_path / "out"
+    out.write_text("old\n" * 9)
+    source.write_bytes(b"\xff\n")
+    assert "line 1: byte 0xff" in refused("-m", trained, "-i", source, "-o", out)
+    assert out.read_text() == "old\n" * 9
+    for lines in (["hund"], []):
+        assert output("-m", trained, "-o", out, lines=lines) == []
+        assert out.read_text().splitlines() == output("-m", trained, lines=lines)
+
+
 def test_an_output_that_does_not_belong_to_the_input(trained, text, tmp_path):
     out = tmp_path / "out"
     arguments = ["-m", trained, "-i", text, "-o", out, "--resume"]

@@ -149,6 +149,13 @@ def test_the_shell_closes_streams(closed, code, said, place):
     (place / "NEW").unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("words", ["--help", "--version", "text --help"])
+def test_help_on_a_full_disk_is_one_sentence(words):
+    command = f"{shlex.join(FUSETK)} {words} > /dev/full"
+    ran = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (2, "fusetk: the output: No space left on device\n")
+
+
 def without_reader(arguments: list[str], stream: str, cwd: Path, **options: object) -> int:
     """Return the exit status of a command if the reader of ``stream`` has closed the pipe."""
     reading, writing = os.pipe()

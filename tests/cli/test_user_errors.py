@@ -1,6 +1,7 @@
 """Errors about options and configs: one style, without words of the libraries, with advice."""
 
 import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -133,6 +134,32 @@ def test_config_errors_use_our_words(toy: Path, settings: list[str], said: str) 
 def test_names_of_systems_have_a_kind() -> None:
     kinds = {*FUSIONS, *CONNECTIONS, *RESIDUALS, *ATTENDS}
     assert kinds.issuperset(SYSTEM_KINDS.values()) and kinds.isdisjoint(SYSTEM_KINDS)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "NAME"),
+        ("train", "a.yaml", "--run=NAME"),
+        ("prep", "a.yaml", "--set", "data.folder=NAME"),
+        ("plot-attention", "-m", "a", "-s", "NAME", "-o", "a.json"),
+    ],
+)
+def test_words_that_are_not_utf8_are_refused(words: tuple[str, ...]) -> None:
+    said = refused(*(word.replace("NAME", os.fsdecode(b"caf\xe9")) for word in words))
+    assert said.endswith("caf\\xe9 is not UTF-8: rename the file, or convert the text")
+
+
+@pytest.mark.parametrize("command", ["train", "prep"])
+def test_folders_that_are_not_utf8_are_refused(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    place.mkdir()
+    monkeypatch.chdir(place)
+    said = refused(command, str(toy), "--set", "data.folder=out")
+    assert "caf\\xe9/" in said and said.endswith(" is not UTF-8: rename the folder")
+    assert not list(place.iterdir())
 
 
 def test_none_and_null_are_one_word(toy: Path) -> None:

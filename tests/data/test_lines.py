@@ -171,6 +171,7 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     ("number", "advice", "status"),
     [
         (errno.ENOSPC, "make room on the disk", 74),
+        (errno.EFBIG, "raise the limit of the size of a file (ulimit -f)", 2),
         (errno.EISDIR, "name a file", 2),
         (errno.ENOTDIR, "choose another folder", 2),
         (errno.EACCES, "make this one writable", 2),

@@ -1,6 +1,7 @@
 """Preparation: outputs, stages that are made again, and errors."""
 
 import copy
+import errno
 import fcntl
 import gzip
 import json
@@ -491,6 +492,45 @@ def test_two_at_once(folder: Path) -> None:
         with pytest.raises(DataError, match="another fusetk prep is running"):
             prepare(config(folder))
     assert prepare(config(folder)).made == []
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_folder_that_cannot_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, has_lock: bool
+) -> None:
+    """An up-to-date folder is used, and another one is an error before the work."""
+    prepare(config(folder))
+    lock_file = folder / "out" / build_module.LOCK
+    if not has_lock:
+        lock_file.unlink()
+    before = {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
+    make_folder, open_file = Path.mkdir, os.open
+
+    def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
+        if not path.exists():
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        make_folder(path, *arguments, **options)
+
+    def open_to_read(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return open_file(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(os, "open", open_to_read)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    assert prepare(config(folder)).made == []
+    os.utime(folder / "train.de")  # another record of the same text
+    assert prepare(config(folder)).made == []
+    reported: list[str] = []
+    with pytest.raises(DataError, match="cannot be written: Read-only file system"):
+        prepare(config(folder, steps=[]), report=reported.append)
+    assert reported == []
+    assert before == {
+        path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()
+    }
+    with pytest.raises(DataError, match="new cannot be written: Read-only file system"):
+        prepare(config(folder, folder=str(folder / "new")))
 
 
 @pytest.mark.parametrize(

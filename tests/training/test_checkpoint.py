@@ -1,5 +1,7 @@
 """Checkpoints are complete or missing, and errors name the damaged file."""
 
+import errno
+import os
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +12,7 @@ import torch
 
 from fusetk import runs
 from fusetk import weights as weights_module
-from fusetk.errors import CheckpointError
+from fusetk.errors import CheckpointError, UnreadableFile
 from fusetk.training import checkpoint
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.weights import read_state
@@ -64,6 +66,37 @@ def test_a_damaged_or_newer_state_is_named(tmp_path: Path, text: str) -> None:
     (folder / runs.STATE).write_text(text)
     with pytest.raises(CheckpointError, match="update-0000012"):
         read_state(folder)
+
+
+def test_a_file_that_the_system_cannot_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error does not advise to use or remove a checkpoint."""
+    write(tmp_path, 11)
+    folder = write(tmp_path, 12)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    said = r"{} cannot be read: Permission denied: make it readable$"
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UnreadableFile, match=said.format(runs.MODEL)),
+    ):
+        patch.setattr(weights_module, "checksum", refuse)
+        weights_module.read_tensors(folder, runs.MODEL)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(UnreadableFile, match=said.format(runs.STATE)):
+        read_state(folder)
+
+
+def test_a_checkpoint_in_a_folder_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    write(tmp_path / "run", 11)
+    folder = write(tmp_path / "run", 12)
+    renamed = (tmp_path / "run").rename(tmp_path / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(UnreadableFile, match=r"its path is not UTF-8: rename it$"):
+        weights_module.read_tensors(renamed / "checkpoints" / folder.name, runs.MODEL)
 
 
 def test_half_written_checkpoints_do_not_count(tmp_path: Path) -> None:
