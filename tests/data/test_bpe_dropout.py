@@ -248,16 +248,6 @@ def test_prepared_segmentations(folder: Path, keys: dict[str, Any]) -> None:
         assert min(map(len, texts)) > len(getattr(corpus, side).ids)
 
 
-def test_a_probability_of_0_changes_nothing(folder: Path) -> None:
-    plain = prepared(folder, "plain")
-    other = prepared(folder, "other", dropout=0)
-    assert contents(plain.folder) == contents(other.folder)
-    assert plain.data["fingerprint"] == other.data["fingerprint"]
-    assert plain.data["stages"].keys() == other.data["stages"].keys()
-    for name, stage in plain.data["stages"].items():
-        assert stage["settings"] == other.data["stages"][name]["settings"]
-
-
 def test_a_probability_of_1_gives_characters(folder: Path) -> None:
     manifest = prepared(folder, "out", dropout=1, segmentations=1)
     corpus = Corpus.open(manifest.folder, "train").of_epoch(5)
