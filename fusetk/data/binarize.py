@@ -174,6 +174,12 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
             for counts_of in zip(SIDES, tokens, possible, strict=True)
         )
         vocabularies = source, target
+    for side, vocabulary in zip(SIDES, vocabularies, strict=True):
+        if len(vocabulary) == len(SPECIAL):
+            raise DataError(
+                f"the {side} vocabulary has only the special tokens, so all tokens of the text "
+                "would be unknown: check data.vocabulary"
+            )
     check_required_tokens(config, vocabularies)
     text = Text(config.steps, *languages(config), prepared_models(build, config))
     Pipeline(text, codes, vocabularies).save(build.new("text/pipeline.json").parent)

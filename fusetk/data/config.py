@@ -48,6 +48,16 @@ class Sample(Config):
     """Seed of the sample."""
 
 
+def _refuse_values(config: Config, keys: Sequence[str], case: str, advice: str) -> None:
+    """Raise ValueError if a key that has no effect in this case has another value than its default.
+
+    The default is accepted, because a stored config has all keys.
+    """
+    for key in keys:
+        if getattr(config, key) != type(config).model_fields[key].default:
+            raise ValueError(f"{key} has no effect {case}: remove {key}, or {advice}")
+
+
 class BPEConfig(Config):
     """Byte pair encoding, learned only on the training text (subword-nmt)."""
 
@@ -87,6 +97,14 @@ class BPEConfig(Config):
     def _codes_or_merges(self) -> "BPEConfig":
         if (self.codes is None) == (self.merges is None):
             raise ValueError("give one of merges (to learn codes) and codes (to use existing ones)")
+        return self
+
+    @model_validator(mode="after")
+    def _values_have_an_effect(self) -> "BPEConfig":
+        if self.codes is not None:
+            _refuse_values(self, ("joint", "min_frequency"), "with codes", "leave codes out")
+        if not self.dropout:
+            _refuse_values(self, ("segmentations", "seed"), "without dropout", "give dropout, too")
         return self
 
     @property
@@ -134,6 +152,10 @@ class VocabularyConfig(Config):
             raise ValueError("a joint vocabulary has one file: give source, without target")
         if self.extend and self.source is None and self.target is None:
             raise ValueError("extend has an effect with source or target only: give a file")
+        existing = self.source is not None and (self.joint or self.target is not None)
+        if existing and not self.extend:
+            case = "on existing vocabularies without extend"
+            _refuse_values(self, ("threshold", "size"), case, "set extend: true")
         return self
 
     @model_validator(mode="after")

@@ -17,17 +17,17 @@ RESTORE = "restore the file that fusetk prep wrote, or run fusetk prep --force"
 PREPARE = "run fusetk prep with the same config and --set options, or train with --prep"
 
 
-def check_settings(config: DataConfig, recorded: Mapping[str, Any]) -> None:
+def check_settings(config: DataConfig, recorded: Mapping[str, Any], advice: str = PREPARE) -> None:
     """Raise DataError if the folder was prepared with other training or validation settings.
 
-    Paths are not compared because folders may be moved; test sets are not compared because training
-    does not read them.
+    ``advice`` is the end of the message. Paths are not compared because folders may be moved; test
+    sets are not compared because training does not read them.
     """
     try:
         before = DataConfig.model_validate({**recorded["settings"], "folder": config.folder})
     except ValidationError:
         raise DataError(
-            f"{config.folder} was prepared by another version of fusetk: {PREPARE}"
+            f"{config.folder} was prepared by another version of fusetk: {advice}"
         ) from None
     changes = list(
         manifest.differences(training_settings(before), training_settings(config), "data")
@@ -35,7 +35,7 @@ def check_settings(config: DataConfig, recorded: Mapping[str, Any]) -> None:
     changes = changes or _changed_files(config, recorded)
     if changes:
         raise DataError(
-            f"{config.folder} was prepared with other settings ({'; '.join(changes)}): {PREPARE}"
+            f"{config.folder} was prepared with other settings ({'; '.join(changes)}): {advice}"
         )
 
 

@@ -12,6 +12,7 @@ from fusetk.data.pipeline import SIDES
 from fusetk.data.stages import Build, Stage, opened
 from fusetk.data.steps.base import LearnedStep, LineStep, PrepStep
 from fusetk.data.text import FilePair, locate, open_bytes
+from fusetk.data.vocab import MANY_UNKNOWN
 from fusetk.errors import ConfigError, DataError
 from fusetk.files import checksum, digest
 
@@ -47,8 +48,9 @@ def prepare(
 
     Calls `validate` before the first of them: it can reject the other sections of the config. Calls
     `report` with one line for each change, each stage that is made, and each warning: a language or
-    a text that the steps do not support, or equal texts. The folder is complete if and only if it
-    has a manifest. Raises ConfigError or DataError for a config or input that cannot be used.
+    a text that the steps do not support, equal texts, or many unknown tokens. The folder is
+    complete if and only if it has a manifest. Raises ConfigError or DataError for a config or input
+    that cannot be used.
     """
     folder = Path(config.folder)
     if config.source == config.target:
@@ -87,6 +89,7 @@ def prepare(
         if not build.made:
             warnings = warn(_warnings(config, texts, inputs) if warnings is None else warnings)
         data = {**describe(config, inputs, build), "warnings": warnings}
+        warn(_unknown_tokens(data["splits"]))
         if data != old:
             build.finish(data, old_stages)
         return Manifest(folder, data, build.made)
@@ -123,6 +126,17 @@ def _warnings(
     return [
         *language_warnings.warnings(languages, config.steps, pairs),
         *manifest.equal_texts(texts, inputs),
+    ]
+
+
+def _unknown_tokens(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return warnings about training and validation text with many unknown tokens."""
+    return [
+        f"{100 * counts['unknown'] / counts['tokens']:.0f} % of the {side} tokens of data.{split} "
+        f"are not in the {side} vocabulary; check the text, data.bpe and data.vocabulary"
+        for split in ("train", "valid")
+        for side, counts in ((side, splits[split][side]) for side in SIDES)
+        if counts["unknown"] > MANY_UNKNOWN * counts["tokens"]
     ]
 
 

@@ -11,8 +11,9 @@ from fusetk.data.text import read_lines, writer
 from fusetk.errors import DataError
 from fusetk.special_tokens import BOS, EOS, PAD, SPECIAL, UNK
 
-__all__ = ["BOS", "EOS", "PAD", "SPECIAL", "UNK", "Vocabulary"]
+__all__ = ["BOS", "EOS", "MANY_UNKNOWN", "PAD", "SPECIAL", "UNK", "Vocabulary"]
 
+MANY_UNKNOWN = 0.2  # share of unknown tokens above which there is a warning
 # The special tokens of Nematus' files, with the ids 0, 1 and, in newer files, 2.
 NEMATUS_SPECIAL = ("eos", "UNK", "<EOS>", "<UNK>", "<GO>")
 

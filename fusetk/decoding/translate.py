@@ -13,7 +13,7 @@ import numpy as np
 from fusetk.data.batch import pad
 from fusetk.data.bpe import JOINER
 from fusetk.data.pipeline import Pipeline
-from fusetk.data.vocab import EOS, UNK
+from fusetk.data.vocab import EOS, MANY_UNKNOWN, UNK
 from fusetk.decoding.alignment import AttentionHeads, hard, parse
 from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
@@ -22,7 +22,7 @@ from fusetk.decoding.sample import sample
 from fusetk.decoding.target_scores import TargetScores, score_targets
 from fusetk.decoding.threads import map_in_threads, max_workers
 from fusetk.decoding.token_mask import EncodedRequest, max_positions
-from fusetk.decoding.unknown import MANY_UNKNOWN, Replacement, read_dictionary
+from fusetk.decoding.unknown import Replacement, read_dictionary
 from fusetk.errors import DataError
 from fusetk.models.seq2seq import Seq2Seq
 

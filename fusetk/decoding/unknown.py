@@ -1,5 +1,4 @@
-"""The share of unknown tokens that gives a warning, and the replacement of unknown words in a
-translation by the source words that they are aligned to.
+"""Replacement of unknown words in a translation by the source words that they are aligned to.
 
 The sources are Jean et al. 2015, section 3.3, and Luong et al. 2015.
 """
@@ -11,8 +10,6 @@ from fusetk.data import bpe
 from fusetk.data.text import read_lines
 from fusetk.data.vocab import SPECIAL, UNK
 from fusetk.errors import DataError
-
-MANY_UNKNOWN = 0.2  # share of unknown tokens above which there is a warning
 
 
 class Replacement:

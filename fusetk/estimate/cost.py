@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fusetk import system
-from fusetk.data import manifest
+from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Corpus
 from fusetk.data.corpus_weights import sampling_spans
@@ -21,6 +21,7 @@ from fusetk.training.config import StageConfig
 
 SAMPLES = 6  # batches that are counted
 LENGTH = 25  # tokens of a sentence, if the text is not prepared
+ADVICE = "run fusetk prep, or give --src-length, --tgt-length and --pairs"
 
 
 class TextLengths(NamedTuple):
@@ -62,11 +63,13 @@ def text_of(
     """Return the lengths of the prepared text of a recipe, or means if the caller gives a number.
 
     ``source`` and ``target`` are mean lengths. Numbers that the caller does not give are those of
-    the prepared text. If the text is not prepared, the default length is LENGTH.
+    the prepared text. If the text is not prepared, the default length is LENGTH. Raises DataError
+    if a number is missing and the text was prepared with other settings.
     """
     folder = Path(recipe.data.folder)
-    if not (folder / manifest.NAME).is_file():
+    if (source and target and pairs) or not (folder / manifest.NAME).is_file():
         return TextLengths(None, source or LENGTH, target or LENGTH, pairs)
+    integrity.check_settings(recipe.data, manifest.read(folder), ADVICE)
     corpus = Corpus.open(folder, "train").of_epoch(0)
     src_mean, tgt_mean = (float(side.lengths.mean()) for side in (corpus.source, corpus.target))
     if source is None and target is None and pairs is None:

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from fusetk import display
+from fusetk.data.vocab import MANY_UNKNOWN
 from fusetk.decoding.output_file import OutputFile
 from fusetk.decoding.stream import chunks
-from fusetk.decoding.unknown import MANY_UNKNOWN
 from fusetk.evaluation.rescore import CorpusScore, Rescorer
 from fusetk.evaluation.rescore_rows import RescoreInputs, ScoreFormat, read_rows
 

@@ -19,6 +19,9 @@ MODELS: dict[str, type[Seq2Seq]] = {
     "recurrent": Recurrent,
 }
 
+# PyTorch's messages about sizes that have more than 64 bits.
+OVERFLOWS = ("Storage size calculation overflowed", "Overflow when unpacking long")
+
 __all__ = ["MODELS", "Seq2Seq", "build_model"]
 
 
@@ -26,7 +29,7 @@ def build_model(config: ModelConfig, source_size: int, target_size: int) -> Seq2
     """Build the model that ``config.kind`` names, with initial weights.
 
     Vocabulary sizes include the special tokens. Raises ConfigError if they do not suit the config,
-    or if a class outside fusetk fails.
+    if a tensor would be too large, or if a class outside fusetk fails.
     """
     model: Seq2Seq
     try:
@@ -34,6 +37,11 @@ def build_model(config: ModelConfig, source_size: int, target_size: int) -> Seq2
     except FusetkError:
         raise
     except Exception as error:
+        if any(text in str(error) for text in OVERFLOWS):
+            raise ConfigError(
+                f"a tensor of the model is too large ({str(error).splitlines()[0]}): reduce the "
+                "sizes of the model or of the vocabularies"
+            ) from None
         kinds = sorted(outside_kinds(config.model_dump()))
         if not kinds or out_of_memory(error):
             raise

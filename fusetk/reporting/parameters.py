@@ -9,6 +9,8 @@ from fusetk.runs import TEXT
 if TYPE_CHECKING:
     from fusetk.recipe import Recipe
 
+ADVICE = "run fusetk prep, or give --src-vocab-size and --tgt-vocab-size"
+
 
 def count_parameters(recipe: "Recipe", sizes: tuple[int, int]) -> dict[str, int]:
     """Return the parameters of each part of a recipe's model.
@@ -30,16 +32,19 @@ def count_parameters(recipe: "Recipe", sizes: tuple[int, int]) -> dict[str, int]
 def vocabulary_sizes(recipe: "Recipe") -> tuple[int, int]:
     """Return source and target vocabulary sizes of the prepared data, or else of the paper.
 
-    Raises ConfigError if both are unknown.
+    Raises ConfigError if both are unknown, and DataError if the data was prepared with other
+    settings.
     """
-    text = Path(recipe.data.folder) / TEXT
-    if text.is_dir():
-        return vocabulary_sizes_of(text)
+    from fusetk.data import integrity, manifest
+
+    folder = Path(recipe.data.folder)
+    if (folder / manifest.NAME).is_file():
+        integrity.check_settings(recipe.data, manifest.read(folder), ADVICE)
+        return vocabulary_sizes_of(folder / TEXT)
     if recipe.paper and recipe.paper.vocabulary:
         return recipe.paper.vocabulary
     raise ConfigError(
-        f"{recipe.data.folder} is not prepared yet, so the vocabulary sizes are unknown: "
-        "run fusetk prep, or give --src-vocab-size and --tgt-vocab-size"
+        f"{recipe.data.folder} is not prepared yet, so the vocabulary sizes are unknown: {ADVICE}"
     )
 
 

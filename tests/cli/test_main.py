@@ -54,6 +54,14 @@ def test_describe_reads_the_prepared_vocabularies(toy: Path) -> None:
     assert result.exit_code == 2 and "--src-vocab-size" in result.output
 
 
+@pytest.mark.parametrize(
+    "setting", ["model.width=4000000000", f"model.ffn={10**19}", f"model.ffn={10**40}"]
+)
+def test_sizes_without_a_tensor_are_one_sentence(toy: Path, setting: str) -> None:
+    result = CliRunner().invoke(main, ["describe", str(toy), "--set", setting])
+    assert result.exit_code == 2 and "a tensor of the model is too large" in result.stderr
+
+
 def test_from_config_to_translation(toy: Path, tmp_path: Path) -> None:
     """prep, train, average, decode, score, plot: each command reads the output of the last."""
     run, text = tmp_path / "run", tmp_path / "in.de"

@@ -183,7 +183,7 @@ def prepared(folder: Path, out: str, jobs: int = 1, **keys: Any) -> Manifest:
         "train": [str(folder / "train"), str(folder / "more")],
         "valid": [str(folder / "valid")],
         "test": {"one": [str(folder / "valid")]},
-        "bpe": {"merges": 60, "segmentations": 3, **keys},
+        "bpe": {"merges": 60, **({"segmentations": 3} if keys.get("dropout") else {}), **keys},
         **data,
     }
     return prepare(DataConfig.model_validate(values), jobs=jobs)
@@ -246,16 +246,6 @@ def test_prepared_segmentations(folder: Path, keys: dict[str, Any]) -> None:
             len(ids) - ids.count(EOS) for ids in texts
         ]
         assert min(map(len, texts)) > len(getattr(corpus, side).ids)
-
-
-def test_a_probability_of_0_changes_nothing(folder: Path) -> None:
-    plain = prepared(folder, "plain")
-    other = prepared(folder, "other", dropout=0, segmentations=7, seed=3)
-    assert contents(plain.folder) == contents(other.folder)
-    assert plain.data["fingerprint"] == other.data["fingerprint"]
-    assert plain.data["stages"].keys() == other.data["stages"].keys()
-    for name, stage in plain.data["stages"].items():
-        assert stage["settings"] == other.data["stages"][name]["settings"]
 
 
 def test_a_probability_of_1_gives_characters(folder: Path) -> None:

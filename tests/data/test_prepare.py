@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -598,6 +599,25 @@ def test_equal_texts_are_warned_of(folder: Path) -> None:
     warnings.clear()
     prepare(chosen, report=warnings.append)
     assert not any(line.startswith("warning: ") for line in warnings)
+
+
+def test_many_unknown_tokens_are_warned_of(folder: Path) -> None:
+    said: list[str] = []
+    chosen = config(folder, bpe=None, vocabulary={"threshold": 60})
+    for _ in range(2):  # also if nothing is made
+        prepare(chosen, report=said.append)
+        for side in ("source", "target"):
+            for split in ("train", "valid"):
+                expected = rf"warning: \d+ % of the {side} tokens of data\.{split} are not in the"
+                assert sum(bool(re.match(expected, line)) for line in said) == 1
+        said.clear()
+    prepare(config(folder), report=said.append)
+    assert not any(line.startswith("warning: ") for line in said)
+
+
+def test_a_vocabulary_of_special_tokens_is_refused(folder: Path) -> None:
+    with pytest.raises(DataError, match="the source vocabulary has only the special tokens"):
+        prepare(config(folder, vocabulary={"threshold": 1_000_000}))
 
 
 def test_a_validation_text_of_blank_lines_is_refused(folder: Path) -> None:

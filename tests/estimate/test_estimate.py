@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from fusetk import recipe as recipes
 from fusetk.cli.main import main
-from fusetk.data import manifest
+from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Corpus
 from fusetk.estimate.cost import (
@@ -140,10 +140,29 @@ def test_numbers_that_are_not_given_are_those_of_the_prepared_text(
     recipe = recipes.load(RECIPE, [f"data.folder={tmp_path}"])
     assert text_of(recipe, None, 9, 50) == (None, LENGTH, 9, 50)
     (tmp_path / manifest.NAME).touch()
+    monkeypatch.setattr(manifest, "read", lambda folder: {})
+    monkeypatch.setattr(integrity, "check_settings", lambda *arguments: None)
     monkeypatch.setattr(Corpus, "open", lambda folder, split: corpus)
     assert text_of(recipe, None, None, None) == (corpus, 4, 7, 2)
     assert text_of(recipe, None, 9, None) == (None, 4, 9, 2)
     assert text_of(recipe, None, None, 50) == (None, 4, 7, 50)
+
+
+def test_text_that_was_prepared_with_other_settings_is_not_used(toy: Path) -> None:
+    def said(command: str, *options: str) -> str:
+        arguments = [command, str(toy), "--set", "data.vocabulary.size=10", *options]
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == (2 if result.stderr else 0), result.output
+        return result.stderr
+
+    other = "was prepared with other settings (data.vocabulary.size: none -> 10): run fusetk prep, "
+    sizes = ("--src-vocab-size", "9", "--tgt-vocab-size", "9")
+    lengths = ("--src-length", "4", "--tgt-length", "4", "--pairs", "9")
+    device = ("--device", "h100")
+    for command in (("describe",), ("estimate", *device, *lengths)):
+        assert f"{other}or give --src-vocab-size and --tgt-vocab-size" in said(*command)
+        assert not said(*command, *sizes)
+    assert f"{other}or give --src-length, " in said("estimate", *device, *sizes, *lengths[2:])
 
 
 def test_updates_follow_from_epochs_or_are_given() -> None:

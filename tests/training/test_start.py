@@ -220,11 +220,32 @@ def test_existing_files_that_changed_are_noticed(toy: Path, parent: Path, tmp_pa
         ("data.vocabulary={extend: true}", "extend has an effect with source or target only"),
         ("data.vocabulary={joint: true, source: a, target: b}", "a joint vocabulary has one file"),
         ("training.stages.0.start=best", "the first stage has start: best"),
+        ("data.bpe={codes: a, joint: false}", "joint has no effect with codes: remove joint, or"),
+        ("data.bpe={codes: a, min_frequency: 3}", "min_frequency has no effect with codes"),
+        ("data.bpe={merges: 3, segmentations: 3}", "segmentations has no effect without dropout"),
+        ("data.bpe={merges: 3, seed: 2}", "seed has no effect without dropout"),
+        ("data.vocabulary={source: a, target: b, size: 9}", "size has no effect on existing"),
+        ("data.vocabulary={joint: true, source: a, threshold: 2}", "threshold has no effect on"),
     ],
 )
 def test_settings_that_contradict(toy: Path, setting: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load(toy, [setting])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "data.bpe={codes: a, joint: true, min_frequency: 2, segmentations: 10, seed: 1}",
+        "data.bpe={codes: a, dropout: 0.1, segmentations: 3, seed: 2}",
+        "data.vocabulary={source: a, target: b, threshold: 1, size: null}",
+        "data.vocabulary={source: a, target: b, threshold: 2, size: 9, extend: true}",
+        "data.vocabulary={source: a, threshold: 2, size: 9}",
+    ],
+)
+def test_defaults_and_keys_with_an_effect_are_accepted(toy: Path, setting: str) -> None:
+    """A stored config has all keys."""
+    load(toy, [setting])
 
 
 def test_codes_that_cannot_be_used(toy: Path, tmp_path: Path) -> None:
