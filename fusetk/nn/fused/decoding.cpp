@@ -52,6 +52,25 @@ static inline void mix(float *out, Int n, const float *weights, Int count, float
     }
 }
 
+// keys[t] = the address of the key of a hypothesis's token t < length; its value follows it.
+// steps[t] has the projections of step t (rows of 3 `width` numbers), and ancestors[t] the row.
+static inline void find_keys(
+    const float **keys, const float *const *steps, const Int *ancestors, Int width, Int length
+) {
+    for (Int t = 0; t < length; t++) keys[t] = steps[t] + (3 * ancestors[t] + 1) * width;
+}
+
+// Prefetch `size` features, from `first` on, of the keys and values that find_keys finds.
+static inline void prefetch_tokens(
+    const float *const *steps, const Int *ancestors, Int width, Int length, Int first, Int size
+) {
+    for (Int t = 0; t < length; t++) {
+        const float *key = steps[t] + (3 * ancestors[t] + 1) * width + first;
+        prefetch(key, size);
+        prefetch(key + width, size);
+    }
+}
+
 // scores[t] = the scalar product of q (size) and the features of keys[t] from `first` on, for
 // t < count. The other numbers of the last vector are -inf.
 static inline void dots(
@@ -147,16 +166,13 @@ void attend_history(
         for (Int r = 0; r < rows; r++) {
             for (Int j = 0; j < width; j++)
                 q[j] = (current[r * 3 * width + j] + (bias ? bias[j] : 0)) * scale;
-            for (Int t = 0; t < length; t++)
-                k[t] = steps[t] + (3 * ancestors[r * length + t] + 1) * width;
+            find_keys(k, steps, ancestors + r * length, width, length);
             for (Int h = 0; h < heads; h++) {
                 const Int first = h * size;
-                for (Int t = 0; r + AHEAD < rows && t < length; t++) {
-                    const Int row = ancestors[(r + AHEAD) * length + t];
-                    const float *key = steps[t] + (3 * row + 1) * width + first;
-                    prefetch(key, size);
-                    prefetch(key + width, size);
-                }
+                if (r + AHEAD < rows)
+                    prefetch_tokens(
+                        steps, ancestors + (r + AHEAD) * length, width, length, first, size
+                    );
                 dots(scores, q + first, k, first, size, length);
                 const float total = softmax(scores, vectors);
                 float *to = out + r * width + first;
@@ -263,17 +279,14 @@ void attend_mixed(
             const Int b = sentences[r], end = lengths[b], first_token = padded(end);
             const float *v = values + b * source_length * stride;
             for (Int j = 0; j < width; j++) q[j] = current[r * 3 * width + j] * scale;
-            for (Int t = 0; t < length; t++)
-                k[t] = steps[t] + (3 * ancestors[r * length + t] + 1) * width;
+            find_keys(k, steps, ancestors + r * length, width, length);
             for (Int h = 0; h < heads; h++) {
                 const Int first = h * size;
                 const float *kh = keys + (b * width + first) * padded_length;
-                for (Int t = 0; r + AHEAD < rows && t < length; t++) {
-                    const Int row = ancestors[(r + AHEAD) * length + t];
-                    const float *key = steps[t] + (3 * row + 1) * width + first;
-                    prefetch(key, size);
-                    prefetch(key + width, size);
-                }
+                if (r + AHEAD < rows)
+                    prefetch_tokens(
+                        steps, ancestors + (r + AHEAD) * length, width, length, first, size
+                    );
                 dots_of_columns(scores, q + first, kh, size, padded_length, end);
                 dots(scores + first_token, q + first, k, first, size, length);
                 const Int vectors = vectors_of(end) + vectors_of(length);
@@ -285,7 +298,7 @@ void attend_mixed(
                 for (Int j = 0; j < size; j++) to[j] += context[j];
                 if (!weights) continue;
                 float *w = weights + (r * heads + h) * (source_length + length);
-                // exp_ returns no smaller number than about 2e-38, which is 0 here.
+                // For every small number, exp_ returns about 2e-38. Such a weight is recorded as 0.
                 const auto weight = [&](float x) { return x > 3e-38f ? x * inverse : 0; };
                 for (Int s = 0; s < source_length; s++) *w++ = s < end ? weight(scores[s]) : 0;
                 for (Int t = 0; t < length; t++) *w++ = weight(scores[first_token + t]);
