@@ -20,7 +20,7 @@ from fusetk import recipe as recipes
 from fusetk.config import Document, Origin, Place, outside_kinds, parse
 from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.data.vocab import EOS
-from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.config import SearchConfig, canonical
 from fusetk.decoding.requests import Request
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.translate import Translation, Translator
@@ -306,7 +306,7 @@ def changed(
     places: dict[Place, Origin] = {
         (key,): Origin(origin, Path()) for key, origin in (origins or {}).items()
     }
-    document = Document({**config.model_dump(), **settings}, places)
+    document = Document({**config.model_dump(), **canonical(settings)}, places)
     try:
         result = parse(document, SearchConfig, "the settings of the search have")
         result.check_given(settings.keys())

@@ -368,7 +368,7 @@ def test_a_row_from_raw_text_to_bleu(tmp_path):
     options += [word for setting in settings for word in ("--set", setting)]
     config, out = DENSE / "iwslt14_deen" / "densenmt_8l_2_e64.yaml", tmp_path / "out"
     ran = subprocess.run(
-        ["fusetk", "run", config, "--raw", tmp_path / "raw", "--out", out, *options],
+        [RECIPES / "run_recipe.sh", config, "--raw", tmp_path / "raw", "--out", out, *options],
         capture_output=True,
         text=True,
     )

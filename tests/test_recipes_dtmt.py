@@ -583,8 +583,8 @@ def test_text_is_prepared(tmp_path, folder, pairs, first):
 # Text to a score, and Figure 3 --------------------------------------------------------------------
 
 
-def call(*command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*map(str, command)], capture_output=True, text=True)
+def call(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([RECIPES / script, *map(str, arguments)], capture_output=True, text=True)
 
 
 def run_row(tmp_path: Path, config: str) -> dict[tuple[str, str, str], dict[str, object]]:
@@ -616,7 +616,7 @@ def run_row(tmp_path: Path, config: str) -> dict[tuple[str, str, str], dict[str,
     ]
     given = [word for setting in settings for word in ("--set", setting)]
     places = ["--raw", tmp_path / "raw", "--out", tmp_path / "out", "--any-data"]
-    ran = call("fusetk", "run", path, *places, *given)
+    ran = call("run_recipe.sh", path, *places, *given)
     assert ran.returncode == 0, ran.stderr
     notes = json.loads(
         (tmp_path / "out" / f"run.{path.parent.name}.{path.stem}.seed1" / "scores.json").read_text(
@@ -643,7 +643,7 @@ def test_rows_of_nist_from_raw_text_to_figure_3(tmp_path):
         found = run_row(tmp_path, f"nist_zhen/{system}.yaml")
         assert {name for name, _, _ in found} == {"MT06", *MERGED}
         assert all("nrefs:4" in str(note["signature"]) for note in found.values())
-    ran = call(DTMT / "figure3.sh", tmp_path / "out", "--systems", "dtmt1 shallow")
+    ran = call("dtmt/figure3.sh", tmp_path / "out", "--systems", "dtmt1 shallow")
     assert ran.returncode == 0 and "as one, 4 references" in ran.stderr, ran.stderr
     assert (tmp_path / "out" / "figure3.png").stat().st_size > 1000
 
@@ -657,7 +657,7 @@ LINES = [
 
 
 def translated(out: Path, runs: dict[str, int]) -> None:
-    """Write the files that `fusetk run` makes of the Chinese-English sets.
+    """Write the files that `run_recipe.sh` makes of the Chinese-English sets.
 
     The translations of a run are perfect for the first sets; their number differs by run.
     """
@@ -689,7 +689,7 @@ def test_figure_3_merges_the_sets_and_names_the_systems(tmp_path):
     )
     picture = tmp_path / "lengths.svg"
     more = ["--add", f"Transformer={tmp_path / 'transformer'}", "-o", picture]
-    ran = call(DTMT / "figure3.sh", tmp_path, "--systems", "dtmt4 shallow", *more)
+    ran = call("dtmt/figure3.sh", tmp_path, "--systems", "dtmt4 shallow", *more)
     assert ran.returncode == 0, ran.stderr
     assert (
         all(name in ran.stdout for name in ("DTMT#4", "ShallowRNMT", "Transformer"))
@@ -730,7 +730,7 @@ def test_errors_of_figure_3_are_one_sentence(tmp_path, arguments, said):
     if "does not exist" in said and "--systems" in arguments:
         translated(tmp_path, {"run.nist_zhen.dtmt4.seed1": 5})
         arguments = [tmp_path, *arguments]
-    ran = call(DTMT / "figure3.sh", *arguments)
+    ran = call("dtmt/figure3.sh", *arguments)
     errors = [line for line in ran.stderr.splitlines() if line and not line.startswith("==")]
     said = said.replace("{out}", str(tmp_path))
     assert ran.returncode == 2 and len(errors) == 1 and said in errors[0], ran.stderr
@@ -757,7 +757,7 @@ def test_systems_of_multi30k_from_raw_text_to_the_table(tmp_path):
         "--systems",
         "unpublished_dtmt2_multihop",
     ]
-    ran = call(RECIPES / "run_multi30k_fusion.sh", *arguments, *options)
+    ran = call("run_multi30k_fusion.sh", *arguments, *options)
     assert ran.returncode == 0, ran.stderr
     table = ran.stdout[ran.stdout.index("Multi30k De-En") :]
     assert all(

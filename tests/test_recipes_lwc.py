@@ -452,8 +452,7 @@ def scores(
     ]
     further = [word for setting in settings for word in ("--set", setting)]
     command = [
-        "fusetk",
-        "run",
+        RECIPES / "run_recipe.sh",
         path,
         "--raw",
         tmp_path / "raw",

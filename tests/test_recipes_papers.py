@@ -392,16 +392,20 @@ TINY = [
 ]
 
 
-def call(*command: object, settings: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+def call(
+    script: str, *arguments: object, settings: list[str] | None = None
+) -> subprocess.CompletedProcess[str]:
     given = [word for setting in settings or [] for word in ("--set", setting)]
-    return subprocess.run([*map(str, command), *given], capture_output=True, text=True)
+    return subprocess.run(
+        [RECIPES / script, *map(str, arguments), *given], capture_output=True, text=True
+    )
 
 
-def start(*command: object, settings: list[str]) -> subprocess.Popen[str]:
-    """Start a command, with its messages in a pipe."""
+def start(script: str, *arguments: object, settings: list[str]) -> subprocess.Popen[str]:
+    """Start a script, with its messages in a pipe."""
     given = [word for setting in settings for word in ("--set", setting)]
-    words = [*map(str, command), *given]
-    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command = [RECIPES / script, *map(str, arguments), *given]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def until(ran: subprocess.Popen[str], message: str) -> None:
@@ -434,25 +438,37 @@ def write(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("script", "arguments", "said"),
     [
-        ([], "give the folder of the Multi30k text"),
+        ("run_recipe.sh", ["nowhere.yaml", "--raw", "."], "nowhere.yaml"),
         (
+            "run_recipe.sh",
+            [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml"],
+            "give the folder of the raw text by --raw",
+        ),
+        (
+            "run_recipe.sh",
+            [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml", "--raw", "/nowhere"],
+            "--raw /nowhere: the folder does not exist",
+        ),
+        ("run_multi30k_fusion.sh", [], "give the folder of the Multi30k text"),
+        (
+            "run_multi30k_fusion.sh",
             ["data", "--systems", "baseline trees"],
             "there is no system trees; known: baseline both_ffn_sa",
         ),
-        (["data", "--seeds", "one"], "a seed is a whole number, not one"),
-        (["data", "--seeds"], "--seeds needs a value"),
+        ("run_multi30k_fusion.sh", ["data", "--seeds", "one"], "a seed is a whole number, not one"),
+        ("run_multi30k_fusion.sh", ["data", "--seeds"], "--seeds needs a value"),
     ],
 )
-def test_errors_are_one_sentence(arguments, said):
-    ran = call(RECIPES / "run_multi30k_fusion.sh", *arguments)
+def test_errors_are_one_sentence(script, arguments, said):
+    ran = call(script, *arguments)
     assert ran.returncode == 2 and said in ran.stderr and ran.stderr.count("\n") == 1, ran.stderr
 
 
 def test_text_of_another_size_is_refused_without_the_option(tmp_path):
     write(tmp_path, "train", 3)
-    ran = call(RECIPES / "run_multi30k_fusion.sh", tmp_path)
+    ran = call("run_multi30k_fusion.sh", tmp_path)
     assert (
         ran.returncode == 2
         and f"{tmp_path}/train.de has 3 lines and should have 29000" in ran.stderr
@@ -483,9 +499,9 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
         "--average",
         2,
     ]
-    with start("fusetk", "run", *arguments, "--metric", "sacrebleu", settings=settings) as ran:
+    with start("run_recipe.sh", *arguments, "--metric", "sacrebleu", settings=settings) as ran:
         until(ran, "== 1 of 6: prep")
-        twin = call("fusetk", "run", *arguments, settings=settings)
+        twin = call("run_recipe.sh", *arguments, settings=settings)
         rest = ran.stderr.read()
     assert (
         twin.returncode == 2
@@ -544,15 +560,13 @@ def test_a_row_waits_while_another_one_prepares_the_text_that_they_share(tmp_pat
     with (out / ".data.iwslt14_deen.lock").open("w") as other:
         assert lock(other)
         with start(
-            "fusetk",
-            "run",
+            "run_recipe.sh",
             row,
             "--raw",
             raw,
             "--out",
             out,
-            "--until",
-            "prep",
+            "--prepare-only",
             "--any-data",
             settings=["data.bpe.merges=30"],
         ) as ran:
@@ -625,7 +639,7 @@ def test_rows_of_other_data_from_raw_text_to_bleu(tmp_path, config):
         *(["data.bpe.merges=30"] if recipe.data.bpe else ["training.stages.1.end={updates: 1}"]),
     ]
     arguments = [RECIPES / config, "--raw", raw, "--out", out, "--jobs", 2, "--any-data"]
-    ran = call("fusetk", "run", *arguments, settings=settings)
+    ran = call("run_recipe.sh", *arguments, settings=settings)
     assert ran.returncode == 0, ran.stderr
     path = RECIPES / config
     scored = notes(out / f"run.{path.parent.name}.{path.stem}.seed1")
@@ -637,7 +651,7 @@ def test_rows_of_other_data_from_raw_text_to_bleu(tmp_path, config):
         "en": {"multi-bleu", "multi-bleu-joined", "sacrebleu"},
     }[recipe.data.source]
     assert {metric for _, _, metric in scored} == expected
-    again = call("fusetk", "run", *arguments, settings=settings)
+    again = call("run_recipe.sh", *arguments, settings=settings)
     assert (
         again.returncode == 0
         and "nothing changed" in again.stderr
@@ -665,7 +679,7 @@ def test_systems_of_multi30k_from_raw_text_to_the_table(tmp_path):
         "training.precision=bf16",
         "training.stages.0.end.updates=1",
     ]
-    ran = call(RECIPES / "run_multi30k_fusion.sh", *arguments, settings=settings)
+    ran = call("run_multi30k_fusion.sh", *arguments, settings=settings)
     assert ran.returncode == 0, ran.stderr
     found = notes(tmp_path / "out" / "run.fusion.rtal_ewp_both.seed7")
     assert set(found) == {

@@ -1,8 +1,10 @@
 """Settings of the search: section ``decoding`` of a config, and options of ``fusetk decode``."""
 
-from collections.abc import Set
+import logging
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from functools import cache
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,6 +12,9 @@ from fusetk.config import Config
 
 WIDE_BEAM = 100  # a wider beam gets a warning
 MOST = 1_000_000  # limit of numbers and costs; larger costs overflow in float32 sums
+ALIASES = {"length_penalty": "normalize"}  # other names of keys
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,9 @@ class SearchConfig(Config):
     normalize: Annotated[float, SearchOption(SEARCH, ("-n", "--length-penalty"), "ALPHA")] = Field(
         1.0, ge=0, le=10
     )
-    """Exponent alpha of the length penalty; 0 is no penalty."""
+    """Exponent alpha of the length penalty; 0 is no penalty.
+
+    The key `length_penalty` is another name for this key."""
     penalty: Annotated[Literal["power", "gnmt"], SearchOption(SEARCH)] = "power"
     """Form of the length penalty: scores are divided by length^alpha (`power`) or by
     ((5 + length) / 6)^alpha (`gnmt`).
@@ -150,6 +157,19 @@ class SearchConfig(Config):
     On a CPU, up to four batches are searched at the same time, with at most twice this size
     together."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _aliases(cls, values: Any) -> Any:
+        """Accept ``length_penalty`` for ``normalize``, with a notice."""
+        if not isinstance(values, dict):
+            return values
+        for alias, key in ALIASES.items():
+            if alias in values and key in values:
+                raise ValueError(f"{alias} and {key} are two names of one key: give one of them")
+            if alias in values:
+                _notify(alias, key)
+        return canonical(values)
+
     @model_validator(mode="after")
     def _options_fit(self) -> "SearchConfig":
         changed = {
@@ -208,3 +228,13 @@ class SearchConfig(Config):
             f"sentence, beam {default} sorts {default * (default + 1)}; a smaller beam (-b) takes "
             f"less time and memory{advice}"
         )
+
+
+@cache
+def _notify(alias: str, key: str) -> None:
+    log.warning("decoding.%s is read as decoding.%s", alias, key)
+
+
+def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the other names of keys (``ALIASES``) by the names of the fields."""
+    return {ALIASES.get(key, key): value for key, value in settings.items()}

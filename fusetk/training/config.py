@@ -1,13 +1,13 @@
 """The section ``training`` of a config."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from fusetk.config import ComponentConfig, Config, component
 from fusetk.data.batch_config import BatchConfig
 from fusetk.training.optim import OPTIMIZERS, builder
-from fusetk.training.schedule import SCHEDULES, Schedule, ScheduleConfig
+from fusetk.training.schedule import SCHEDULES, Schedule, ScheduleConfig, with_current_name
 from fusetk.training.validation_config import ValidationConfig
 
 
@@ -72,6 +72,11 @@ class StageConfig(Config):
     def _can_be_built(cls, value: ComponentConfig) -> ComponentConfig:
         builder(value.kind)
         return value
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _accept_earlier_names(cls, value: Any) -> Any:
+        return with_current_name(value)
 
     @model_validator(mode="after")
     def _reaches_its_end_rate(self) -> "StageConfig":

@@ -109,6 +109,9 @@ class Progress:
         Raises TypeError or ValueError if it is not valid.
         """
         progress = cls(**values)
+        # An earlier version wrote such a state. It counted abandoned epochs as finished.
+        if "epochs_before" not in values:
+            progress.epochs_before = progress.epoch - progress.stage_epoch
         progress.ranking = [(update, value, loss) for update, value, loss in progress.ranking]
         return progress
 

@@ -1,6 +1,7 @@
 """Learning-rate schedules: the rate of update t = 1, 2, ... of a stage, given its validations."""
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +13,7 @@ from fusetk.errors import FusetkError, class_name
 ScheduleState = Mapping[str, Any]
 """The validations of a stage as a schedule stores them: plain values, kept in checkpoints."""
 INITIAL_STATE: ScheduleState = {}
+RENAMED = {"vaswani": "noam", "replicas": "rnmt-plus"}  # earlier names of schedules
 
 
 class ScheduleConfig(ComponentConfig):
@@ -27,7 +29,7 @@ class ScheduleConfig(ComponentConfig):
 
 
 class NoamConfig(ScheduleConfig):
-    """The original Transformer's schedule."""
+    """The original Transformer's schedule. Its earlier name is `vaswani`."""
 
     kind: str = "noam"
     warmup: int = Field(4000, ge=1)
@@ -112,7 +114,10 @@ class CosineDecayConfig(LinearDecayConfig):
 
 
 class RnmtPlusConfig(ScheduleConfig):
-    """RNMT+'s schedule: a warm-up to `replicas` times the rate, a plateau, exponential decay."""
+    """RNMT+'s schedule: a warm-up to `replicas` times the rate, a plateau, exponential decay.
+
+    Its earlier name is `replicas`.
+    """
 
     kind: str = "rnmt-plus"
     rate: float = Field(gt=0)
@@ -342,6 +347,8 @@ SCHEDULES: dict[str, type] = {
     "plateau": Plateau,
 }
 
+_announced: set[str] = set()
+
 
 def build(config: ComponentConfig, width: int) -> Schedule:
     """Build the schedule that ``config.kind`` names, for a model of this width."""
@@ -379,3 +386,14 @@ def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> flo
 def uses_validation(config: ComponentConfig) -> bool:
     """Whether the schedule that ``config.kind`` names depends on the results of validations."""
     return bool(resolve(config.kind, SCHEDULES).uses_validation)
+
+
+def with_current_name(value: Any) -> Any:
+    """Replace an earlier name of a schedule in a config's value, and print a notice once."""
+    kind = value.get("kind") if isinstance(value, dict) else value
+    if not isinstance(kind, str) or kind not in RENAMED:
+        return value
+    if kind not in _announced:
+        _announced.add(kind)
+        print(f"fusetk: schedule {kind} is now called {RENAMED[kind]}", file=sys.stderr)
+    return {**value, "kind": RENAMED[kind]} if isinstance(value, dict) else RENAMED[kind]

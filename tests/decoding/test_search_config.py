@@ -1,5 +1,6 @@
-"""Settings of the search, and options of the command line."""
+"""Settings of the search: other names of keys, and options of the command line."""
 
+import logging
 from typing import Any
 
 import click
@@ -7,9 +8,28 @@ import pytest
 
 from fusetk.cli.config_options import search_fields
 from fusetk.cli.decode import command
+from fusetk.decoding import config as module
 from fusetk.decoding.config import SearchConfig
 from fusetk.errors import ConfigError
 from fusetk.system import changed
+
+
+@pytest.fixture(autouse=True)
+def _new_notices():
+    module._notify.cache_clear()
+
+
+def test_length_penalty_is_another_name_for_normalize(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        settings = [SearchConfig.model_validate({"length_penalty": 0.6}) for _ in range(2)]
+    assert [config.normalize for config in settings] == [0.6, 0.6]
+    assert caplog.messages == ["decoding.length_penalty is read as decoding.normalize"]
+    assert changed(SearchConfig(normalize=0.2), {"length_penalty": 0.7}).normalize == 0.7
+
+
+def test_two_names_for_one_key_are_refused() -> None:
+    with pytest.raises(ValueError, match="length_penalty and normalize are two names of one key"):
+        SearchConfig.model_validate({"length_penalty": 0.6, "normalize": 1.0})
 
 
 @pytest.mark.parametrize(

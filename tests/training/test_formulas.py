@@ -9,6 +9,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from fusetk.training import schedule as schedule_module
+from fusetk.training.config import StageConfig
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES, Schedule
 
@@ -251,6 +253,29 @@ def test_schedule(kind: str, options: dict[str, Any]) -> None:
 
 def test_every_schedule_has_a_formula_here() -> None:
     assert SCHEDULE_FORMULAS.keys() == SCHEDULES.keys()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "options"),
+    [
+        ("vaswani", "noam", {}),
+        ("replicas", "rnmt-plus", {"rate": 1e-4, "decay_start": 1, "decay_end": 2}),
+    ],
+)
+def test_an_earlier_name_is_replaced_with_a_notice(
+    earlier: str,
+    now: str,
+    options: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedule_module, "_announced", set())
+    for kind in (earlier, earlier, now):
+        stage = StageConfig.model_validate(
+            {"optimizer": "adam", "schedule": {"kind": kind, **options}, "end": {"updates": 1}}
+        )
+        assert stage.schedule.kind == now
+    assert capsys.readouterr().err == f"fusetk: schedule {earlier} is now called {now}\n"
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])

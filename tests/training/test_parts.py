@@ -286,3 +286,14 @@ def test_epochs_of_stages_that_end_inside_an_epoch() -> None:
         assert progress.epochs == pytest.approx(progress.update / 7)
     assert progress.epoch == 2 + 4, "the number of the shuffle"
     assert due == [4 + 14, 4 + 28]
+
+
+def test_the_progress_of_a_version_without_the_data_of_earlier_stages() -> None:
+    """The number of epochs goes on from the one that the checkpoint has."""
+    progress = Progress(update=11, stage=1, stage_update=9, stage_epoch=1, epoch=2, position=2)
+    progress.epochs = 2 + 2 / 7
+    state = progress.to_state()
+    del state["epochs_before"]
+    resumed = Progress.from_state(state)
+    resumed.advance(updates_in_epoch=7)
+    assert resumed.epochs == pytest.approx(2 + 3 / 7)
