@@ -39,10 +39,9 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
     The logits stay float32. In bf16 they would have 8 significant bits, so different logits would
     become equal. This would cause most of the loss of accuracy. The weights of the output
     projection are converted only on CPU, and only if this machine computes the product of bf16 in
-    kernels faster than the float32 product. On CPU, if
-    ``converts_maps`` of the model is True, only linear maps are converted, because the kernels for
-    inference compute in float32. The embeddings and norms stay float32, and so do subclasses of the
-    usual maps and maps with hooks.
+    kernels faster than the float32 product. On CPU, if ``converts_maps`` of the model is True, only
+    linear maps are converted, because the kernels for inference compute in float32. The embeddings
+    and norms stay float32, and so do subclasses of the usual maps and maps with hooks.
     """
     on_cpu = _device(model) == "cpu"
     output: Any = _projection(model, torch.bfloat16) if on_cpu else None
