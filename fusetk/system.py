@@ -301,7 +301,7 @@ def changed(
 
     ``origins`` has the names of the options that give the settings, for errors. Raises ConfigError
     for an unknown setting, an invalid value, and a setting that has no effect, also if its value is
-    the default.
+    the default; but a default may replace another value of ``config``.
     """
     places: dict[Place, Origin] = {
         (key,): Origin(origin, Path()) for key, origin in (origins or {}).items()
@@ -309,7 +309,7 @@ def changed(
     document = Document({**config.model_dump(), **canonical(settings)}, places)
     try:
         result = parse(document, SearchConfig, "the settings of the search have")
-        result.check_given(settings.keys())
+        result.check_given(canonical(settings).keys(), config)
         return result
     except (ConfigError, ValueError) as error:
         text = str(error)

@@ -172,11 +172,6 @@ class SearchConfig(Config):
 
     @model_validator(mode="after")
     def _options_fit(self) -> "SearchConfig":
-        changed = {
-            key
-            for key, field in type(self).model_fields.items()
-            if getattr(self, key) != field.default
-        }
         if not self.sample and self.n_best > self.beam:
             raise ValueError(
                 f"n_best {self.n_best} is more than beam {self.beam}: set beam to at least "
@@ -184,36 +179,57 @@ class SearchConfig(Config):
             )
         if not self.sample and self.beam % self.groups:
             raise ValueError(f"beam {self.beam} is not a multiple of groups {self.groups}")
-        self._check_effect(changed)
+        self._check_effect(self._changed())
         return self
 
-    def check_given(self, keys: Set[str]) -> None:
+    def _changed(self) -> set[str]:
+        """Return the keys whose value is not the default."""
+        fields = type(self).model_fields
+        return {key for key, field in fields.items() if getattr(self, key) != field.default}
+
+    def check_given(self, keys: Set[str], before: "SearchConfig") -> None:
         """Raise ValueError if a key that the user gives for this search has no effect.
 
-        The config of a run may have other values of `beam`, `stop` and `penalty` although they have
-        no effect: the user may then set `sample`, or `normalize` to 0.
+        The config of the run, ``before``, may have other values of `beam`, `stop` and `penalty`
+        although they have no effect: the user may then set `sample`, or `normalize` to 0. Other
+        keys that would have no effect are given with their default value to replace another one.
         """
         if self.sample and (unused := keys & {"beam", "stop"}):
             raise ValueError(f"{min(unused)} has no effect on samples: leave {min(unused)} out")
         if "penalty" in keys and self.normalize == 0:
             raise ValueError("penalty has no effect with normalize 0: leave penalty out")
-        self._check_effect(keys)
+        self._check_effect(keys - (before._changed() - self._changed()))
 
     def _check_effect(self, keys: Set[str]) -> None:
         if self.sample:
             if unused := keys & {"groups", "diversity", "coverage_penalty"}:
                 key = min(unused)
-                raise ValueError(f"{key} has no effect on samples: remove {key} or remove sample")
+                raise ValueError(
+                    f"{key} has no effect on samples: {self._without(key)} or remove sample"
+                )
             return
         if "word_penalty" in keys and self.penalty == "power" and self.normalize == 1:
             raise ValueError(
                 "word_penalty has no effect with penalty power and normalize 1, because all scores "
-                "change by the same number: choose another normalize, or leave word_penalty out"
+                "change by the same number: choose another normalize, or "
+                + self._without("word_penalty")
             )
         if "diversity" in keys and self.groups == 1:
-            raise ValueError("diversity has an effect with groups only: set groups, too")
+            raise ValueError(
+                "diversity has an effect with groups only: set groups, too, or "
+                + self._without("diversity")
+            )
         if unused := keys & {"temperature", "top_k", "top_p", "seed"}:
-            raise ValueError(f"{min(unused)} has an effect on samples only: set sample, too")
+            key = min(unused)
+            raise ValueError(
+                f"{key} has an effect on samples only: set sample, too, or {self._without(key)}"
+            )
+
+    def _without(self, key: str) -> str:
+        """Return the advice for a key that has no effect."""
+        if key not in self._changed():
+            return f"remove {key}"
+        return f"set {key} to {type(self).model_fields[key].default}"
 
     def wide_beam_warning(self, vocabulary: int) -> str | None:
         """Return a sentence on the cost of a wide beam with this target vocabulary, or None."""

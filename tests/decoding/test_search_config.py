@@ -85,6 +85,28 @@ def test_given_settings_without_an_effect_are_refused(
         changed(SearchConfig(), settings)
 
 
+@pytest.mark.parametrize(
+    ("config", "settings", "advice"),
+    [
+        ({"beam": 4, "groups": 2}, {"sample": True}, {"groups": 1}),
+        ({"coverage_penalty": 0.2}, {"sample": True}, {"coverage_penalty": 0.0}),
+        ({"normalize": 0.6, "word_penalty": 0.3}, {"normalize": 1}, {"word_penalty": 0.0}),
+        ({"normalize": 0.6, "word_penalty": 0.3}, {"length_penalty": 1}, {"word_penalty": 0.0}),
+        ({"beam": 4, "groups": 2, "diversity": 0.7}, {"groups": 1}, {"diversity": 0.5}),
+        ({"sample": True, "top_k": 5}, {"sample": False}, {"top_k": 0}),
+    ],
+)
+def test_a_default_may_replace_a_setting_of_a_run(
+    config: dict[str, Any], settings: dict[str, Any], advice: dict[str, Any]
+) -> None:
+    """A setting of the run that excludes the user's settings is reset as the error advises."""
+    run = SearchConfig(**config)
+    [(key, value)] = advice.items()
+    with pytest.raises(ConfigError, match=f"set {key} to {value}"):
+        changed(run, settings)
+    assert getattr(changed(run, {**settings, key: value}), key) == value
+
+
 def test_settings_of_a_run_may_have_no_effect() -> None:
     config = SearchConfig(beam=8, stop="beam", penalty="gnmt")
     assert changed(config, {"sample": True, "normalize": 0}).sample
