@@ -189,7 +189,8 @@ def _resume_moses(file: BinaryIO, target: str, form: OutputFormat, start: int) -
     """Find the resume point of a format with up to N output lines for each input line.
 
     Each output line begins with the number of its input line. If the last input line has fewer than
-    N output lines, some may be missing, so it must be translated again.
+    N output lines, some may be missing, so it must be translated again. If an input line has more,
+    the file was made with a larger N, and it cannot be continued.
     """
     last = start - 1  # the number of the last input line
     last_begin = 0  # the byte of the file where its output begins
@@ -208,6 +209,12 @@ def _resume_moses(file: BinaryIO, target: str, form: OutputFormat, start: int) -
             last_rows = 0
         size += len(line)
         last_rows += 1
+        if last_rows > form.n_best:
+            expected = (
+                f"one of the {form.n_best} best translations of input line {last + 1} (was it made "
+                "with a larger --n-best?)"
+            )
+            raise _cannot_resume(target, row, expected)
     redo_last = 0 < last_rows < form.n_best
     return ResumePoint(last - start + 1, redo_last, last_begin if redo_last else size)
 

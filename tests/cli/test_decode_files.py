@@ -156,6 +156,9 @@ def test_an_output_that_does_not_belong_to_the_input(trained, text, tmp_path):
     assert "line 2: this is not the JSON object of input line 2" in refused(*arguments, "--json")
     out.write_text("1 ||| x\n0 ||| x\n")
     assert "line 2" in refused(*arguments, "--n-best", 1)
+    out.write_text("0 ||| x\n0 ||| y\n0 ||| z\n1 ||| x\n")
+    said = refused(*arguments, "--n-best", 2)
+    assert "line 3: this is not one of the 2 best translations of input line 1" in said
 
 
 def test_outputs_that_cannot_be_resumed(trained, text, tmp_path):
