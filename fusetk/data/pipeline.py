@@ -181,6 +181,7 @@ class Pipeline(Text):
         """
         folder = Path(folder)
         path = folder / FILE
+        _check_exists(path)
         try:
             description: dict[str, Any] = json.loads("\n".join(read_lines(path)))
             steps = TypeAdapter(list[Step]).validate_python(description["steps"])
@@ -196,6 +197,8 @@ class Pipeline(Text):
             raise DataError(
                 f"{path} does not describe a text pipeline ({reason}); {COPY_AGAIN}"
             ) from None
+        for name in sums:
+            _check_exists(folder / name)
         languages = {"source": source, "target": target}
         models = load_models(lambda name: folder / name, steps, languages)
         codes: dict[str, BPE] = {}
@@ -212,6 +215,12 @@ class Pipeline(Text):
         pipeline = cls(text, codes, (source_vocab, target_vocab))
         pipeline.checksums = sums
         return pipeline
+
+
+def _check_exists(path: Path) -> None:
+    """Raise DataError if a file of a folder `text/` does not exist."""
+    if not path.exists():
+        raise DataError(f"{path} is missing; {COPY_AGAIN}")
 
 
 def learned_steps(steps: Sequence[PrepStep], side: str) -> list[LearnedStep]:

@@ -67,6 +67,8 @@ def test_an_incomplete_run_folder(trained, tmp_path):
             message = said("-m", run)
             assert path.name in message, (path, kind, message)
             assert message.startswith("fusetk: ")
+            if kind == "missing" and path.parts[0] == "text":
+                assert f"{run / path} is missing; copy the folder again" in message
             shutil.rmtree(run)
 
 

@@ -162,5 +162,5 @@ def test_a_broken_description_is_named(tmp_path: Path) -> None:
         path.write_text(broken)
         with pytest.raises(DataError, match=r"pipeline\.json does not describe a text pipeline"):
             Pipeline.load(tmp_path)
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match="is missing; copy the folder again"):
         Pipeline.load(tmp_path / "nowhere")
