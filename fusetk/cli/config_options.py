@@ -41,7 +41,7 @@ def exponent(hint: str) -> dict[str, Any]:
         except ValueError:
             raise ValueError(f"{text!r} is not a number; {hint}") from None
         if not 0 <= value <= 10:
-            raise ValueError(f"{text} is not between 0 and 10")
+            raise ValueError(f"{text.strip()} is not between 0 and 10")
         return value
 
     return {

@@ -103,7 +103,7 @@ def test_a_source_that_is_too_long(trained, caplog):
             "'text.de' is not a number; write -n alone for an exponent of 1, and -i FILE for the "
             "text",
         ),
-        (["-n", "-1"], "normalize"),
+        (["-n", "-1"], "--normalize: -1 is not between 0 and 10"),
         (["--n-best", "0"], "--n-best"),
         (["-b", "0"], "beam"),
         (["-b", "two"], "two"),
