@@ -324,16 +324,19 @@ def changed(
 
 
 def _texts(lines: Sequence[str], name: str) -> list[str]:
-    """Return the lines as a list. Raises DataError, with ``name``, if a line is not a string."""
+    """Return the lines as a list, without line ends.
+
+    Raises DataError, with ``name``, if a line is not a string.
+    """
     texts = _as_list(lines, name)
     for number, line in enumerate(texts, 1):
         if not isinstance(line, str):
             raise DataError(f"line {number} of {name} is {_kind(line)}: give a string")
-    return texts
+    return [_without_line_end(line) for line in texts]
 
 
 def _requests(lines: Sequence[str | Request]) -> list[Request]:
-    """Return the lines as requests.
+    """Return the lines as requests, without line ends.
 
     Raises DataError if a line is neither a string nor a Request whose fields are strings.
     """
@@ -353,8 +356,16 @@ def _requests(lines: Sequence[str | Request]) -> list[Request]:
             raise DataError(
                 f"the Request of line {number} has a text, prefix or phrase that is not a string"
             )
-        requests.append(request._replace(constraints=constraints))
+        text, prefix, *phrases = map(
+            _without_line_end, (request.text, request.prefix, *constraints)
+        )
+        requests.append(Request(text, prefix, tuple(phrases)))
     return requests
+
+
+def _without_line_end(line: str) -> str:
+    """Return a line as the commands read it from a file: `readlines` keeps line ends."""
+    return line.removesuffix("\n").rstrip("\r")
 
 
 def _as_list(lines: Any, name: str) -> list[Any]:

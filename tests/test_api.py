@@ -12,6 +12,9 @@ import pytest
 import torch
 
 import fusetk
+from fusetk import runs
+from fusetk.data.pipeline import Pipeline, Text
+from fusetk.data.vocab import Vocabulary
 from fusetk.decoding.requests import Request
 from fusetk.errors import ConfigError, DataError
 from fusetk.models.quantization import to_int8
@@ -138,6 +141,24 @@ def test_any_iterable_of_lines_is_a_list_of_lines(trained: Path) -> None:
         == system.translate(tuple(LINES))
         == system.translate(LINES)
     )
+
+
+def test_line_ends_do_not_change_words(tmp_path: Path) -> None:
+    """`readlines` keeps line ends; without the step `tokenize`, they would change the last word."""
+    run = make_run(tmp_path)
+    vocabularies = (Vocabulary(WORDS), Vocabulary(WORDS))
+    Pipeline(Text([], "de", "en"), {}, vocabularies).save(run / runs.TEXT)
+    system = fusetk.load(run)
+    for end in ("\n", "\r\n"):
+        assert system.score(["ein hund" + end], ["katze" + end]) == system.score(
+            ["ein hund"], ["katze"]
+        )
+        requests = [
+            Request("ein hund" + e, "katze" + e, ("hund" + e, "ein" + e)) for e in ("", end)
+        ]
+        [expected, found] = [system.n_best([request]) for request in requests]
+        assert expected == found
+        assert system.n_best(["ein hund" + end]) == system.n_best(["ein hund"])
 
 
 def test_the_default_device_is_that_of_the_commands(trained: Path) -> None:
