@@ -58,14 +58,16 @@ def _newest_checkpoint(run: Path) -> Path | None:
 
 
 def check_config(recipe: Recipe, run: Path, option: str) -> None:
-    """Raise ConfigError if the run exists and cannot be resumed with the config of ``recipe``.
+    """Raise ConfigError if the run exists and could not be resumed after a preparation.
 
-    The error names ``option``, which gives another place for the run. Another process may train in
-    the run. Raises CheckpointError if the last checkpoint is damaged.
+    Its config must fit ``recipe``, and prep must not replace its prepared text. The error names
+    ``option``, which gives another place for the run. Another process may train in the run. Raises
+    CheckpointError if the last checkpoint is damaged.
     """
     last = _newest_checkpoint(run)
     if last and (run / CONFIG).exists():
         _config_changes(recipe, run, last, option)
+        _check_prepared_text(recipe, run, last, option)
 
 
 def check_before_prep(recipe: Recipe, run: Path) -> None:
@@ -73,7 +75,6 @@ def check_before_prep(recipe: Recipe, run: Path) -> None:
 
     Raises the errors of ``check_config``, too.
     """
-    check_config(recipe, run, "--run")
     if _newest_checkpoint(run) and (run / CONFIG).exists():
         before, now = (
             integrity.training_settings(config.data)
@@ -85,6 +86,7 @@ def check_before_prep(recipe: Recipe, run: Path) -> None:
                 f"({'; '.join(changes)}): choose another --run and another data.folder, or undo "
                 "the change"
             )
+    check_config(recipe, run, "--run")
 
 
 def find_changes(
@@ -176,6 +178,24 @@ def _check_data(recipe: Recipe, run: Path, last: Path, prepared: Mapping[str, An
         raise DataError(
             f"the data in {recipe.data.folder} are not those that {run} was trained on: "
             "prepare them with the settings of that run, or choose another run folder"
+        )
+
+
+def _check_prepared_text(recipe: Recipe, run: Path, last: Path, option: str) -> None:
+    """Raise ConfigError if prep would replace the prepared text that the run was trained on."""
+    folder = Path(recipe.data.folder)
+    try:
+        prepared = manifest.read(folder)
+    except DataError:
+        return
+    if read_state(last).get("data") != manifest.training_fingerprint(prepared):
+        return
+    if paths := integrity.changed_text(recipe.data, prepared):
+        keep = ", train without --prep to keep the prepared text," if option == "--run" else ""
+        raise ConfigError(
+            f"{', '.join(map(str, paths))} changed since {folder} was prepared, and prep would "
+            f"replace the text that {run} was trained on: undo the change{keep} or choose another "
+            f"{option}{' and another data.folder' if option == '--run' else ''}"
         )
 
 

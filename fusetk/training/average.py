@@ -39,6 +39,11 @@ def choose(
             for valid, path in results
             if not math.isnan(valid.get(metric, math.nan))
         )
+        if not ranked and folders:
+            raise CheckpointError(
+                f"no checkpoint of {run} has a finite {metric} of a validation: choose another "
+                "--metric, or --last"
+            )
         chosen = [path for _, path in ranked[:best]]
         count = best
     else:

@@ -9,11 +9,11 @@ import torch
 
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import Indices, update_size
-from fusetk.errors import FusetkError
+from fusetk.errors import CheckpointError, FusetkError
 from fusetk.models.parts import layers_and_parts
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
-from fusetk.runs import CHECKPOINTS
+from fusetk.runs import CHECKPOINTS, checkpoint_name
 from fusetk.training.checkpoint import load_optimizer
 from fusetk.training.checkpoints import Checkpoints
 from fusetk.training.config import TrainingConfig
@@ -86,7 +86,7 @@ class Trainer:
 
         After a signal, save a checkpoint and raise Interrupted. Raises FusetkError if too many
         consecutive gradients are not finite, or if a stage starts from the best checkpoint and each
-        validation gave NaN.
+        validation gave NaN. Raises CheckpointError if this checkpoint is missing.
         """
         self.log = log
         self.stop = stop
@@ -158,7 +158,14 @@ class Trainer:
                     f"training.stages.{self.progress.stage} has start: best, but {NO_BEST}: "
                     f"{RESTART}"
                 )
-            self.checkpoints.load_weights(self.run / CHECKPOINTS / "best")
+            best = self.run / CHECKPOINTS / "best"
+            if not best.exists():
+                raise CheckpointError(
+                    f"training.stages.{self.progress.stage} has start: best, but the best "
+                    f"checkpoint ({checkpoint_name(self.progress.best_update)}) is missing: "
+                    f"restore it, or let the link {best} point to another checkpoint"
+                )
+            self.checkpoints.load_weights(best)
         self.reporter.task.begin_stage(self.progress)
         self.log.line(
             f"stage {self.progress.stage + 1} of {len(self.config.stages)} starts "

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from fusetk import sections
 from fusetk import train as train_module
 from fusetk.cli.main import main
 from fusetk.data import integrity, manifest
@@ -21,6 +22,7 @@ from fusetk.data.prepare import prepare
 from fusetk.data.vocab import EOS
 from fusetk.errors import ConfigError, DataError
 from fusetk.recipe import Recipe, load
+from fusetk.resume import check_config
 from fusetk.training.validation import Validator
 
 
@@ -396,3 +398,23 @@ def test_train_prepares_on_demand(moved: Recipe, tmp_path: Path, toy: Path) -> N
     assert stopped.exit_code == 2 and "train with --prep" in stopped.output
     assert CliRunner().invoke(main, [*command, "--prep"], catch_exceptions=False).exit_code == 0
     assert Pipeline.load(tmp_path / "run" / "text").words("source", "A") == "a"
+
+
+def test_prep_on_demand_keeps_the_text_of_a_run(moved: Recipe, tmp_path: Path) -> None:
+    config, run = tmp_path / "moved.yaml", tmp_path / "run"
+    config.write_text(sections.dump(moved))
+    command = ["train", str(config), "--run", str(run), "-d", "cpu", "-q"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    original = (tmp_path / "train.de").read_text()
+    (tmp_path / "train.de").write_text("anders\n" * 600)
+    before = manifest.read(folder(moved))
+    stopped = CliRunner().invoke(main, [*command, "--prep"])
+    assert stopped.exit_code == 2
+    assert f"{tmp_path / 'train.de'} changed since" in stopped.output
+    assert "train without --prep" in stopped.output
+    with pytest.raises(ConfigError, match=r"undo the change or choose another --out$"):
+        check_config(moved, run, "--out")
+    assert manifest.read(folder(moved)) == before
+    assert CliRunner().invoke(main, command).exit_code == 0
+    (tmp_path / "train.de").write_text(original)
+    assert CliRunner().invoke(main, [*command, "--prep"]).exit_code == 0

@@ -326,6 +326,27 @@ def test_a_run_with_a_missing_module_is_not_a_changed_run(copy: Path) -> None:
     assert "set PYTHONPATH to the folder of nowhere  [" in said and "was changed" not in said
 
 
+def test_a_stage_from_the_best_checkpoint_names_it_if_it_is_missing(
+    toy: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    stage = (
+        "{optimizer: adam, schedule: {kind: constant, rate: 1.0e-30}, batch: {size: 400}, "
+        "end: {updates: 4}%s}"
+    )
+    # The weights do not change, so the first of equal validations is the best.
+    assert train(toy, run, *GIVEN, f"training.stages=[{stage % ''}]").exit_code == 0
+    shutil.rmtree(folder_of(run, 2))
+    both = f"training.stages=[{stage % ''}, {stage % ', start: best'}]"
+    said = refusal(train(toy, run, *GIVEN, both))
+    assert "training.stages.1 has start: best" in said
+    assert f"({runs.checkpoint_name(2)}) is missing: restore it" in said
+    link = run / "checkpoints" / "best"
+    link.unlink()
+    link.symlink_to(runs.checkpoint_name(4))
+    assert train(toy, run, *GIVEN, both).exit_code == 0
+
+
 @pytest.mark.parametrize("name", ["best", "last"])
 def test_a_missing_checkpoint_is_named_with_the_newest_complete_one(
     toy: Path, copy: Path, name: str
