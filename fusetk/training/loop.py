@@ -224,10 +224,14 @@ class Trainer:
         self.reporter.report(self.progress)
         start = time.perf_counter()
         results, layer_shares = self.validation(self.progress, self.optimizer, self.stop)
+        best_before = self.progress.best
         is_best = self.progress.add_validation(metric, results)
         seconds = time.perf_counter() - start
         self.reporter.validation(self.progress, metric, results, is_best, seconds, layer_shares)
-        if due:
+        # A schedule would count a validation with the best value again as worse. With a lower loss
+        # it is not.
+        is_tie = is_best and results[metric] == best_before
+        if due and not is_tie:
             change = update_schedule(self.progress, self.schedule, metric, results[metric])
             if change:
                 self.log.line(change)

@@ -157,7 +157,8 @@ class PlateauConfig(ScheduleConfig):
     `after-first-rise`: from the first such validation on, cut after every epoch."""
     threshold: float = Field(0.0, ge=0, lt=1)
     """Relative improvement over the best that a validation needs to count as better. With 0, an
-    equal validation counts as worse."""
+    equal validation counts as worse, unless its loss is the lowest of the validations with the best
+    value so far: such a validation changes nothing."""
     not_before_epoch: int = Field(0, ge=0)
     """Number of epochs at the start of the stage without a cut. In these epochs, the last
     validation counts as the best."""

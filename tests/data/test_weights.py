@@ -130,9 +130,12 @@ def test_weights_of_one_change_nothing() -> None:
     assert all(np.array_equal(one, other) for one, other in zip(plain, ones, strict=True))
 
 
-def test_an_epoch_without_a_pair_is_an_error() -> None:
-    with pytest.raises(DataError, match="epoch 1 has no pair"):
-        batches(SOURCE, TARGET, SIZE, 1, 0, [WeightedSpan(0, 3, 1e-6)])
+def test_an_epoch_has_at_least_one_pair() -> None:
+    spans = [WeightedSpan(0, 3, 1e-6), WeightedSpan(5, 90, 1e-6)]
+    drawn = [batches(SOURCE, TARGET, SIZE, 1, epoch, spans) for epoch in range(30)]
+    pairs = {int(pair) for epoch in drawn for batch in epoch for pair in batch}
+    assert all(len(epoch) == len(epoch[0]) == 1 for epoch in drawn)
+    assert len(pairs) > 10 and pairs <= set(range(5, 90))
 
 
 # Records of prep ---------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from fusetk.data.prepare import prepare
 from fusetk.errors import ConfigError, FusetkError
 from fusetk.recipe import load
 from fusetk.training import checkpoint
+from fusetk.training.validation import Validator
 from fusetk.weights import read_state
 
 # A validation that is not at least 3 % better counts as worse.
@@ -31,6 +32,20 @@ def train(
     )
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [(line["update"], line["lr"]) for line in lines if line["kind"] == "train"]
+
+
+def test_equal_values_are_ranked_by_loss(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([5.0, 4.0, 3.0, 3.5, 2.0])
+    monkeypatch.setattr(
+        Validator,
+        "combine",
+        lambda self, parts: {"loss": next(losses), "ppl": 1.0, "accuracy": 0.0, "bleu": 0.0},
+    )
+    validation = "training.validation={every_updates: 1, metric: bleu}"
+    rates = train(toy, tmp_path / "run", "{updates: 5}", "", validation)
+    assert rates == [(1, 0.25), (2, 0.25), (3, 0.25), (4, 0.25), (5, 0.025)]
 
 
 def state(run: Path, update: int) -> tuple[bytes, bytes, object]:
