@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import model_validator
+
 from fusetk import config
 from fusetk.config import Config
 from fusetk.data.config import PATHS, DataConfig, load_document
@@ -32,6 +34,15 @@ class SectionsWithoutModel(Config):
     """Settings of the search, in validation and in `fusetk decode`."""
     paper: PaperConfig | None = None
     """Row of a paper's table that this config reproduces."""
+
+    @model_validator(mode="after")
+    def _is_one_model(self) -> "SectionsWithoutModel":
+        if self.decoding.ensemble_weights:
+            raise ValueError(
+                "decoding.ensemble_weights: a run is one model; give --ensemble-weights to "
+                "fusetk decode"
+            )
+        return self
 
 
 def read(path: Path | str, overrides: Sequence[str] = ()) -> config.Document:

@@ -21,6 +21,7 @@ from fusetk.config import Document, Origin, Place, outside_kinds, parse
 from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.data.vocab import EOS
 from fusetk.decoding.config import SearchConfig, canonical
+from fusetk.decoding.ensemble import check_given
 from fusetk.decoding.requests import Request
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.translate import Translation, Translator
@@ -83,12 +84,13 @@ class System:
             ([*encode("source", source), EOS], encode("target", target))
             for source, target in zip(sources, targets, strict=True)
         ]
-        results = score_targets(self.models, pairs, self.config.ensemble)
+        results = score_targets(self.models, pairs, self.config.ensemble_mean)
         return [sum(result.scores) for result in results]
 
     def _translator(self, settings: Mapping[str, Any]) -> Translator:
-        _check_ensemble(settings, len(self.models))
-        return Translator(self.models, self.pipeline, changed(self.config, settings))
+        config = changed(self.config, settings)
+        check_given(settings, config.ensemble_weights, len(self.models), {})
+        return Translator(self.models, self.pipeline, config)
 
 
 def load(
@@ -109,16 +111,12 @@ def load(
     FusetkError if a model cannot be loaded.
     """
     paths = [path] if isinstance(path, Path | str) else list(path)
-    _check_ensemble(settings, len(paths))
     # A new model draws initial weights. This must not change the caller's random numbers.
     with torch.random.fork_rng(devices=[]):  # models are built on the CPU
         ensemble = load_ensemble(paths, device, precision, raw, kernels=kernels)
-    return System(ensemble.models, ensemble.pipeline, changed(ensemble.recipe.decoding, settings))
-
-
-def _check_ensemble(settings: Mapping[str, Any], models: int) -> None:
-    if "ensemble" in settings and models == 1:
-        raise ConfigError("ensemble has an effect with several models only: leave ensemble out")
+    config = changed(ensemble.recipe.decoding, settings)
+    check_given(settings, config.ensemble_weights, len(paths), {})
+    return System(ensemble.models, ensemble.pipeline, config)
 
 
 # Models -------------------------------------------------------------------------------------------

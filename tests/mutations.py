@@ -755,9 +755,9 @@ MUTATIONS = [
     ),
     Mutation(
         "an ensemble adds probabilities without dividing",
-        "decoding/scorer.py",
-        " - math.log(len(logits))",
-        "",
+        "decoding/ensemble.py",
+        "log_probs + shares.log()",
+        "log_probs + weights.view_as(shares).log()",
         ("decoding/test_beam.py", "decoding/test_forced.py"),
     ),
     Mutation(

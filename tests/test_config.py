@@ -403,6 +403,11 @@ def test_a_missing_module_from_outside_names_the_variable(
             parse(tmp_path, f"encoder: {{layers: 3, fuse: '{kind}'}}")
 
 
+def test_a_run_has_no_weights_of_an_ensemble(toy: Path) -> None:
+    with pytest.raises(ConfigError, match="a run is one model; give --ensemble-weights to"):
+        load(toy, ["decoding.ensemble_weights=[0.7, 0.3]"])
+
+
 def test_not_utf8_and_missing_are_config_errors(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"rate: \xff\n")
     for name in ("b.yaml", "c.yaml", "."):

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from fusetk.cli.parameters import Decorator, FiniteRange, Parsed, all_of
 from fusetk.config import field_docs
-from fusetk.decoding.config import SearchConfig, SearchOption
+from fusetk.decoding.config import MOST, SearchConfig, SearchOption
 
 
 def search_options(**settings: Mapping[str, Any]) -> Decorator:
@@ -82,7 +82,20 @@ def _arguments(name: str, mark: SearchOption) -> dict[str, Any]:
         arguments["metavar"] = mark.metavar
     if get_origin(field.annotation) is Literal:
         return {**arguments, "type": click.Choice(get_args(field.annotation))}
+    if get_origin(field.annotation) is tuple:
+        return {**arguments, "type": Parsed("W,W", _positive_numbers)}
     return {**arguments, "type": _range(field)}
+
+
+def _positive_numbers(text: str) -> tuple[float, ...]:
+    """Return the numbers of a list with commas. Raises ValueError."""
+    try:
+        numbers = tuple(map(float, text.split(",")))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of numbers such as 0.7,0.3") from None
+    if not all(0 < number <= MOST for number in numbers):
+        raise ValueError(f"{text}: give numbers above 0, at most {MOST:,}")
+    return numbers
 
 
 def _range(field: FieldInfo) -> click.ParamType:

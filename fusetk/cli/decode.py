@@ -88,7 +88,7 @@ def command(
     )
     if candidates and not mbr:
         raise ConfigError("--candidates has no effect without --mbr: give it, too")
-    check_ensemble(search["ensemble"], models)
+    check_ensemble(search, models)
     settings = {key: value for key, value in search.items() if value is not None}
     flags = {key: f"--{key.replace('_', '-')}" for key in search}
     world = connect(torch.device("cpu"), INPUT_TIMEOUT)  # the processes exchange text only

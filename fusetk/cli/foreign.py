@@ -91,6 +91,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "tgt_file_prefix": ("--prefix",),
     "unnormalized": ("-n 0",),
     "use_cpu": ("--device cpu",),
+    "weights": ("--ensemble-weights",),
     "workers": ("--jobs", "--threads"),
 }
 

@@ -1,13 +1,14 @@
 """Options that several commands share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
 from fusetk import DEVICE, PRECISIONS
 from fusetk.cli.common_options import keep_quiet
 from fusetk.cli.parameters import Decorator, FilePath
-from fusetk.errors import ConfigError
+from fusetk.decoding.ensemble import check_given
 from fusetk.processor import usable_processors
 
 
@@ -84,12 +85,11 @@ running_options: tuple[Decorator, ...] = (
 )
 
 
-def check_ensemble(ensemble: str | None, models: Sequence[str]) -> None:
-    """Raise ConfigError if --ensemble was given and has no effect."""
-    if ensemble and len(models) == 1:
-        raise ConfigError(
-            "--ensemble has an effect with several models only: repeat -m, or leave --ensemble out"
-        )
+def check_ensemble(options: Mapping[str, Any], models: Sequence[str]) -> None:
+    """Raise ConfigError if a given option of an ensemble does not fit the number of models."""
+    flags = {"ensemble": "--ensemble", "ensemble_weights": "--ensemble-weights"}
+    given = [key for key in flags if options[key] is not None]
+    check_given(given, options["ensemble_weights"] or (), len(models), flags)
 
 
 def output_option(content: str, name: str) -> Decorator:

@@ -56,7 +56,7 @@ def command(**options: Any) -> None:
     files = (options["files"], options["tsv"], options["n_best"], options["json_lines"])
     inputs = checked_inputs(RescoreInputs(*files))
     check_options(inputs, options)
-    check_ensemble(options["ensemble"], options["models"])
+    check_ensemble(options, options["models"])
     if options["output"] != "-":
         check_inputs_and_output(inputs.names, Path(options["output"]))
     if "-" in inputs.names:
@@ -66,9 +66,8 @@ def command(**options: Any) -> None:
     loaded = system.load_ensemble(
         options["models"], options["device"], options["precision"], options["raw"], inform
     )
-    config = loaded.recipe.decoding
-    if options["ensemble"]:
-        config = config.model_copy(update={"ensemble": options["ensemble"]})
+    ensemble = {key: options[key] for key in ("ensemble", "ensemble_weights") if options[key]}
+    config = loaded.recipe.decoding.model_copy(update=ensemble)
     translator = Translator(loaded.models, loaded.pipeline, config)
     rescorer = Rescorer(translator, options["batch_tokens"])
     penalty = options["penalty"] or config.penalty

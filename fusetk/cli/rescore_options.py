@@ -56,6 +56,7 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     search_option("penalty"),
     search_option("ensemble"),
+    search_option("ensemble_weights"),
     click.option(
         "--feature",
         type=Parsed("NAME", parse_feature),

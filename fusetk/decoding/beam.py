@@ -108,7 +108,8 @@ def search(
     """
     groups = config.groups
     mask = TokenMask(models, src_mask, config, requests, groups)
-    scorer = Scorer(models, config.ensemble, AttentionHeads() if config.coverage_penalty else None)
+    heads = AttentionHeads() if config.coverage_penalty else None
+    scorer = Scorer(models, config.ensemble_mean, heads)
     states = scorer.start(src, src_mask)
     if groups > 1:
         rows = torch.arange(len(src), device=src.device).repeat_interleave(groups)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fusetk.config import Config
+from fusetk.decoding.ensemble import EnsembleMean
 
 WIDE_BEAM = 100  # a wider beam gets a warning
 MOST = 1_000_000  # limit of numbers and costs; larger costs overflow in float32 sums
@@ -151,11 +152,22 @@ class SearchConfig(Config):
 
     Marian averages log-probabilities. Their mean is not a distribution, and it is not
     renormalised."""
+    ensemble_weights: Annotated[
+        tuple[Annotated[float, Field(gt=0, le=MOST)], ...], SearchOption(SEARCH, metavar="W,W...")
+    ] = ()
+    """Weights of the models in the mean of an ensemble, one for each model, such as 0.7,0.3; by
+    default all are equal.
+
+    They are divided by their sum. The config of a run cannot have them."""
     batch_tokens: Annotated[int, SearchOption(RUNNING, metavar="N")] = Field(16384, ge=1)
     """Largest size of a batch: sentences * beam * source tokens of the longest sentence.
 
     On a CPU, up to four batches are searched at the same time, with at most twice this size
     together."""
+
+    @property
+    def ensemble_mean(self) -> EnsembleMean:
+        return EnsembleMean(self.ensemble, self.ensemble_weights)
 
     @model_validator(mode="before")
     @classmethod

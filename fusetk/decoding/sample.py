@@ -60,7 +60,7 @@ def sample(
     mask = TokenMask(models, src_mask, config, requests)
     lines = [request.line for request in requests]
     keys = torch.from_numpy(_keys(config.seed, lines, count, mask.longest)).to(device)
-    scorer = Scorer(models, config.ensemble)
+    scorer = Scorer(models, config.ensemble_mean)
     rows = torch.arange(len(src), device=device).repeat_interleave(count)
     states = scorer.select(scorer.start(src, src_mask), rows, None)
     ids = src.new_zeros(len(src), count, mask.longest)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fusetk import trace
 from fusetk.decoding import alignment
+from fusetk.decoding.ensemble import EnsembleMean
 from fusetk.decoding.token_mask import SimpleRules
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.fused import decoding as fused_decoding
@@ -61,19 +62,18 @@ def index_of(places: Tensor, count: int) -> Tensor:
 class Scorer:
     """Models with one target vocabulary that read the same hypotheses.
 
-    ``ensemble`` says what several models average: "probability" (log of the mean probability) or
-    "log" (mean log-probability, not renormalised). ``attention`` selects the heads whose attention
-    is returned; with None no attention is returned.
+    ``mean`` averages several models. ``attention`` selects the heads whose attention is returned;
+    with None no attention is returned.
     """
 
     def __init__(
         self,
         models: Sequence[Seq2Seq],
-        ensemble: str = "probability",
+        mean: EnsembleMean | None = None,
         attention: alignment.AttentionHeads | None = None,
     ):
         self.models = list(models)
-        self.ensemble = ensemble
+        self.mean = mean or EnsembleMean()
         self.attention = attention
 
     def start(self, src: Tensor, src_mask: Tensor) -> list[State]:
@@ -91,11 +91,7 @@ class Scorer:
         if len(logits) == 1:
             log_z = logits[0].logsumexp(-1, keepdim=True)
             return NextToken(logits[0], log_z, next_states, mean_attention)
-        log_probs = torch.stack([model_logits.log_softmax(-1) for model_logits in logits])
-        if self.ensemble == "log":
-            mean = log_probs.mean(0)
-        else:
-            mean = log_probs.logsumexp(0) - math.log(len(logits))
+        mean = self.mean(torch.stack([model_logits.log_softmax(-1) for model_logits in logits]))
         return NextToken(mean, mean.new_zeros(len(mean), 1), next_states, mean_attention)
 
     @property

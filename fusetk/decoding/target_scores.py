@@ -1,6 +1,5 @@
 """Scores of given translations by forced decoding."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from fusetk.data.batch import Batch, pad
 from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding import alignment
 from fusetk.decoding.alignment import AttentionHeads
+from fusetk.decoding.ensemble import EnsembleMean
 from fusetk.decoding.token_mask import max_positions
 from fusetk.errors import DataError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
@@ -37,39 +37,35 @@ class TargetScores(NamedTuple):
 def score_targets(
     models: Sequence[Seq2Seq],
     pairs: Sequence[IdPair],
-    ensemble: str = "probability",
+    mean: EnsembleMean | None = None,
     batch_tokens: int = BATCH_TOKENS,
     attention: AttentionHeads | None = None,
     on_batch: Callable[[int], None] = lambda pairs: None,
 ) -> list[TargetScores]:
     """Score each pair.
 
-    ``models`` must be in evaluation mode. Several models are an ensemble; ``ensemble`` is that of
-    ``decoding.scorer.Scorer``, and the attention is the mean over the models. The sum of a pair's
-    scores is the score of that translation in a search. A batch has at most ``batch_tokens``
-    positions, including padding, or one pair. ``on_batch`` is called with the number of pairs after
-    each batch. Raises DataError for a pair that exceeds the positions of the models, ConfigError
-    for attention heads that a model does not have, and Diverged if a model returns NaN.
+    ``models`` must be in evaluation mode. Several models are an ensemble, which ``mean`` averages;
+    the attention is the mean over the models without weights. The sum of a pair's scores is the
+    score of that translation in a search. A batch has at most ``batch_tokens`` positions, including
+    padding, or one pair. ``on_batch`` is called with the number of pairs after each batch. Raises
+    DataError for a pair that exceeds the positions of the models, ConfigError for attention heads
+    that a model does not have, and Diverged if a model returns NaN.
     """
     check_length(models, pairs)
+    mean = mean or EnsembleMean()
     device = next(models[0].parameters()).device
     results: dict[int, TargetScores] = {}
     lengths = [(len(source), len(target) + 1) for source, target in pairs]
     for indices in pair_batches(lengths, batch_tokens):
         batch = collate([pairs[i] for i in indices]).to(device)
         passes = [_forward(model, batch, attention) for model in models]
-        scores = torch.stack([model_scores for model_scores, _ in passes])  # (models, N)
-        if ensemble == "log":
-            mean = scores.mean(0)
-        else:
-            mean = scores.logsumexp(0) - math.log(len(scores))
-        mean = mean.cpu()
-        if mean.isnan().any():
+        scores = mean(torch.stack([model_scores for model_scores, _ in passes])).cpu()  # (N,)
+        if scores.isnan().any():
             raise Diverged()
         weights = [model_weights for _, model_weights in passes if model_weights is not None]
         mean_weights = torch.stack(weights).mean(0).cpu().numpy() if weights else None
         target_lengths = [lengths[i][1] for i in indices]
-        split = zip(indices, mean.split(target_lengths), strict=True)
+        split = zip(indices, scores.split(target_lengths), strict=True)
         for row, (i, token_scores) in enumerate(split):
             source_length, target_length = lengths[i]
             cut = None

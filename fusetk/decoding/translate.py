@@ -279,7 +279,7 @@ class Translator:
         heads = self.extras.heads
         if not pairs or not (self.extras.word_scores or heads):
             return iter([None] * len(pairs))
-        return iter(score_targets(self.models, pairs, self.config.ensemble, attention=heads))
+        return iter(score_targets(self.models, pairs, self.config.ensemble_mean, attention=heads))
 
     def truncate(self, source: Ids, line: int) -> list[int]:
         """Truncate an over-long source, keep EOS, and log a warning with the line number."""

@@ -64,7 +64,7 @@ class Rescorer:
             score_targets(
                 self.translator.models,
                 [pair for pair in pairs if pair is not None],
-                self.translator.config.ensemble,
+                self.translator.config.ensemble_mean,
                 self.batch_tokens,
                 on_batch=self.on_batch,
             )

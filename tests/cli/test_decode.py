@@ -171,6 +171,18 @@ def test_an_ensemble(tmp_path, trained):
     assert score["twice"]["tokens"] == score["a"]["tokens"]
     assert score["twice"]["score"] == pytest.approx(score["a"]["score"], abs=1e-4)
     assert score["both"]["score"] not in (score["a"]["score"], score["b"]["score"])
+    alone, unequal = ["-m", trained], ["-m", trained, "-m", other, "--ensemble-weights", "1,1e-6"]
+    assert output(*unequal, lines=LINES) == output(*alone, lines=LINES)
+    unequal[-1] = "1e-6,1"
+    assert output(*unequal, lines=LINES) == output("-m", other, lines=LINES)
+    for weights, reason in {
+        "1,2,3": "--ensemble-weights has 3 numbers for 2 models: give a weight for each model",
+        "1,x": "'1,x' is not a list of numbers such as 0.7,0.3",
+        "1,0": "1,0: give numbers above 0",
+        "1,nan": "1,nan: give numbers above 0",
+    }.items():
+        result = decode(*unequal[:-1], weights)
+        assert result.exit_code == 2 and reason in " ".join(result.stderr.split())
     foreign = make_run(tmp_path / "foreign", words=[*WORDS, "katze"])
     result = decode("-m", trained, "-m", foreign)
     assert result.exit_code == 2 and "vocabularies differ (11 and 12 tokens)" in result.stderr

@@ -127,6 +127,7 @@ def test_a_source_that_is_too_long(trained, caplog):
         (["--sample", "--groups", "1"], "--groups has no effect on samples"),
         (["-n", "0", "--penalty", "power"], "--penalty has no effect with --normalize 0"),
         (["--ensemble", "log"], "--ensemble has an effect with several models only: repeat -m"),
+        (["--ensemble-weights", "1"], "--ensemble-weights has an effect with several models only"),
         (["--raw"], "there is no moving average of the weights (training.ema); leave --raw out"),
     ],
 )

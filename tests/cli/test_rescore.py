@@ -296,14 +296,18 @@ def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
 
 
 def test_an_ensemble(trained, other, files):
-    first, second, both, mean = (
+    first, second, both, mean, weighted = (
         [float(line) for line in lines(*options, *files, "--no-end-mark") if line]
         for options in (
             ["-m", trained],
             ["-m", other],
             ["-m", trained, "-m", other],
             ["-m", trained, "-m", other, "--ensemble", "log"],
+            ["-m", trained, "-m", other, "--ensemble", "log", "--ensemble-weights", "3,1"],
         )
+    )
+    assert weighted == pytest.approx(
+        [(3 * a + b) / 4 for a, b in zip(first, second, strict=True)], abs=1e-5
     )
     assert mean == pytest.approx(
         [(a + b) / 2 for a, b in zip(first, second, strict=True)], abs=1e-5

@@ -1,6 +1,7 @@
 """Forced decoding: scores do not depend on batches, and invalid input is refused."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,24 +74,27 @@ def test_scores_do_not_depend_on_batches_and_pieces(monkeypatch: pytest.MonkeyPa
     )  # without padding
 
 
-@pytest.mark.parametrize("mean", ["probability", "log"])
-def test_an_ensemble_is_that_of_the_search(mean: str) -> None:
+@pytest.mark.parametrize("weights", [(), (1.0, 3.0, 4.0)])
+@pytest.mark.parametrize("form", ["probability", "log"])
+def test_an_ensemble_is_that_of_the_search(form: Any, weights: tuple[float, ...]) -> None:
     models = [Echo(), Echo(seed=1), Echo(seed=2)]
     sources = [[4, 5, 6, EOS], [7, EOS]]
-    hypotheses = search(
-        models, *batch(sources), SearchConfig(beam=4, n_best=4, max_length_extra=3, ensemble=mean)
+    config = SearchConfig(
+        beam=4, n_best=4, max_length_extra=3, ensemble=form, ensemble_weights=weights
     )
+    hypotheses = search(models, *batch(sources), config)
     pairs = [
         (source, hypothesis.ids)
         for source, n_best in zip(sources, hypotheses, strict=True)
         for hypothesis in n_best
     ]
     scores = [hypothesis.score for n_best in hypotheses for hypothesis in n_best]
-    forced = [sum(result.scores) for result in score_targets(models, pairs, mean)]
+    together = score_targets(models, pairs, config.ensemble_mean)
+    forced = [sum(result.scores) for result in together]
     assert forced == pytest.approx(scores, abs=1e-4)
-    together = score_targets(models, pairs, mean)
     each = np.array([flat(score_targets([model], pairs)) for model in models])
-    expected = each.mean(0) if mean == "log" else np.log(np.exp(each).mean(0))
+    shares = np.array(weights or (1.0, 1.0, 1.0)) / sum(weights or (1, 1, 1))
+    expected = shares @ each if form == "log" else np.log(shares @ np.exp(each))
     assert flat(together) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
