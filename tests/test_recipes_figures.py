@@ -77,6 +77,8 @@ def test_an_option_of_another_figure_is_an_error(script: str, option: str, tmp_p
 def test_a_missing_folder_of_figure_3_is_one_error(tmp_path: Path) -> None:
     ran = call("mlrf/figure3.sh", tmp_path / "missing")
     assert ran.returncode == 2 and ran.stderr.count("\n") == 1
+    row = "recipes/mlrf/iwslt14_deen/figure3_hops_1.yaml"
+    assert f"call `fusetk run {row} --raw DIR --out {tmp_path / 'missing'}` first" in ran.stderr
 
 
 def test_accuracy_is_drawn_on_both_texts(tmp_path: Path) -> None:

@@ -51,7 +51,16 @@ class StackConfig(Config):
         self.connect.check_inputs(self.layers + fusion_class(self.fuse).reads_top_input)
         if self.connect.separate_inputs and not self.layers_have_separate_inputs:
             raise ValueError(separate_inputs_error(self.connect))
-        self.fuse.check(self.layers - self.connect.summarised_layers(self.layers))
+        summarised = self.connect.summarised_layers(self.layers)
+        try:
+            self.fuse.check(self.layers - summarised)
+        except ValueError as error:
+            if not summarised:
+                raise
+            raise ValueError(
+                f"{error} (the summaries of connect: {self.connect.kind} hide {summarised} of the "
+                f"{self.layers} layers)"
+            ) from error
         return self
 
 

@@ -18,5 +18,8 @@ END
 }
 
 figure_options mlrf/iwslt14_deen figure3.png '' "$@"
+row=recipes/mlrf/iwslt14_deen/figure3_hops_1.yaml
+[ -d "$out" ] ||
+    die "$out does not exist: call \`fusetk run $row --raw DIR --out $(printf %q "$out")\` first"
 report=$(fusetk report "$ROOT"/recipes/mlrf/iwslt14_deen/figure3_*.yaml --runs "$out" --json)
 python3 "$ROOT/recipes/mlrf/figure3.py" "$picture" "$out" <<< "$report"
