@@ -18,6 +18,7 @@ from fusetk.runs import (
     changed_modules,
     checkpoint_folders,
     newest_intact,
+    read_sessions,
 )
 from fusetk.training import checkpoint, schedule
 from fusetk.training.progress import read_progress
@@ -95,10 +96,12 @@ def find_changes(
     last: Path | None,
     prepared: Mapping[str, Any],
     kernel_choices: Choices | None,
+    processes: int,
 ) -> list[str]:
     """Describe what changed since the run started; ``last`` is its last checkpoint, None if new.
 
-    ``prepared`` is the manifest of the prepared folder. Raises ConfigError or DataError for a
+    ``prepared`` is the manifest of the prepared folder, ``processes`` the number of processes that
+    train. Raises ConfigError or DataError for a
     change with which the run cannot be started or resumed, and CheckpointError if ``last`` is
     damaged.
     """
@@ -112,6 +115,7 @@ def find_changes(
         *(f"the code of the module {name}" for name in modules),
         *_text_changes(recipe, prepared, resuming=bool(last)),
         *_processor_changes(run, kernel_choices),
+        *(_process_changes(run, processes) if last else ()),
     ]
 
 
@@ -231,6 +235,15 @@ def _text_changes(recipe: Recipe, prepared: Mapping[str, Any], resuming: bool) -
         f"{path} changed since {recipe.data.folder} was prepared; the run keeps the prepared text"
         for path in paths
     ]
+
+
+def _process_changes(run: Path, processes: int) -> list[str]:
+    """Describe the change of the number of processes since the last session of the run."""
+    sessions = read_sessions(run)
+    if not sessions or sessions[-1].processes == processes:
+        return []
+    change = f"number of processes: {sessions[-1].processes} -> {processes}"
+    return [f"{change}; dropout draws other numbers"]
 
 
 def _processor_changes(run: Path, kernel_choices: Choices | None) -> list[str]:

@@ -143,7 +143,7 @@ def _train(
         check_run_folder(run)
         run_lock.take()
     last = world.broadcast(last_checkpoint(run) if world.first else None)
-    changes = find_changes(recipe, run, last, prepared, execution.kernel_choices)
+    changes = find_changes(recipe, run, last, prepared, execution.kernel_choices, world.size)
     pipeline = Pipeline.load(data / TEXT)
     model, start_lines = _build_model(recipe, pipeline, execution, resuming=last is not None)
     trainer = _make_trainer(recipe, run, prepared, pipeline, model, world)

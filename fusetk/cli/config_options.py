@@ -70,14 +70,17 @@ def section(title: str) -> list[str]:
 def _declarations(name: str, mark: SearchOption) -> list[str]:
     short = [flag for flag in mark.names if not flag.startswith("--")]
     long = [flag for flag in mark.names if flag.startswith("--")]
-    return [*short, _flag(name), *long, name]
+    own = _flag(name)
+    if SearchConfig.model_fields[name].annotation is bool:
+        own = f"{own}/--no-{own.removeprefix('--')}"
+    return [*short, own, *long, name]
 
 
 def _arguments(name: str, mark: SearchOption) -> dict[str, Any]:
     field = SearchConfig.model_fields[name]
     arguments: dict[str, Any] = {"help": _help(name), "default": None}
     if field.annotation is bool:
-        return {**arguments, "is_flag": True}
+        return {**arguments, "type": bool}
     if mark.metavar:
         arguments["metavar"] = mark.metavar
     if get_origin(field.annotation) is Literal:

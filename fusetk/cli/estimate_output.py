@@ -77,5 +77,5 @@ def _source(document: dict[str, Any]) -> str:
 
 def _hours(hours: float | None) -> str:
     if hours is None:
-        return "unknown hours: the end depends on validations, or --pairs is missing"
+        return "unknown hours: no number of updates or epochs ends it, or the pairs are unknown"
     return f"{hours:,.2f} hours" if hours < 100 else f"{hours:,.0f} hours"

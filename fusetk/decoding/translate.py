@@ -241,11 +241,11 @@ class Translator:
         if tokens < MIN_TOKENS_TO_WARN or unknown <= MANY_UNKNOWN * tokens:
             return
         self.warns_of_unknown = False
+        first, last = min(numbers), max(numbers)
         log.warning(
-            "lines %d to %d: %.0f %% of the source tokens are not in the source vocabulary; check "
+            "%s: %.0f %% of the source tokens are not in the source vocabulary; check "
             "the language of the text and its tokenisation",
-            min(numbers),
-            max(numbers),
+            f"line {first}" if first == last else f"lines {first} to {last}",
             100 * unknown / tokens,
         )
 

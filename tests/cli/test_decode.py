@@ -211,6 +211,13 @@ def test_a_wide_beam_gets_one_warning_with_its_cost(trained):
         )
 
 
+def test_an_option_can_turn_off_sampling_of_the_run(tmp_path, trained):
+    sampled = make_run(tmp_path / "sampled", sample=True, beam=1)
+    assert decode("-m", sampled, "-b", 3).exit_code == 2
+    searched = output("-m", sampled, "--no-sample", "-b", 3, lines=LINES)
+    assert searched == output("-m", trained, lines=LINES) != output("-m", sampled, lines=LINES)
+
+
 def test_search_options_without_effect_on_samples_are_refused(trained):
     for option in (["--beam", 4], ["--stop", "first"]):
         result = decode("-m", trained, "--sample", *option, lines=["Hund"])

@@ -113,12 +113,14 @@ def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
     first = ["training.save_every=3", "training.stages.0.end.updates=3"]
     train(toy, tmp_path / "parts", first, 2).succeed()
     said = train(toy, tmp_path / "parts", ["training.save_every=3"], 2).succeed()
-    assert "resumed after update 3" in said
+    assert "resumed after update 3" in said and "number of processes" not in said
     uninterrupted, resumed = (
         tmp_path / name / "checkpoints" / runs.checkpoint_name(8) for name in ("whole", "parts")
     )
     for file in (runs.MODEL, runs.TRAINING):
         assert (uninterrupted / file).read_bytes() == (resumed / file).read_bytes()
+    said = train(toy, tmp_path / "parts", ["training.stages.0.end.updates=9"], 1).succeed()
+    assert "changed: number of processes: 2 -> 1; dropout draws other numbers" in said
 
 
 def test_a_signal_to_one_process_saves_and_ends_all(toy: Path, tmp_path: Path) -> None:
