@@ -1,11 +1,14 @@
 """Errors about options and arguments as one sentence, like the errors about configs."""
 
+import ast
 import difflib
 import re
+from pathlib import Path
 
 import click
 from click.exceptions import NoArgsIsHelpError
 
+from fusetk import runs
 from fusetk.cli.foreign import option_advice
 from fusetk.config.messages import NUMBER, WHOLE_NUMBER, unknown_choice
 
@@ -95,7 +98,10 @@ def _bad_value(error: click.BadParameter) -> str:
         return f"must be {_range(outside[2])}, but it is {outside[1]}"
     if wrong := re.fullmatch(r"('.*') is not a valid (integer|float)( range)?", text):
         return f"{WHOLE_NUMBER if wrong[2] == 'integer' else NUMBER}, but it is {wrong[1]}"
-    if path := re.fullmatch(r"(?:Directory|File|Path) ('.*') is a (file|directory)", text):
+    if path := re.fullmatch(r"(?:Directory|File|Path) (['\"].*['\"]) is a (file|directory)", text):
+        run_config = Path(ast.literal_eval(path[1])) / runs.CONFIG
+        if error.param.name == "config" and run_config.is_file():
+            return f"{path[1]} is a folder; give its config, {run_config}"
         kinds = {"file": "a file; give a folder", "directory": "a folder; give a file"}
         return f"{path[1]} is {kinds[path[2]]}"
     return text

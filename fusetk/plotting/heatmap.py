@@ -111,7 +111,10 @@ def draw(
         y = frame.height - MARGIN - (i + 0.5) * 1.3 * style.heading / 72
         pen.write(line, frame.width / 2, y, style.heading)
     for place, text, measure in zip(frame.bars, frame.bar_labels, barred, strict=True):
-        _draw_bar(pen, place, frame.flat, "\n".join(text), barred[measure], images[measure])
+        ticks = _ticks(barred[measure])
+        if frame.flat:
+            ticks = _ticks_with_room(ticks, place[2], style, widths)
+        _draw_bar(pen, place, frame.flat, "\n".join(text), ticks, images[measure])
     return figure
 
 
@@ -248,18 +251,34 @@ def _ticks(scale: Scale) -> dict[float, str]:
     return {float(value): f"{value:.3g}" for value in values}
 
 
+def _ticks_with_room(
+    ticks: dict[float, str], length: float, style: Style, widths: TextWidth
+) -> dict[float, str]:
+    """Return the ticks of a horizontal bar without those whose numbers would overlap.
+
+    ``length`` is in inches. The ticks are equidistant, and the first and the last one remain.
+    """
+    intervals = len(ticks) - 1
+    needed = widths.widest(ticks.values(), style.font) + style.font / 72 / 2
+    fitting = [
+        step
+        for step in range(1, intervals)
+        if intervals % step == 0 and step * length / intervals >= needed
+    ]
+    return dict(list(ticks.items())[:: min(fitting, default=intervals)])
+
+
 def _draw_bar(
     pen: _Pen,
     place: tuple[float, float, float, float],
     flat: bool,
     text: str,
-    scale: Scale,
+    ticks: dict[float, str],
     image: "ScalarMappable",
 ) -> None:
     """Draw a colour bar and its label ``text``."""
     axes = pen.axes(*place)
     bar = pen.figure.colorbar(image, cax=axes, orientation="horizontal" if flat else "vertical")
-    ticks = _ticks(scale)
     bar.set_ticks(list(ticks), labels=list(ticks.values()))
     bar.outline.set_linewidth(0.5)
     axes.tick_params(labelsize=pen.style.font, length=2, width=0.5, pad=2)

@@ -746,6 +746,7 @@ def test_mistakes_are_one_sentence(recipes: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for words, said in (
         ([recipes / "base.yaml"], "no config here has a paper.row"),
+        ([recipes / "base.yaml"], "paper: {table: Mine, row: plain, line: 1}"),
         ([tmp_path / "none.yaml"], "cannot be read"),
         ([recipes, "--runs", tmp_path / "none"], "there is no such folder"),
         ([recipes, "--runs", recipes / "base.yaml"], "it is a file"),

@@ -337,6 +337,16 @@ def test_a_training_overwrites_no_file_of_the_user(toy: Path, tmp_path: Path, na
     assert own.read_text() == toy.read_text()
 
 
+@pytest.mark.parametrize("command", ["describe", "train", "estimate"])
+def test_a_run_folder_instead_of_a_config(command: str, tmp_path: Path) -> None:
+    run_folder = tmp_path / "it's"
+    run_folder.mkdir()
+    assert refused(command, str(run_folder)).endswith("is a folder; give a file")
+    (run_folder / "config.yaml").touch()
+    advice = f"is a folder; give its config, {run_folder / 'config.yaml'}"
+    assert refused(command, str(run_folder)).endswith(advice)
+
+
 def test_a_run_folder_that_is_near(tmp_path: Path) -> None:
     (tmp_path / "runs" / "my_run").mkdir(parents=True)
     (tmp_path / "runs" / "my_run" / "config.yaml").touch()

@@ -252,6 +252,25 @@ def test_rows_of_panels_of_different_sizes_do_not_overlap() -> None:
             )
 
 
+@pytest.mark.parametrize("largest", [0.7, 0.00047, 0.00072, 123456.0])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("rows", [3, 5])
+def test_numbers_below_a_colour_bar_do_not_overlap(largest: float, sign: int, rows: int) -> None:
+    words = list("abcde")[:rows]
+    panels = [
+        Panel(measure, measure, sign * largest * np.eye(rows), words, words, measure)
+        for measure in ("weight", "deviation")
+    ]
+    figure = draw(panels, columns=2)
+    renderer = figure.canvas.get_renderer()
+    for bar in figure.axes[2:]:
+        ticks = bar.get_xticks()
+        assert np.allclose(ticks[[0, -1]], bar.get_xlim(), atol=0)
+        numbers = [text.get_window_extent(renderer) for text in bar.get_xticklabels()]
+        assert len(numbers) > 1
+        assert all(first.x1 < second.x0 for first, second in pairwise(numbers))
+
+
 @pytest.mark.parametrize("up", [False, True])
 def test_a_line_divides_columns_of_two_kinds(up: bool) -> None:
     def of(cut: int) -> Panel:
