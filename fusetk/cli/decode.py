@@ -8,7 +8,7 @@ import click
 
 from fusetk.cli.common_options import inform
 from fusetk.cli.decode_options import SECTIONS, decode_options
-from fusetk.cli.mbr import candidate_settings
+from fusetk.cli.mbr import candidate_settings, mbr_utility
 from fusetk.cli.memory import memory_advice
 from fusetk.cli.options import check_ensemble
 from fusetk.cli.sections import Sections
@@ -75,7 +75,6 @@ def command(
 
     from fusetk.decoding.distributed import INPUT_TIMEOUT, all_succeed
     from fusetk.decoding.mbr import MbrTranslator
-    from fusetk.decoding.sentence_utility import utility
     from fusetk.decoding.translate import Extras, Translator
     from fusetk.processes import connect, local_device
     from fusetk.system import changed, load_ensemble
@@ -114,7 +113,7 @@ def command(
                 )
             translator = Translator(loaded.models, loaded.pipeline, config, extras)
             if mbr:
-                translator = MbrTranslator(translator, utility(mbr), n_best)
+                translator = MbrTranslator(translator, mbr_utility(mbr), n_best)
             translator.warns_of_unknown = world.first
             output = stack.enter_context(open_output(target, lines.keep)) if world.first else None
             return LineTranslator(translator, output_format, tokenized), lines, output

@@ -72,10 +72,11 @@ format_options: tuple[Decorator, ...] = (
     ),
     click.option(
         "--mbr",
-        type=click.Choice(["chrf", "bleu"]),
+        type=click.Choice(["chrf", "bleu", "comet"]),
         help="Minimum Bayes risk decoding: among --candidates translations, choose the one that is "
-        "most similar to all of them by this metric of sentences. The candidates are those of the "
-        "search, weighted by their probabilities, or with --sample equal samples.",
+        "most similar to all of them by this metric of sentences; comet needs the library of "
+        "`fusetk[comet]`. The candidates are those of the search, weighted by their probabilities, "
+        "or with --sample equal samples.",
     ),
     click.option(
         "--candidates",

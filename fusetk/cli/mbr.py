@@ -1,10 +1,27 @@
 """The options --mbr and --candidates of ``fusetk decode``."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusetk.decoding.config import SearchConfig
 from fusetk.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fusetk.decoding.sentence_utility import Utility
+
+
+def mbr_utility(name: str) -> "Utility":
+    """Return the utility `chrf`, `bleu` or `comet`.
+
+    Raises DataError if COMET is not installed or its model cannot be loaded.
+    """
+    if name == "comet":
+        from fusetk.evaluation.comet import CometModel
+
+        return CometModel().compare
+    from fusetk.decoding.sentence_utility import utility
+
+    return utility(name)
 
 
 def candidate_settings(

@@ -8,16 +8,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from fusetk.decoding.requests import Request
-from fusetk.decoding.sentence_utility import Utility
+from fusetk.decoding.sentence_utility import ComparedTexts, Utility
 from fusetk.decoding.translate import Translation, Translator
 
 CANDIDATES = 16  # translations of a sentence that are compared, by default
 
 
 def expected_utilities(
-    texts: Sequence[str], weights: Sequence[float], similarity: Utility
+    source: str, texts: Sequence[str], weights: Sequence[float], similarity: Utility
 ) -> list[float]:
-    """Return the mean similarity of each text to all texts, weighted by ``weights``.
+    """Return the mean similarity of each translation to all translations, weighted by ``weights``.
 
     Equal texts are compared once.
     """
@@ -25,24 +25,29 @@ def expected_utilities(
     for text, weight in zip(texts, weights, strict=True):
         mass[text] += weight
     total = math.fsum(mass.values())
+    comparisons = [ComparedTexts(source, text, other) for text in mass for other in mass]
+    similarities = iter(similarity(comparisons))
     expected = {
-        text: math.fsum(weight * similarity(text, other) for other, weight in mass.items()) / total
+        text: math.fsum(weight * next(similarities) for weight in mass.values()) / total
         for text in mass
     }
     return [expected[text] for text in texts]
 
 
 def rank(
-    candidates: Sequence[Translation], similarity: Utility, sampled: bool
+    source: str, candidates: Sequence[Translation], similarity: Utility, sampled: bool
 ) -> list[Translation]:
     """Return the candidates with their expected utilities, the highest first.
 
     Samples have equal weights. Translations of a search are weighted by their probabilities. Equal
     texts are returned once. Ties remain in the order of the candidates.
     """
-    best = max((candidate.score for candidate in candidates), default=0.0)
+    if not candidates:
+        return []
+    best = max(candidate.score for candidate in candidates)
     weights = [1.0 if sampled else math.exp(candidate.score - best) for candidate in candidates]
-    expected = expected_utilities([candidate.text for candidate in candidates], weights, similarity)
+    texts = [candidate.text for candidate in candidates]
+    expected = expected_utilities(source, texts, weights, similarity)
     unique: dict[str, Translation] = {}
     for candidate, value in zip(candidates, expected, strict=True):
         unique.setdefault(candidate.text, candidate._replace(utility=value))
@@ -73,7 +78,9 @@ class MbrTranslator(Translator):
 
         The arguments and errors are those of ``Translator.n_best``.
         """
+        sources = [line.text if isinstance(line, Request) else line for line in lines]
+        all_candidates = super().n_best(lines, tokenized, first)
         return [
-            rank(candidates, self.similarity, self.config.sample)[: self.returned]
-            for candidates in super().n_best(lines, tokenized, first)
+            rank(source, candidates, self.similarity, self.config.sample)[: self.returned]
+            for source, candidates in zip(sources, all_candidates, strict=True)
         ]

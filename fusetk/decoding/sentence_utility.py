@@ -1,10 +1,19 @@
 """The similarity of two translations of a sentence."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-Utility = Callable[[str, str], float]
-"""Similarity of a translation to another one, from 0 to 100."""
+
+class ComparedTexts(NamedTuple):
+    """Two translations of a source."""
+
+    source: str
+    translation: str
+    other: str
+
+
+Utility = Callable[[Sequence[ComparedTexts]], Sequence[float]]
+"""Similarity of each translation to the other one, from 0 to 100 (with COMET about 0 to 100)."""
 
 
 def utility(name: str, tokenize: str | None = None) -> Utility:
@@ -17,7 +26,10 @@ def utility(name: str, tokenize: str | None = None) -> Utility:
 
     scorer: Any = CHRF() if name == "chrf" else BLEU(effective_order=True, tokenize=tokenize)
 
-    def score(translation: str, other: str) -> float:
-        return float(scorer.sentence_score(translation, [other]).score)
+    def score(comparisons: Sequence[ComparedTexts]) -> list[float]:
+        return [
+            float(scorer.sentence_score(translation, [other]).score)
+            for _, translation, other in comparisons
+        ]
 
     return score

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fusetk import display
+from fusetk.decoding.sentence_utility import ComparedTexts
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import Metric, MetricOptions, Score, StatisticsRow
 
@@ -45,8 +46,7 @@ class Comet(Metric):
             raise DataError("--lowercase is not for comet: leave one of the two options out")
         self.references = references
         self.source = source
-        self.model_name = options.comet_model or DEFAULT_MODEL
-        self.model = _load(self.model_name)
+        self.model = CometModel(options.comet_model or DEFAULT_MODEL)
 
     def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
         """Return a row (score, 1) for each line."""
@@ -55,26 +55,14 @@ class Comet(Metric):
             for start in range(0, len(hypotheses), BLOCK):
                 block = slice(start, start + BLOCK)
                 scores = [
-                    self._scores(hypotheses[block], reference[block], self.source[block])
-                    for reference in self.references
+                    self.model.compare(
+                        list(map(ComparedTexts, self.source[block], hypotheses[block], references))
+                    )
+                    for references in (reference[block] for reference in self.references)
                 ]
-                rows += [(100 * sum(line) / len(line), 1.0) for line in zip(*scores, strict=True)]
+                rows += [(sum(line) / len(line), 1.0) for line in zip(*scores, strict=True)]
                 done.set(len(rows))
         return rows
-
-    def _scores(
-        self, hypotheses: Sequence[str], references: Sequence[str], source: Sequence[str]
-    ) -> list[float]:
-        """Return the score of each line, about 0 to 1."""
-        import torch
-
-        lines = [
-            {"src": src, "mt": hypothesis, "ref": reference}
-            for src, hypothesis, reference in zip(source, hypotheses, references, strict=True)
-        ]
-        gpus = int(torch.cuda.is_available())
-        result = self.model.predict(lines, batch_size=BATCH, gpus=gpus, progress_bar=False)
-        return [float(score) for score in result.scores]
 
     def value(self, totals: StatisticsRow) -> float:
         """Return the mean score for the sum of the rows of some lines."""
@@ -86,13 +74,35 @@ class Comet(Metric):
             name="COMET",
             value=self.value([sum(column) for column in zip(*rows, strict=True)]),
             details="",
-            signature=f"nrefs:{len(self.references)}|model:{self.model_name}|version:{_version()}",
+            signature=f"nrefs:{len(self.references)}|model:{self.model.name}|version:{_version()}",
             sentences=len(rows),
         )
 
 
+class CometModel:
+    """A model of the library."""
+
+    def __init__(self, name: str = DEFAULT_MODEL):
+        """Load the model of a checkpoint file, or of a name that the library knows.
+
+        Raises DataError if the library is missing or the model cannot be loaded.
+        """
+        self.name = name
+        self.model = _load(name)
+
+    def compare(self, comparisons: Sequence[ComparedTexts]) -> list[float]:
+        """Return the score of each translation, about 0 to 100; the other one is the reference."""
+        import torch
+
+        lines = [
+            {"src": row.source, "mt": row.translation, "ref": row.other} for row in comparisons
+        ]
+        gpus = int(torch.cuda.is_available())
+        result = self.model.predict(lines, batch_size=BATCH, gpus=gpus, progress_bar=False)
+        return [100 * float(score) for score in result.scores]
+
+
 def _load(name: str) -> Any:
-    """Return the model of a checkpoint file, or of a name that the library knows."""
     try:
         from comet import download_model, load_from_checkpoint
     except ImportError:

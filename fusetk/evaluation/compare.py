@@ -1,4 +1,4 @@
-"""Comparison of two translations of the same sentences: sentence scores and differing words.
+"""ComparedTexts of two translations of the same sentences: sentence scores and differing words.
 
 Sentences are scored by chrF, or by sentence BLEU on request. BLEU of a single sentence depends on a
 few 4-grams: one different word changes it by tens of points, or to zero without smoothing. chrF
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from fusetk.decoding.sentence_utility import utility
+from fusetk.decoding.sentence_utility import ComparedTexts, utility
 from fusetk.evaluation.metrics import score
 
 SENTENCE_METRICS = ("chrf", "sacrebleu")  # the first is the default
@@ -86,13 +86,13 @@ def compare_sentences(
             for line, (source, old, new) in enumerate(zip(sources, first, second, strict=True), 1)
         ]
     kind = "bleu" if metric == "sacrebleu" else "chrf"
-    sentence_score = utility(kind, "none" if tokenized else None)
-    sentences = []
-    rows = zip(sources, references, first, second, strict=True)
-    for line, (source, reference, old, new) in enumerate(rows, 1):
-        scores = (sentence_score(old, reference), sentence_score(new, reference))
-        sentences.append(ComparedSentence(line, source, reference, old, new, scores))
-    return sentences
+    similarity = utility(kind, "none" if tokenized else None)
+    scores = [
+        similarity(list(map(ComparedTexts, sources, translations, references)))
+        for translations in (first, second)
+    ]
+    rows = zip(sources, references, first, second, zip(*scores, strict=True), strict=True)
+    return [ComparedSentence(line, *row) for line, row in enumerate(rows, 1)]
 
 
 def summarize(

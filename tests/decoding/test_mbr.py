@@ -1,29 +1,40 @@
 """Minimum Bayes risk decoding."""
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from fusetk import system
 from fusetk.cli.main import main
+from fusetk.cli.mbr import mbr_utility
 from fusetk.decoding.mbr import MbrTranslator, expected_utilities, rank
-from fusetk.decoding.sentence_utility import utility
+from fusetk.decoding.sentence_utility import ComparedTexts, utility
 from fusetk.decoding.translate import Translation, Translator
+from fusetk.evaluation import comet
 from fusetk.recipe import load
 from fusetk.train import train
 
 
-def overlap(translation: str, other: str) -> float:
-    """Share of common words (Jaccard)."""
-    left, right = set(translation.split()), set(other.split())
-    return 100 * len(left & right) / len(left | right)
+def overlap(comparisons: Sequence[ComparedTexts]) -> list[float]:
+    """Shares of common words (Jaccard)."""
+    shares = []
+    for source, translation, other in comparisons:
+        assert source == "s"
+        left, right = set(translation.split()), set(other.split())
+        shares.append(100 * len(left & right) / len(left | right))
+    return shares
 
 
 def ranked(rows: list[tuple[str, float]], sample: bool) -> list[Translation]:
-    assert rank([], overlap, sample) == []
-    return rank([Translation(text, [], score, score) for text, score in rows], overlap, sample)
+    assert rank("s", [], overlap, sample) == []
+    candidates = [Translation(text, [], score, score) for text, score in rows]
+    return rank("s", candidates, overlap, sample)
 
 
 def test_samples_have_equal_weights_and_repeated_ones_count_again() -> None:
@@ -45,13 +56,30 @@ def test_translations_of_a_search_are_weighted_by_probability() -> None:
 def test_a_translation_is_most_similar_to_itself(name: str) -> None:
     similarity = utility(name)
     texts = ["Ein Hund schläft im Gras .", "Ein Hund liegt im Gras .", "Zwei Katzen"]
-    assert similarity(texts[0], texts[0]) == pytest.approx(100)
-    assert similarity(texts[0], texts[1]) > similarity(texts[0], texts[2])
-    values = expected_utilities(texts, [1, 1, 1], similarity)
+    itself, near, far = similarity([ComparedTexts("", texts[0], other) for other in texts])
+    assert itself == pytest.approx(100) and near > far
+    values = expected_utilities("", texts, [1, 1, 1], similarity)
     assert values[2] == min(values)
 
 
-def test_the_command(toy: Path, tmp_path: Path) -> None:
+def test_comet_compares_the_candidates_of_a_line_with_its_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def predict(lines: list[dict[str, str]], **options: Any) -> SimpleNamespace:
+        assert lines
+        comparisons = [ComparedTexts(line["src"], line["mt"], line["ref"]) for line in lines]
+        return SimpleNamespace(scores=[share / 100 for share in overlap(comparisons)])
+
+    monkeypatch.setattr(comet, "_load", lambda name: SimpleNamespace(predict=predict))
+    assert rank("s", [], mbr_utility("comet"), True) == []
+    rows = [Translation(text, [], -1.0, -1.0) for text in ("x y", "a b", "a c", "a b")]
+    ranks = [rank("s", rows, similarity, True) for similarity in (mbr_utility("comet"), overlap)]
+    for found, expected in zip(*ranks, strict=True):
+        assert found.text == expected.text and found.utility == pytest.approx(expected.utility)
+
+
+def test_the_command(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "comet", None)
     run, text = tmp_path / "run", tmp_path / "in.de"
     train(load(toy), run, "cpu", quiet=True)
     text.write_text("eins zwei drei\n\nvier fünf\n", encoding="utf-8")
@@ -87,7 +115,8 @@ def test_the_command(toy: Path, tmp_path: Path) -> None:
         ),
         (["--candidates", "3"], "--candidates has no effect without --mbr"),
         (["--mbr", "chrf", "--candidates", "2", "--n-best", "2", "--mbr", "bleu"], ""),
-        (["--mbr", "comet"], "--mbr: unknown value 'comet'; known: chrf, bleu"),
+        (["--mbr", "ter"], "--mbr: unknown value 'ter'; known: chrf, bleu, comet"),
+        (["--mbr", "comet"], comet.MISSING),
     ):
         result = CliRunner().invoke(main, ["decode", "-m", str(run), str(text), *words])
         assert said in result.stderr and (result.exit_code == 2) == bool(said)
