@@ -14,11 +14,17 @@ STANDARD_OUTPUT = "standard output"
 class OutputFile:
     """An open file or standard output. Each write is flushed, so later errors do not lose it."""
 
-    def __init__(self, file: Any, name: str, keep: int | None = None):
-        """The first write removes all content after ``keep`` bytes; None removes nothing."""
-        self.file = file
+    def __init__(self, file: Any, name: str, keep: int | None = None, compress: bool = False):
+        """The first write removes all content after ``keep`` bytes; None removes nothing.
+
+        With ``compress``, the content is written in the form of gzip.
+        """
+        self.opened = file
+        self.file = file  # ``opened``, or the gzip file that writes to it
         self.name = name
         self.keep = keep
+        self.compress = compress
+        self.started = False
 
     def write(self, text: str) -> None:
         """Write text at once.
@@ -28,9 +34,8 @@ class OutputFile:
         """
         rest = memoryview(text.encode())
         try:
-            if self.keep is not None:
-                self.file.truncate(self.keep)
-                self.keep = None
+            if not self.started:
+                self._start()
             while rest:
                 rest = rest[self.file.write(rest) :]
             self.file.flush()
@@ -39,32 +44,47 @@ class OutputFile:
         except OSError as error:
             raise cannot_write(self.name, error) from None
 
+    def _start(self) -> None:
+        if self.keep is not None:
+            self.file.truncate(self.keep)
+        if self.compress:
+            import gzip
+
+            self.file = gzip.GzipFile(self.name, "wb", fileobj=self.file)
+        self.started = True
+
+    def close(self) -> None:
+        """Close the file. Raises DataError if gzip cannot write its last bytes."""
+        try:
+            with self.opened:
+                self.file.close()
+        except OSError as error:
+            raise cannot_write(self.name, error) from None
+
 
 @contextmanager
 def open_output(target: str, keep: int | None = 0) -> Iterator[OutputFile]:
     """Open a file for writing, or standard output for -.
 
-    The first write removes all content of the file after ``keep`` bytes. If an error occurs before
-    it, the file does not change, but a compressed file is emptied at once. Standard output, devices
-    and pipes are never shortened. Raises DataError if the file cannot be written.
+    A file whose name ends with .gz is compressed. The first write removes all content of the file
+    after ``keep`` bytes. If an error occurs before it, the file does not change. Standard output,
+    devices and pipes are never shortened. Raises DataError if the file cannot be written.
     """
     path = Path(target)
-    if target == "-" or path.suffix == ".gz" or (path.exists() and not path.is_file()):
+    if target == "-" or (path.exists() and not path.is_file()):
         keep = None
     try:
         file = _open(target, keep)
     except OSError as error:
         raise cannot_write(target, error) from None
+    name = STANDARD_OUTPUT if target == "-" else target
+    output = OutputFile(file, name, keep, compress=path.suffix == ".gz")
     try:
-        output = OutputFile(file, STANDARD_OUTPUT if target == "-" else target, keep)
         yield output
         output.write("")
     finally:
         if target != "-":
-            try:
-                file.close()
-            except OSError as error:  # gzip writes its last bytes at the end
-                raise cannot_write(target, error) from None
+            output.close()
 
 
 def _open(target: str, keep: int | None) -> Any:
@@ -74,8 +94,4 @@ def _open(target: str, keep: int | None) -> Any:
             return open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
         except OSError:  # a stream in memory, such as in tests
             return sys.stdout.buffer
-    if Path(target).suffix == ".gz":
-        import gzip
-
-        return gzip.open(target, "wb")
     return open(target, "wb" if keep is None else "ab", buffering=0)

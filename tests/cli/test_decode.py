@@ -102,6 +102,10 @@ def test_files(trained, tmp_path):
     (tmp_path / "in.gz").write_bytes(gzip.compress("\r\n".join(LINES).encode()))
     assert output("-m", trained, "-i", tmp_path / "in.gz", "-o", tmp_path / "out") == []
     assert (tmp_path / "out").read_bytes().decode().split("\n")[:-1] == translations
+    for _ in range(2):  # the second time, the file exists
+        assert output("-m", trained, "-i", tmp_path / "out", "-o", tmp_path / "out.gz") == []
+        written = gzip.decompress((tmp_path / "out.gz").read_bytes()).decode()
+        assert written.split("\n")[:-1] == output("-m", trained, lines=translations)
     before = (tmp_path / "in.gz").read_bytes()
     result = decode("-m", trained, "-i", tmp_path / "in.gz", "-o", tmp_path / "in.gz")
     assert (

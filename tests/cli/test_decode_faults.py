@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from fusetk.data.bpe import BPE
 from fusetk.data.pipeline import Pipeline
 from fusetk.decoding import translate
+from fusetk.errors import Diverged
 from fusetk.runs import TEXT
 from tests.cli.test_decode import decode, make_run, output
 from tests.helpers.forks import Forks
@@ -135,10 +137,16 @@ def test_invalid_options(trained, options, reason):
     assert reason in said("-m", trained, *options)
 
 
-def test_wrong_heads_are_refused_before_the_output_is_emptied(trained, tmp_path):
-    (tmp_path / "out").write_text("earlier\n")
-    assert "no layer 9" in said("-m", trained, "--alignment", "9", "-o", tmp_path / "out")
-    assert (tmp_path / "out").read_text() == "earlier\n"
+@pytest.mark.parametrize("name", ["out", "out.gz"])
+def test_an_error_before_the_first_translation_keeps_the_output(
+    trained, tmp_path, monkeypatch, name
+):
+    (tmp_path / name).write_text("earlier\n")
+    assert "no layer 9" in said("-m", trained, "--alignment", "9", "-o", tmp_path / name)
+    assert (tmp_path / name).read_text() == "earlier\n"
+    monkeypatch.setattr("fusetk.decoding.translate.search", Mock(side_effect=Diverged()))
+    assert "NaN" in said("-m", trained, "-o", tmp_path / name)
+    assert (tmp_path / name).read_text() == "earlier\n"
 
 
 def test_a_full_disk(trained, tmp_path):
