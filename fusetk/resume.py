@@ -140,6 +140,11 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run"
     Raises ConfigError, which names ``option``, for a change with which the run cannot be resumed,
     and CheckpointError if ``last`` is damaged.
     """
+    if not (run / CONFIG).exists():
+        raise ConfigError(
+            f"{run} has checkpoints but no {CONFIG}: copy this file from where the run was made, "
+            f"or choose another {option}"
+        )
     before = recipes.load(run / CONFIG).model_dump(mode="json")
     now = recipe.model_dump(mode="json")
     old_stages = before["training"]["stages"]
@@ -149,10 +154,12 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run"
         f"training.stages.{i}: added, {_describe_stage(stage)}"
         for i, stage in enumerate(new_stages[common:], common)
     ]
+    stage = read_progress(last).stage
     removed = [
-        f"training.stages.{i}: removed, {_describe_stage(stage)}"
-        for i, stage in enumerate(old_stages[common:], common)
+        f"training.stages.{i}: removed, {_describe_stage(removed_stage)}"
+        for i, removed_stage in enumerate(old_stages[common:], common)
     ]
+    started = removed[: max(0, stage + 1 - common)]
     before["training"]["stages"] = old_stages[:common]
     now["training"]["stages"] = new_stages[:common]
     changes = list(manifest.differences(before, now))
@@ -160,19 +167,18 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run"
     if _moved(before["training"]["start_from"], now["training"]["start_from"]):
         patterns.append(r"training\.start_from")  # a resumed run does not read it
     changeable = re.compile("|".join(patterns))
-    stage = read_progress(last).stage
     fixed = [
         change
         for change in changes
         for key in [change.partition(":")[0]]
         if not changeable.fullmatch(key) or _ends_earlier_stage(key, stage)
     ]
-    if fixed or removed:
+    if fixed or started:
         raise ConfigError(
-            f"{run} was started with another config ({'; '.join([*fixed, *removed])}): "
+            f"{run} was started with another config ({'; '.join([*fixed, *started])}): "
             f"choose another {option}, or undo the change"
         )
-    return [*changes, *added]
+    return [*changes, *added, *removed]
 
 
 def _check_data(recipe: Recipe, run: Path, last: Path, prepared: Mapping[str, Any]) -> None:

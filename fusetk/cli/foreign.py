@@ -87,6 +87,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "save_dir": ("--run",),
     "save_model": ("--run",),
     "shard_id": ("--shard",),
+    "source": ("--input",),
     "src": ("--input",),
     "tgt_file_prefix": ("--prefix",),
     "unnormalized": ("-n 0",),

@@ -114,7 +114,9 @@ class SearchConfig(Config):
     no_repeat_ngram: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(0, ge=0)
     """Length of token sequences that must not occur twice in a translation; 0 allows all."""
     forbid_unknown: Annotated[bool, SearchOption(SEARCH)] = False
-    """Never produce the unknown word."""
+    """Never produce the unknown word.
+
+    Unknown words of a prefix or of phrases are still the unknown word."""
     groups: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(1, ge=1)
     """Number of groups of diverse beam search, all of equal size; 1 is plain beam search.
 

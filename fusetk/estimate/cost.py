@@ -155,16 +155,17 @@ def sample_batches(
 
 def mean_batch(config: BatchConfig, text: TextLengths) -> BatchShape:
     """Return a batch of pairs with the mean lengths."""
-    sizes = {
-        "sentences": 1.0,
-        "tokens": text.target,
-        "longest": max(text.source, text.target),
-        "both": text.source + text.target,
+    source, target = round(text.source), round(text.target)
+    lengths = {
+        "sentences": 1,
+        "tokens": target,
+        "longest": max(source, target),
+        "both": source + target,
     }
-    pairs = max(1, round(config.size / sizes[config.unit]))
+    pairs = max(1, config.size // lengths[config.unit])
     if config.token_limit:
-        pairs = split_size(pairs, round(max(text.source, text.target)), config.token_limit)
-    return BatchShape([round(text.source)] * pairs, [round(text.target)] * pairs)
+        pairs = split_size(pairs, max(source, target), config.token_limit)
+    return BatchShape([source] * pairs, [target] * pairs)
 
 
 def _batches_in_epoch(config: BatchConfig, text: TextLengths) -> int | None:

@@ -802,8 +802,12 @@ def test_a_change_that_makes_another_model_is_shown(
     assert (copy / "config.yaml").read_bytes() == before
 
 
-def test_a_stage_may_be_added_and_not_taken_away(toy: Path, copy: Path) -> None:
+def test_a_stage_may_be_added_and_removed_before_it_begins(toy: Path, copy: Path) -> None:
     both = f"training.stages=[{FIRST}, {SECOND}]"
+    (copy / "config.yaml").write_text(sections.dump(load(toy, [*GIVEN, both])))
+    said = call("train", toy, "-r", copy, "-d", "cpu", *(w for o in GIVEN for w in ("--set", o)))
+    assert "changed: training.stages.1: removed, nag, constant, updates 2\n" in said.output
+    assert not folder_of(copy, 10).exists()
     assert train(toy, copy, *GIVEN, both).exit_code == 0
     assert (
         "changed: training.stages.1: added, nag, constant, updates 2\n"
@@ -813,6 +817,8 @@ def test_a_stage_may_be_added_and_not_taken_away(toy: Path, copy: Path) -> None:
     assert "(training.stages.1: removed, nag, constant, updates 2)" in refusal(
         train(toy, copy, *GIVEN)
     )
+    (copy / "config.yaml").unlink()
+    assert "has checkpoints but no config.yaml: copy this file" in refusal(train(toy, copy, *GIVEN))
 
 
 def test_the_end_may_be_moved(toy: Path, copy: Path) -> None:
