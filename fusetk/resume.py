@@ -59,14 +59,13 @@ def _newest_checkpoint(run: Path) -> Path | None:
 
 
 def check_config(recipe: Recipe, run: Path, option: str) -> None:
-    """Raise ConfigError if the run exists and could not be resumed after a preparation.
+    """Raise ConfigError if the run exists and its config does not fit ``recipe``, or if prep would
+    replace its prepared text.
 
-    Its config must fit ``recipe``, and prep must not replace its prepared text. The error names
-    ``option``, which gives another place for the run. Another process may train in the run. Raises
-    CheckpointError if the last checkpoint is damaged.
+    The error names ``option``, which gives another place for the run. Another process may train in
+    the run. Raises CheckpointError if the last checkpoint is damaged.
     """
-    last = _newest_checkpoint(run)
-    if last and (run / CONFIG).exists():
+    if last := _newest_checkpoint(run):
         _config_changes(recipe, run, last, option)
         _check_prepared_text(recipe, run, last, option)
 
@@ -76,10 +75,10 @@ def check_before_prep(recipe: Recipe, run: Path) -> None:
 
     Raises the errors of ``check_config``, too.
     """
-    if _newest_checkpoint(run) and (run / CONFIG).exists():
+    if _newest_checkpoint(run):
         before, now = (
             integrity.training_settings(config.data)
-            for config in (recipes.load(run / CONFIG), recipe)
+            for config in (_recipe_of(run, "--run"), recipe)
         )
         if changes := list(manifest.differences(before, now, "data")):
             raise ConfigError(
@@ -140,12 +139,7 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run"
     Raises ConfigError, which names ``option``, for a change with which the run cannot be resumed,
     and CheckpointError if ``last`` is damaged.
     """
-    if not (run / CONFIG).exists():
-        raise ConfigError(
-            f"{run} has checkpoints but no {CONFIG}: copy this file from where the run was made, "
-            f"or choose another {option}"
-        )
-    before = recipes.load(run / CONFIG).model_dump(mode="json")
+    before = _recipe_of(run, option).model_dump(mode="json")
     now = recipe.model_dump(mode="json")
     old_stages = before["training"]["stages"]
     new_stages = now["training"]["stages"]
@@ -154,12 +148,12 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run"
         f"training.stages.{i}: added, {_describe_stage(stage)}"
         for i, stage in enumerate(new_stages[common:], common)
     ]
-    stage = read_progress(last).stage
     removed = [
-        f"training.stages.{i}: removed, {_describe_stage(removed_stage)}"
-        for i, removed_stage in enumerate(old_stages[common:], common)
+        f"training.stages.{i}: removed, {_describe_stage(stage)}"
+        for i, stage in enumerate(old_stages[common:], common)
     ]
-    started = removed[: max(0, stage + 1 - common)]
+    current_stage = read_progress(last).stage
+    removed_too_late = removed[: max(0, current_stage + 1 - common)]
     before["training"]["stages"] = old_stages[:common]
     now["training"]["stages"] = new_stages[:common]
     changes = list(manifest.differences(before, now))
@@ -171,14 +165,24 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run"
         change
         for change in changes
         for key in [change.partition(":")[0]]
-        if not changeable.fullmatch(key) or _ends_earlier_stage(key, stage)
+        if not changeable.fullmatch(key) or _ends_earlier_stage(key, current_stage)
     ]
-    if fixed or started:
+    if fixed or removed_too_late:
         raise ConfigError(
-            f"{run} was started with another config ({'; '.join([*fixed, *started])}): "
+            f"{run} was started with another config ({'; '.join([*fixed, *removed_too_late])}): "
             f"choose another {option}, or undo the change"
         )
     return [*changes, *added, *removed]
+
+
+def _recipe_of(run: Path, option: str) -> Recipe:
+    """Return the config of a run with checkpoints. Raises ConfigError if it is missing or wrong."""
+    if not (run / CONFIG).exists():
+        raise ConfigError(
+            f"{run} has checkpoints but no {CONFIG}: copy this file from where the run was made, "
+            f"or choose another {option}"
+        )
+    return recipes.load(run / CONFIG)
 
 
 def _check_data(recipe: Recipe, run: Path, last: Path, prepared: Mapping[str, Any]) -> None:
@@ -192,7 +196,10 @@ def _check_data(recipe: Recipe, run: Path, last: Path, prepared: Mapping[str, An
 
 
 def _check_prepared_text(recipe: Recipe, run: Path, last: Path, option: str) -> None:
-    """Raise ConfigError if prep would replace the prepared text that the run was trained on."""
+    """Raise ConfigError if prep would replace the prepared text that the run was trained on.
+
+    If the folder has other text, or none, this is no error here: training reports it.
+    """
     folder = Path(recipe.data.folder)
     try:
         prepared = manifest.read(folder)
@@ -201,11 +208,15 @@ def _check_prepared_text(recipe: Recipe, run: Path, last: Path, option: str) -> 
     if read_state(last).get("data") != manifest.training_fingerprint(prepared):
         return
     if paths := integrity.changed_text(recipe.data, prepared):
-        keep = ", train without --prep to keep the prepared text," if option == "--run" else ""
+        advice = f"undo the change or choose another {option}"
+        if option == "--run":
+            advice = (
+                "undo the change, train without --prep to keep the prepared text, or choose "
+                "another --run and another data.folder"
+            )
         raise ConfigError(
             f"{', '.join(map(str, paths))} changed since {folder} was prepared, and prep would "
-            f"replace the text that {run} was trained on: undo the change{keep} or choose another "
-            f"{option}{' and another data.folder' if option == '--run' else ''}"
+            f"replace the text that {run} was trained on: {advice}"
         )
 
 
@@ -248,8 +259,8 @@ def _process_changes(run: Path, processes: int) -> list[str]:
     sessions = read_sessions(run)
     if not sessions or sessions[-1].processes == processes:
         return []
-    change = f"number of processes: {sessions[-1].processes} -> {processes}"
-    return [f"{change}; dropout draws other numbers"]
+    before = sessions[-1].processes
+    return [f"number of processes: {before} -> {processes}; the dropout masks change"]
 
 
 def _processor_changes(run: Path, kernel_choices: Choices | None) -> list[str]:

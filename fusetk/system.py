@@ -21,7 +21,7 @@ from fusetk.config import Document, Origin, Place, outside_kinds, parse
 from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.data.vocab import EOS
 from fusetk.decoding.config import SearchConfig, canonical
-from fusetk.decoding.ensemble import check_given
+from fusetk.decoding.ensemble import check_ensemble_settings
 from fusetk.decoding.requests import Request
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.translate import Translation, Translator
@@ -89,7 +89,7 @@ class System:
 
     def _translator(self, settings: Mapping[str, Any]) -> Translator:
         config = changed(self.config, settings)
-        check_given(settings, config.ensemble_weights, len(self.models), {})
+        check_ensemble_settings(settings, len(self.models), {})
         return Translator(self.models, self.pipeline, config)
 
 
@@ -115,7 +115,7 @@ def load(
     with torch.random.fork_rng(devices=[]):  # models are built on the CPU
         ensemble = load_ensemble(paths, device, precision, raw, kernels=kernels)
     config = changed(ensemble.recipe.decoding, settings)
-    check_given(settings, config.ensemble_weights, len(paths), {})
+    check_ensemble_settings(settings, len(paths), {})
     return System(ensemble.models, ensemble.pipeline, config)
 
 
@@ -299,7 +299,7 @@ def changed(
 
     ``origins`` has the names of the options that give the settings, for errors. Raises ConfigError
     for an unknown setting, an invalid value, and a setting that has no effect, also if its value is
-    the default; but a default may replace another value of ``config``.
+    the default. A default that replaces another value of ``config`` is no error.
     """
     places: dict[Place, Origin] = {
         (key,): Origin(origin, Path()) for key, origin in (origins or {}).items()
@@ -313,7 +313,7 @@ def changed(
         text = str(error)
         # Only errors about the combination of settings have no place.
         if origins and " [" not in text:
-            names = re.compile(rf"\b({'|'.join(origins)})\b")
+            names = re.compile(rf"(?<![\w-])({'|'.join(origins)})\b")
             text = names.sub(lambda name: origins[name[0]], text)
         raise ConfigError(text) from None
 
@@ -362,7 +362,7 @@ def _requests(lines: Sequence[str | Request]) -> list[Request]:
 
 
 def _without_line_end(line: str) -> str:
-    """Return a line as the commands read it from a file: `readlines` keeps line ends."""
+    """Remove the line end, as the commands do; `readlines` keeps it."""
     return line.removesuffix("\n").rstrip("\r")
 
 

@@ -54,8 +54,6 @@ def test_it_translates_as_the_command_does(trained: Path) -> None:
         fusetk.load([trained, trained], ensemble_weights=[1, 2, 3])
     with pytest.raises(ConfigError, match=r"ensemble_weights.0: must be greater than 0"):
         fusetk.load([trained, trained], ensemble_weights=[0, 1])
-    weighted = fusetk.load([trained, trained], ensemble_weights=[1, 2])
-    assert weighted.translate(LINES) == system.translate(LINES)
     with pytest.raises(ConfigError, match="fp8"):
         fusetk.load(trained, precision="fp8")
     with pytest.raises(ConfigError, match="device cpu, not meta"):

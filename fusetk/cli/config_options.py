@@ -91,7 +91,7 @@ def _arguments(name: str, mark: SearchOption) -> dict[str, Any]:
 
 
 def _positive_numbers(text: str) -> tuple[float, ...]:
-    """Return the numbers of a list with commas. Raises ValueError."""
+    """Return the numbers of a comma-separated list. Raises ValueError if it is not one."""
     try:
         numbers = tuple(map(float, text.split(",")))
     except ValueError:

@@ -77,5 +77,5 @@ def _source(document: dict[str, Any]) -> str:
 
 def _hours(hours: float | None) -> str:
     if hours is None:
-        return "unknown hours: no number of updates or epochs ends it, or the pairs are unknown"
+        return "unknown hours: set end.updates, end.hours, or end.epochs with --pairs"
     return f"{hours:,.2f} hours" if hours < 100 else f"{hours:,.0f} hours"

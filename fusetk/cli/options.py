@@ -8,7 +8,7 @@ import click
 from fusetk import DEVICE, PRECISIONS
 from fusetk.cli.common_options import keep_quiet
 from fusetk.cli.parameters import Decorator, FilePath
-from fusetk.decoding.ensemble import check_given
+from fusetk.decoding.ensemble import check_ensemble_settings
 from fusetk.processor import usable_processors
 
 
@@ -88,8 +88,8 @@ running_options: tuple[Decorator, ...] = (
 def check_ensemble(options: Mapping[str, Any], models: Sequence[str]) -> None:
     """Raise ConfigError if a given option of an ensemble does not fit the number of models."""
     flags = {"ensemble": "--ensemble", "ensemble_weights": "--ensemble-weights"}
-    given = [key for key in flags if options[key] is not None]
-    check_given(given, options["ensemble_weights"] or (), len(models), flags)
+    settings = {key: options[key] for key in flags if options[key] is not None}
+    check_ensemble_settings(settings, len(models), flags)
 
 
 def output_option(content: str, name: str) -> Decorator:

@@ -32,8 +32,8 @@ from fusetk.errors import ConfigError
     "--prep",
     "run_prep",
     is_flag=True,
-    help="Run fusetk prep first. It does nothing if the data are up to date. It is an error if it "
-    "would replace the prepared text of an existing run.",
+    help="Run fusetk prep first. It does nothing if the data are up to date. If it would "
+    "replace the prepared text of an existing run, training stops with an error.",
 )
 @device_option
 @threads_option

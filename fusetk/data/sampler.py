@@ -78,9 +78,9 @@ def batches(
     Pairs are shuffled, sorted by length, and cut into batches; then the batches are shuffled. The
     length is that of the target, or of both sides if the unit of the batch counts both. So pairs of
     the same length are combined differently in each epoch. With ``spans``, the weight of a span is
-    the mean number of uses of each of its pairs in an epoch. If this would draw no pair, the epoch
-    has one. The result depends only on the arguments. Raises DataError if a sentence is longer than
-    a batch.
+    the mean number of uses of each of its pairs in an epoch. If no pair is drawn, the epoch has one
+    random pair. The result depends only on the arguments. Raises DataError if a sentence is longer
+    than a batch.
     """
     random = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
     order = _pool(len(target), spans, random)
@@ -117,9 +117,10 @@ def _pool(count: int, spans: Sequence[WeightedSpan], random: np.random.Generator
         copies += [pairs] * int(weight)
         if weight % 1:
             copies.append(pairs[random.random(len(pairs), dtype=np.float32) < weight % 1])
-    order = np.concatenate(copies) if copies else np.zeros(0, dtype)
+    order = np.concatenate(copies)
     if len(order):
         return order
+    # Small weights drew no pair. Draw one from the span with the most expected uses.
     span = max(spans, key=lambda span: span.weight * (span.end - span.start))
     return random.integers(span.start, span.end, 1, dtype=dtype)
 

@@ -116,7 +116,7 @@ class SearchConfig(Config):
     forbid_unknown: Annotated[bool, SearchOption(SEARCH)] = False
     """Never produce the unknown word.
 
-    Unknown words of a prefix or of phrases are still the unknown word."""
+    A word of a prefix or phrase that is not in the vocabulary still becomes the unknown word."""
     groups: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(1, ge=1)
     """Number of groups of diverse beam search, all of equal size; 1 is plain beam search.
 
@@ -205,11 +205,14 @@ class SearchConfig(Config):
         """Raise ValueError if a key that the user gives for this search has no effect.
 
         The config of the run, ``before``, may have other values of `beam`, `stop` and `penalty`
-        although they have no effect: the user may then set `sample`, or `normalize` to 0. Other
-        keys that would have no effect are given with their default value to replace another one.
+        although they have no effect: the user may then set `sample`, or `normalize` to 0. A key
+        without an effect may be given its default value if ``before`` has another value.
         """
         if self.sample and (unused := keys & {"beam", "stop"}):
-            raise ValueError(f"{min(unused)} has no effect on samples: leave {min(unused)} out")
+            advice = f"leave {min(unused)} out"
+            if "sample" not in keys:
+                advice += ", or turn off the sampling of the run (--no-sample)"
+            raise ValueError(f"{min(unused)} has no effect on samples: {advice}")
         if "penalty" in keys and self.normalize == 0:
             raise ValueError("penalty has no effect with normalize 0: leave penalty out")
         self._check_effect(keys - (before._changed() - self._changed()))
@@ -219,31 +222,34 @@ class SearchConfig(Config):
             if unused := keys & {"groups", "diversity", "coverage_penalty"}:
                 key = min(unused)
                 raise ValueError(
-                    f"{key} has no effect on samples: {self._without(key)} or remove sample"
+                    f"{key} has no effect on samples: {self._removal_advice(key)}, or turn off "
+                    "sample"
                 )
             return
         if "word_penalty" in keys and self.penalty == "power" and self.normalize == 1:
             raise ValueError(
                 "word_penalty has no effect with penalty power and normalize 1, because all scores "
                 "change by the same number: choose another normalize, or "
-                + self._without("word_penalty")
+                + self._removal_advice("word_penalty")
             )
         if "diversity" in keys and self.groups == 1:
             raise ValueError(
                 "diversity has an effect with groups only: set groups, too, or "
-                + self._without("diversity")
+                + self._removal_advice("diversity")
             )
         if unused := keys & {"temperature", "top_k", "top_p", "seed"}:
             key = min(unused)
             raise ValueError(
-                f"{key} has an effect on samples only: set sample, too, or {self._without(key)}"
+                f"{key} has an effect on samples only: set sample, too, or "
+                + self._removal_advice(key)
             )
 
-    def _without(self, key: str) -> str:
-        """Return the advice for a key that has no effect."""
+    def _removal_advice(self, key: str) -> str:
+        """Return what to do with a key that has no effect."""
         if key not in self._changed():
-            return f"remove {key}"
-        return f"set {key} to {type(self).model_fields[key].default}"
+            return f"leave {key} out"
+        default = type(self).model_fields[key].default
+        return f"leave {key} out (if the config of the run has it: set {key} to {default})"
 
     def wide_beam_warning(self, vocabulary: int) -> str | None:
         """Return a sentence on the cost of a wide beam with this target vocabulary, or None."""

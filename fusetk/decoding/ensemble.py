@@ -1,7 +1,7 @@
 """The mean of the models of an ensemble."""
 
-from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusetk.errors import ConfigError
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 class EnsembleMean(NamedTuple):
-    """How an ensemble averages the distributions of its models."""
+    """The mean of the distributions of an ensemble's models."""
 
-    form: str = "probability"
-    """What is averaged: "probability", or "log" for log-probabilities, without renormalisation."""
-    weights: tuple[float, ...] = ()
+    form: str
+    """The averaged values: "probability", or "log" for log-probabilities, not renormalised."""
+    weights: tuple[float, ...]
     """A positive weight of each model; empty: all are equal."""
 
     def __call__(self, log_probs: "Tensor") -> "Tensor":
-        """Return the mean (...), a log-probability, of log-probabilities (models, ...)."""
+        """Average log-probabilities (models, ...) over the models to log-probabilities (...)."""
         weights = log_probs.new_tensor(self.weights or [1.0] * len(log_probs))
         shares = (weights / weights.sum()).view(-1, *[1] * (log_probs.dim() - 1))
         if self.form == "log":
@@ -26,19 +26,23 @@ class EnsembleMean(NamedTuple):
         return (log_probs + shares.log()).logsumexp(0)
 
 
-def check_given(
-    given_keys: Container[str], weights: Sequence[float], models: int, options: Mapping[str, str]
+EQUAL_MEAN = EnsembleMean("probability", ())
+
+
+def check_ensemble_settings(
+    settings: Mapping[str, Any], models: int, options: Mapping[str, str]
 ) -> None:
     """Raise ConfigError if a given setting of an ensemble does not fit the number of models.
 
-    ``weights`` are the ``ensemble_weights``. ``options`` has the names of the options that give the
-    settings; it is empty in Python.
+    ``settings`` are valid settings of the search. ``options`` has the names of the options that
+    give them; it is empty in Python.
     """
     for key in ("ensemble", "ensemble_weights"):
-        if key in given_keys and models == 1:
+        if key in settings and models == 1:
             name = options.get(key, key)
             advice = "repeat -m, or leave" if options else "leave"
             raise ConfigError(f"{name} has an effect with several models only: {advice} {name} out")
+    weights = settings.get("ensemble_weights")
     if weights and len(weights) != models:
         name = options.get("ensemble_weights", "ensemble_weights")
         raise ConfigError(

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from fusetk.decoding.requests import Request
-from fusetk.decoding.sentence_utility import ComparedTexts, Utility
+from fusetk.decoding.sentence_utility import TranslationPair, Utility
 from fusetk.decoding.translate import Translation, Translator
 
 CANDIDATES = 16  # translations of a sentence that are compared, by default
@@ -25,10 +25,14 @@ def expected_utilities(
     for text, weight in zip(texts, weights, strict=True):
         mass[text] += weight
     total = math.fsum(mass.values())
-    comparisons = [ComparedTexts(source, text, other) for text in mass for other in mass]
-    similarities = iter(similarity(comparisons))
+    pairs = [TranslationPair(source, text, other) for text in mass for other in mass]
+    similarities = dict(zip(pairs, similarity(pairs), strict=True))
     expected = {
-        text: math.fsum(weight * next(similarities) for weight in mass.values()) / total
+        text: math.fsum(
+            weight * similarities[TranslationPair(source, text, other)]
+            for other, weight in mass.items()
+        )
+        / total
         for text in mass
     }
     return [expected[text] for text in texts]

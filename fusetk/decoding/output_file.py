@@ -17,7 +17,7 @@ class OutputFile:
     def __init__(self, file: Any, name: str, keep: int | None = None, compress: bool = False):
         """The first write removes all content after ``keep`` bytes; None removes nothing.
 
-        With ``compress``, the content is written in the form of gzip.
+        With ``compress``, gzip compresses the content.
         """
         self.opened = file
         self.file = file  # ``opened``, or the gzip file that writes to it

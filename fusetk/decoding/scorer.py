@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusetk import trace
 from fusetk.decoding import alignment
-from fusetk.decoding.ensemble import EnsembleMean
+from fusetk.decoding.ensemble import EQUAL_MEAN, EnsembleMean
 from fusetk.decoding.token_mask import SimpleRules
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.fused import decoding as fused_decoding
@@ -69,11 +69,11 @@ class Scorer:
     def __init__(
         self,
         models: Sequence[Seq2Seq],
-        mean: EnsembleMean | None = None,
+        mean: EnsembleMean = EQUAL_MEAN,
         attention: alignment.AttentionHeads | None = None,
     ):
         self.models = list(models)
-        self.mean = mean or EnsembleMean()
+        self.mean = mean
         self.attention = attention
 
     def start(self, src: Tensor, src_mask: Tensor) -> list[State]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 
-class ComparedTexts(NamedTuple):
+class TranslationPair(NamedTuple):
     """Two translations of a source."""
 
     source: str
@@ -12,8 +12,9 @@ class ComparedTexts(NamedTuple):
     other: str
 
 
-Utility = Callable[[Sequence[ComparedTexts]], Sequence[float]]
-"""Similarity of each translation to the other one, from 0 to 100 (with COMET about 0 to 100)."""
+Utility = Callable[[Sequence[TranslationPair]], Sequence[float]]
+"""Returns the similarity of each translation to the other one, from 0 to 100. COMET may exceed
+these limits."""
 
 
 def utility(name: str, tokenize: str | None = None) -> Utility:
@@ -26,7 +27,7 @@ def utility(name: str, tokenize: str | None = None) -> Utility:
 
     scorer: Any = CHRF() if name == "chrf" else BLEU(effective_order=True, tokenize=tokenize)
 
-    def score(comparisons: Sequence[ComparedTexts]) -> list[float]:
+    def score(comparisons: Sequence[TranslationPair]) -> list[float]:
         return [
             float(scorer.sentence_score(translation, [other]).score)
             for _, translation, other in comparisons

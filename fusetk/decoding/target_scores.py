@@ -12,7 +12,7 @@ from fusetk.data.batch import Batch, pad
 from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding import alignment
 from fusetk.decoding.alignment import AttentionHeads
-from fusetk.decoding.ensemble import EnsembleMean
+from fusetk.decoding.ensemble import EQUAL_MEAN, EnsembleMean
 from fusetk.decoding.token_mask import max_positions
 from fusetk.errors import DataError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
@@ -37,7 +37,7 @@ class TargetScores(NamedTuple):
 def score_targets(
     models: Sequence[Seq2Seq],
     pairs: Sequence[IdPair],
-    mean: EnsembleMean | None = None,
+    mean: EnsembleMean = EQUAL_MEAN,
     batch_tokens: int = BATCH_TOKENS,
     attention: AttentionHeads | None = None,
     on_batch: Callable[[int], None] = lambda pairs: None,
@@ -45,14 +45,13 @@ def score_targets(
     """Score each pair.
 
     ``models`` must be in evaluation mode. Several models are an ensemble, which ``mean`` averages;
-    the attention is the mean over the models without weights. The sum of a pair's scores is the
+    the attention is the unweighted mean over the models. The sum of a pair's scores is the
     score of that translation in a search. A batch has at most ``batch_tokens`` positions, including
     padding, or one pair. ``on_batch`` is called with the number of pairs after each batch. Raises
     DataError for a pair that exceeds the positions of the models, ConfigError for attention heads
     that a model does not have, and Diverged if a model returns NaN.
     """
     check_length(models, pairs)
-    mean = mean or EnsembleMean()
     device = next(models[0].parameters()).device
     results: dict[int, TargetScores] = {}
     lengths = [(len(source), len(target) + 1) for source, target in pairs]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fusetk import display
-from fusetk.decoding.sentence_utility import ComparedTexts
+from fusetk.decoding.sentence_utility import TranslationPair
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import Metric, MetricOptions, Score, StatisticsRow
 
@@ -56,9 +56,15 @@ class Comet(Metric):
                 block = slice(start, start + BLOCK)
                 scores = [
                     self.model.compare(
-                        list(map(ComparedTexts, self.source[block], hypotheses[block], references))
+                        [
+                            TranslationPair(*texts)
+                            for texts in zip(
+                                *(self.source[block], hypotheses[block], reference[block]),
+                                strict=True,
+                            )
+                        ]
                     )
-                    for references in (reference[block] for reference in self.references)
+                    for reference in self.references
                 ]
                 rows += [(sum(line) / len(line), 1.0) for line in zip(*scores, strict=True)]
                 done.set(len(rows))
@@ -80,7 +86,7 @@ class Comet(Metric):
 
 
 class CometModel:
-    """A model of the library."""
+    """A COMET model."""
 
     def __init__(self, name: str = DEFAULT_MODEL):
         """Load the model of a checkpoint file, or of a name that the library knows.
@@ -90,8 +96,8 @@ class CometModel:
         self.name = name
         self.model = _load(name)
 
-    def compare(self, comparisons: Sequence[ComparedTexts]) -> list[float]:
-        """Return the score of each translation, about 0 to 100; the other one is the reference."""
+    def compare(self, comparisons: Sequence[TranslationPair]) -> list[float]:
+        """Return the score of each translation with ``other`` as its reference, about 0 to 100."""
         import torch
 
         lines = [
@@ -114,7 +120,7 @@ def _load(name: str) -> Any:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
             f"the COMET model {name} cannot be loaded ({reason}): check the name or the "
-            "connection, or give the file of a checkpoint by --comet-model"
+            "connection; `fusetk score --comet-model FILE` reads a checkpoint"
         ) from None
 
 

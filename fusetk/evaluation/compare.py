@@ -1,4 +1,4 @@
-"""ComparedTexts of two translations of the same sentences: sentence scores and differing words.
+"""Comparison of two translations of the same sentences: sentence scores and differing words.
 
 Sentences are scored by chrF, or by sentence BLEU on request. BLEU of a single sentence depends on a
 few 4-grams: one different word changes it by tens of points, or to zero without smoothing. chrF
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from fusetk.decoding.sentence_utility import ComparedTexts, utility
+from fusetk.decoding.sentence_utility import TranslationPair, utility
 from fusetk.evaluation.metrics import score
 
 SENTENCE_METRICS = ("chrf", "sacrebleu")  # the first is the default
@@ -88,7 +88,7 @@ def compare_sentences(
     kind = "bleu" if metric == "sacrebleu" else "chrf"
     similarity = utility(kind, "none" if tokenized else None)
     scores = [
-        similarity(list(map(ComparedTexts, sources, translations, references)))
+        similarity(list(map(TranslationPair, sources, translations, references)))
         for translations in (first, second)
     ]
     rows = zip(sources, references, first, second, zip(*scores, strict=True), strict=True)

@@ -134,7 +134,8 @@ class Experiment:
         """Choose the prepared folder again, and write the config.
 
         Since the first choice, another experiment may have prepared the folder with other settings.
-        Raises ConfigError if the run exists and was trained with another config.
+        Raises ConfigError if the run exists and was trained with another config, or if prep would
+        replace its prepared text.
         """
         folder = str(self.places.prepared(self.recipe.data))
         data = self.recipe.data.model_copy(update={"folder": folder})

@@ -58,8 +58,8 @@ class StackConfig(Config):
             if not summarised:
                 raise
             raise ValueError(
-                f"{error} (the summaries of connect: {self.connect.kind} hide {summarised} of the "
-                f"{self.layers} layers)"
+                f"the summaries of connect: {self.connect.kind} hide {summarised} of the "
+                f"{self.layers} layers, and {error}"
             ) from error
         return self
 

@@ -260,12 +260,12 @@ def _ticks_with_room(
     """
     intervals = len(ticks) - 1
     needed = widths.widest(ticks.values(), style.font) + style.font / 72 / 2
-    fitting = [
+    fitting = (
         step
         for step in range(1, intervals)
         if intervals % step == 0 and step * length / intervals >= needed
-    ]
-    return dict(list(ticks.items())[:: min(fitting, default=intervals)])
+    )
+    return dict(list(ticks.items())[:: next(fitting, intervals)])
 
 
 def _draw_bar(

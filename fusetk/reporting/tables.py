@@ -195,9 +195,8 @@ def read_rows(paths: Iterable[Path], run_folders: Iterable[Path] = ()) -> list[P
     if not rows:
         raise ConfigError(
             f"{', '.join(map(str, paths))}: no config here has a paper.row, so there is nothing to "
-            "report: give recipes of a paper's table; for a table of your own runs, write a config "
-            "for each row that `extends` yours and has, for example, "
-            "paper: {table: Mine, row: plain, line: 1}"
+            "report: give recipes of a paper's table; for a table of your own runs, give each row "
+            "a config with a section such as paper: {table: Mine, row: plain, line: 1}"
         )
     for title, table in published.items():
         for line in table.rows:

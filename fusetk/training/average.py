@@ -25,7 +25,8 @@ def choose(
     """Return the last checkpoints of a run, the best by ``metric``, or those of some updates.
 
     ``last`` or ``best`` is their number; by default it is the last checkpoint. For ``last`` see
-    ``last_checkpoints``. Raises CheckpointError if the run has fewer checkpoints.
+    ``last_checkpoints``. Raises CheckpointError if the run has fewer checkpoints, or if none has
+    ``metric``.
     """
     folders = checkpoints(run)
     if updates:
@@ -41,8 +42,8 @@ def choose(
         )
         if not ranked and folders:
             raise CheckpointError(
-                f"no checkpoint of {run} has a finite {metric} of a validation: choose another "
-                "--metric, or --last"
+                f"no checkpoint of {run} has a {metric} from a validation: choose another "
+                "--metric, or use --last"
             )
         chosen = [path for _, path in ranked[:best]]
         count = best

@@ -163,7 +163,7 @@ class Trainer:
                 raise CheckpointError(
                     f"training.stages.{self.progress.stage} has start: best, but the best "
                     f"checkpoint ({checkpoint_name(self.progress.best_update)}) is missing: "
-                    f"restore it, or let the link {best} point to another checkpoint"
+                    f"restore it, or link {best} to another checkpoint"
                 )
             self.checkpoints.load_weights(best)
         self.reporter.task.begin_stage(self.progress)
@@ -217,8 +217,9 @@ class Trainer:
     def _validate(self, due: bool = False) -> None:
         """Validate and save a checkpoint.
 
-        The schedule gets the result only if the validation is ``due`` by the config. A validation
-        that is needed only at the end of a stage does not change the learning rate.
+        The schedule gets the result only if the validation is ``due`` by the config, and does not
+        equal the best one with a lower loss. A validation that is needed only at the end of a stage
+        does not change the learning rate.
         """
         metric = self.config.validation.metric
         self.reporter.report(self.progress)
@@ -228,8 +229,8 @@ class Trainer:
         is_best = self.progress.add_validation(metric, results)
         seconds = time.perf_counter() - start
         self.reporter.validation(self.progress, metric, results, is_best, seconds, layer_shares)
-        # A schedule would count a validation with the best value again as worse. With a lower loss
-        # it is not.
+        # A validation with the best value again and a lower loss is the new best one. The schedule,
+        # which does not see the loss, would count it as worse.
         is_tie = is_best and results[metric] == best_before
         if due and not is_tie:
             change = update_schedule(self.progress, self.schedule, metric, results[metric])

@@ -156,9 +156,9 @@ class PlateauConfig(ScheduleConfig):
     """`each-rise`: cut after each validation that is worse than the best one before it.
     `after-first-rise`: from the first such validation on, cut after every epoch."""
     threshold: float = Field(0.0, ge=0, lt=1)
-    """Relative improvement over the best that a validation needs to count as better. With 0, an
-    equal validation counts as worse, unless its loss is the lowest of the validations with the best
-    value so far: such a validation changes nothing."""
+    """Relative improvement over the best that a validation needs to count as better. An equal
+    validation counts as worse. If it equals the best value of the run and has a lower loss, the
+    schedule ignores it."""
     not_before_epoch: int = Field(0, ge=0)
     """Number of epochs at the start of the stage without a cut. In these epochs, the last
     validation counts as the best."""
@@ -304,7 +304,8 @@ class Plateau(Schedule):
     Each validation is compared with a reference: the last validation that did not count as worse,
     as in fairseq for Lua, the authors' toolkit. The reference is the best validation, with two
     exceptions: a validation that is better by `threshold` or less counts as worse, and before
-    `not_before_epoch` a worse validation becomes the reference. NaN counts as worse.
+    `not_before_epoch` a worse validation becomes the reference. NaN counts as worse. Training skips
+    validations that equal the best one of the run in their value and have a lower loss.
     """
 
     Config = PlateauConfig

@@ -14,14 +14,14 @@ from fusetk import system
 from fusetk.cli.main import main
 from fusetk.cli.mbr import mbr_utility
 from fusetk.decoding.mbr import MbrTranslator, expected_utilities, rank
-from fusetk.decoding.sentence_utility import ComparedTexts, utility
+from fusetk.decoding.sentence_utility import TranslationPair, utility
 from fusetk.decoding.translate import Translation, Translator
 from fusetk.evaluation import comet
 from fusetk.recipe import load
 from fusetk.train import train
 
 
-def overlap(comparisons: Sequence[ComparedTexts]) -> list[float]:
+def overlap(comparisons: Sequence[TranslationPair]) -> list[float]:
     """Shares of common words (Jaccard)."""
     shares = []
     for source, translation, other in comparisons:
@@ -56,7 +56,7 @@ def test_translations_of_a_search_are_weighted_by_probability() -> None:
 def test_a_translation_is_most_similar_to_itself(name: str) -> None:
     similarity = utility(name)
     texts = ["Ein Hund schläft im Gras .", "Ein Hund liegt im Gras .", "Zwei Katzen"]
-    itself, near, far = similarity([ComparedTexts("", texts[0], other) for other in texts])
+    itself, near, far = similarity([TranslationPair("", texts[0], other) for other in texts])
     assert itself == pytest.approx(100) and near > far
     values = expected_utilities("", texts, [1, 1, 1], similarity)
     assert values[2] == min(values)
@@ -67,7 +67,7 @@ def test_comet_compares_the_candidates_of_a_line_with_its_source(
 ) -> None:
     def predict(lines: list[dict[str, str]], **options: Any) -> SimpleNamespace:
         assert lines
-        comparisons = [ComparedTexts(line["src"], line["mt"], line["ref"]) for line in lines]
+        comparisons = [TranslationPair(line["src"], line["mt"], line["ref"]) for line in lines]
         return SimpleNamespace(scores=[share / 100 for share in overlap(comparisons)])
 
     monkeypatch.setattr(comet, "_load", lambda name: SimpleNamespace(predict=predict))

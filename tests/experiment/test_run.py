@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -24,6 +25,8 @@ from fusetk.experiment.scoring import decoded_checkpoints, metrics_of
 from fusetk.experiment.smoke import smoke_settings, write_smoke_text
 from fusetk.files import digest, lock
 from fusetk.runs import CHECKPOINTS, STATE
+from fusetk.runs import CONFIG as CONFIG_NAME
+from fusetk.training.progress import Progress
 from tests.helpers.manifests import write_manifest
 from tests.helpers.rows import GROUNDS, RECIPES, load
 
@@ -63,7 +66,8 @@ class Steps:
         checkpoints = self.where.run / CHECKPOINTS
         if arguments[0] == "train" and not checkpoints.exists():
             for name in ("update-0000002", "update-0000004", "best"):
-                write_state(checkpoints / name, name)
+                write_state(checkpoints / name, name, progress=Progress(saved=[2, 4]).to_state())
+            shutil.copy(self.where.config, self.where.run / CONFIG_NAME)
         elif arguments[0] == "average":
             write_state(checkpoints / arguments[-1].removeprefix("--name="), "average")
         elif arguments[0] == "decode":

@@ -37,15 +37,15 @@ def train(
 def test_equal_values_are_ranked_by_loss(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses = iter([5.0, 4.0, 3.0, 3.5, 2.0])
+    losses = iter([5.0, 4.0, 3.0, 3.5, 2.0, 1.0])
     monkeypatch.setattr(
         Validator,
         "combine",
         lambda self, parts: {"loss": next(losses), "ppl": 1.0, "accuracy": 0.0, "bleu": 0.0},
     )
     validation = "training.validation={every_updates: 1, metric: bleu}"
-    rates = train(toy, tmp_path / "run", "{updates: 5}", "", validation)
-    assert rates == [(1, 0.25), (2, 0.25), (3, 0.25), (4, 0.25), (5, 0.025)]
+    rates = train(toy, tmp_path / "run", "{updates: 6}", "", validation)
+    assert [rate for _, rate in rates] == [0.25, 0.25, 0.25, 0.25, 0.025, 0.025]
 
 
 def state(run: Path, update: int) -> tuple[bytes, bytes, object]:
