@@ -65,8 +65,9 @@ class Steps:
         self.called.append(" ".join(arguments))
         checkpoints = self.where.run / CHECKPOINTS
         if arguments[0] == "train" and not checkpoints.exists():
+            progress = Progress(update=4, saved=[2, 4]).to_state()
             for name in ("update-0000002", "update-0000004", "best"):
-                write_state(checkpoints / name, name, progress=Progress(saved=[2, 4]).to_state())
+                write_state(checkpoints / name, name, progress=progress)
             shutil.copy(self.where.config, self.where.run / CONFIG_NAME)
         elif arguments[0] == "average":
             write_state(checkpoints / arguments[-1].removeprefix("--name="), "average")
