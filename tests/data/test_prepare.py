@@ -473,6 +473,31 @@ prepare(DataConfig.model_validate_json({chosen.model_dump_json()!r}))
     assert contents(folder / "out") == contents(folder / "fresh")
 
 
+@pytest.mark.parametrize("name", ["train.de.ids", ".manifest.json"])
+def test_killed_prep_leaves_no_files(folder: Path, name: str) -> None:
+    """Files of a prep that is killed while it moves or writes ``name`` are deleted later."""
+    prepare(config(folder, bpe={"merges": 60, "dropout": 0.1, "segmentations": 2}))
+    second = config(
+        folder, bpe={"merges": 60, "joint": False}, test={"two": [str(folder / "test")]}
+    )
+    code = f"""
+import os, signal
+from fusetk.data.config import DataConfig
+from fusetk.data.prepare import prepare
+def die(source, target):
+    if {name!r} in str(source):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(source, target)
+real, os.replace = os.replace, die
+prepare(DataConfig.model_validate_json({second.model_dump_json()!r}))
+"""
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    prepare(config(folder))
+    prepare(config(folder, folder=str(folder / "fresh")))
+    assert contents(folder / "out") == contents(folder / "fresh")
+
+
 def test_killed_at_a_change_keeps_what_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(config(folder))
     before = contents(folder / "out")
