@@ -339,6 +339,16 @@ def test_pairs_of_too_many_subwords(folder: Path) -> None:
         assert tokens + train["dropped_tokens"][side] == everything[side]["tokens_with_end"]
 
 
+@pytest.mark.parametrize("dropout", [0, 1])
+def test_all_pairs_of_too_many_subwords(folder: Path, dropout: float) -> None:
+    write(folder, "train", [("abc", "abc")] * 2)
+    longest = 2 if dropout else 1  # merges join two of the three characters, dropout none
+    subwords = {"merges": 1, "max_subwords": longest, "dropout": dropout}
+    message = f"all 2 training pairs have more than bpe.max_subwords = {longest} subwords; raise"
+    with pytest.raises(DataError, match=message):
+        prepare(config(folder, steps=[], bpe=subwords))
+
+
 # Again -------------------------------------------------------------------------------------------
 
 
