@@ -61,6 +61,17 @@ def train_counts(
     return counts
 
 
+def all_too_long(pairs: int, longest: int) -> DataError:
+    """Return the error for a training text of which each pair has more subwords than ``longest``.
+
+    With BPE dropout, some of the pairs may have them in one of their segmentations only.
+    """
+    return DataError(
+        f"all {pairs} training pairs have more than bpe.max_subwords = {longest} subwords; "
+        "raise bpe.max_subwords"
+    )
+
+
 def _too_long(pair: LinePair, codes: dict[str, BPE], longest: int) -> bool:
     """Whether either line of a pair has more than ``longest`` subwords."""
     return any(len(codes[side](line)) > longest for side, line in zip(SIDES, pair, strict=True))
@@ -146,7 +157,10 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
     """Make the vocabularies of the training text and write the folder `text/`."""
     codes = load_codes(build, config)
     options = config.vocabulary
-    counts = train_counts(build, config, config.bpe.max_subwords if config.bpe else None, codes)
+    longest = config.bpe.max_subwords if config.bpe else None
+    counts = train_counts(build, config, longest, codes)
+    if longest is not None and not any(counts):
+        raise all_too_long(build.stages["words.train"]["results"]["pairs_out"], longest)
     tokens: list[dict[str, int]] = [dict(count) for count in counts]
     if codes:
         tokens = [
@@ -270,10 +284,8 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
                 for out, (ids, lengths, words) in zip(outs, sides, strict=True):
                     out.write(ids, lengths, words)
     if not writers[0][0].sentences:
-        raise DataError(
-            f"all {dropped} pairs of {split} have more than bpe.max_subwords = {longest} subwords; "
-            "raise bpe.max_subwords"
-        )
+        assert longest is not None
+        raise all_too_long(dropped, longest)
     counts, *random_counts = (
         {side: out.summary() for side, out in zip(SIDES, outs, strict=True)} for outs in writers
     )

@@ -4,6 +4,7 @@ New files are written into a subfolder and moved into place at the end.
 """
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +17,12 @@ from fusetk.data.manifest import Record, differences, same
 from fusetk.data.parallel import Workers
 from fusetk.data.text import FilePair, cannot_write
 from fusetk.errors import DataError, join_names
-from fusetk.files import digest, flush, lock
+from fusetk.files import digest, flush, lock, remove_temporary_files, replace_file
 
 BUILDING = ".building"
+# List of the old and new outputs. It exists while the new outputs are moved into place. If prep is
+# killed then, the next prep deletes those that are not needed.
+MOVING = ".moving.json"
 LOCK = ".lock"
 Results = dict[str, Any]
 
@@ -110,7 +114,7 @@ class Build:
         )
 
     def finish(self, description: Mapping[str, Any], old: Mapping[str, Any]) -> None:
-        """Move the new files into place.
+        """Move the new files into place, and delete old files that are not needed.
 
         The old manifest is deleted first and the new one is written last. If no stage was made, a
         folder that cannot be written keeps its manifest.
@@ -120,9 +124,11 @@ class Build:
         names = self._new_names()
         for name in names:
             flush(self.aside / name)
+        outputs = _outputs(self.stages)
+        existing = _outputs(old) | _moving(self.folder)
+        replace_file(self.folder / MOVING, json.dumps(sorted({*existing, *names})))
         (self.folder / manifest.NAME).unlink(missing_ok=True)
-        outputs = {name for stage in self.stages.values() for name in stage["outputs"]}
-        for name in {name for stage in old.values() for name in stage["outputs"]} - outputs:
+        for name in existing - outputs:
             (self.folder / name).unlink(missing_ok=True)
         for name in names:
             target = self.folder / name
@@ -130,6 +136,19 @@ class Build:
             os.replace(self.aside / name, target)
         shutil.rmtree(self.aside, ignore_errors=True)
         manifest.write(self.folder, description)
+        (self.folder / MOVING).unlink(missing_ok=True)
+
+
+def _outputs(stages: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    return {name for stage in stages.values() for name in stage["outputs"]}
+
+
+def _moving(folder: Path) -> set[str]:
+    """Return the outputs of earlier builds that were killed while they moved files into place."""
+    try:
+        return set(json.loads((folder / MOVING).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return set()
 
 
 def describe(
@@ -204,6 +223,7 @@ def opened(folder: Path) -> Iterator[None]:
             )
         try:
             shutil.rmtree(folder / BUILDING, ignore_errors=True)
+            remove_temporary_files(folder, [manifest.NAME, MOVING])
             yield
         except BrokenPipeError:  # from the reader of the report
             raise

@@ -339,6 +339,16 @@ def test_pairs_of_too_many_subwords(folder: Path) -> None:
         assert tokens + train["dropped_tokens"][side] == everything[side]["tokens_with_end"]
 
 
+@pytest.mark.parametrize("dropout", [0, 1])
+def test_all_pairs_of_too_many_subwords(folder: Path, dropout: float) -> None:
+    write(folder, "train", [("abc", "abc")] * 2)
+    longest = 2 if dropout else 1  # merges join two of the three characters, dropout none
+    subwords = {"merges": 1, "max_subwords": longest, "dropout": dropout}
+    message = f"all 2 training pairs have more than bpe.max_subwords = {longest} subwords; raise"
+    with pytest.raises(DataError, match=message):
+        prepare(config(folder, steps=[], bpe=subwords))
+
+
 # Again -------------------------------------------------------------------------------------------
 
 
@@ -469,6 +479,31 @@ prepare(DataConfig.model_validate_json({chosen.model_dump_json()!r}))
         Corpus.open(folder / "out", "train")
     manifest = prepare(chosen)
     assert manifest.made[0] == "words.valid"
+    prepare(config(folder, folder=str(folder / "fresh")))
+    assert contents(folder / "out") == contents(folder / "fresh")
+
+
+@pytest.mark.parametrize("name", ["train.de.ids", ".manifest.json"])
+def test_killed_prep_leaves_no_files(folder: Path, name: str) -> None:
+    """Files of a prep that is killed while it moves or writes ``name`` are deleted later."""
+    prepare(config(folder, bpe={"merges": 60, "dropout": 0.1, "segmentations": 2}))
+    second = config(
+        folder, bpe={"merges": 60, "joint": False}, test={"two": [str(folder / "test")]}
+    )
+    code = f"""
+import os, signal
+from fusetk.data.config import DataConfig
+from fusetk.data.prepare import prepare
+def die(source, target):
+    if {name!r} in str(source):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(source, target)
+real, os.replace = os.replace, die
+prepare(DataConfig.model_validate_json({second.model_dump_json()!r}))
+"""
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    prepare(config(folder))
     prepare(config(folder, folder=str(folder / "fresh")))
     assert contents(folder / "out") == contents(folder / "fresh")
 
