@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from fusetk import config as configs
 from fusetk.errors import ConfigError
@@ -257,6 +258,18 @@ def test_a_recipe_with_another_value_is_an_error() -> None:
     content = plan(tuning={"usual": {"model.dropout": [0.7]}}, waves=[{"transformer": "usual"}])
     with pytest.raises(ConfigError, match=r"transformer.yaml: model.dropout is 0.3, .*: 0.7"):
         run_queue.own_values(content, RECIPES / "evidence" / "multi30k")
+
+
+def test_a_recipe_that_ends_after_epochs_is_an_error(tmp_path: Path) -> None:
+    """Only trials end after epochs: the queue would never count its training as done."""
+    stage = {"optimizer": "adam", "schedule": {"kind": "constant", "rate": 0.1}}
+    stage |= {"batch": {"size": 100}, "end": {"epochs": 2}}
+    base = RECIPES / "evidence" / "multi30k" / "transformer.yaml"
+    values = {"extends": str(base), "training": {"stages": [stage]}}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(values))
+    content = plan(tuning={"usual": {}}, waves=[{"a": "usual"}])
+    with pytest.raises(ConfigError, match=r"a.yaml: training.stages.0.end.epochs is 2: in a plan"):
+        run_queue.own_values(content, tmp_path)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:

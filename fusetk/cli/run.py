@@ -69,7 +69,13 @@ def command(
     from fusetk.experiment.raw import provide_raw_text
     from fusetk.experiment.run import Experiment, Options
     from fusetk.experiment.smoke import smoke_recipe
+    from fusetk.reporting.runs import VALID
 
+    if VALID in recipes[0].data.test:
+        raise ConfigError(
+            f"data.test.{VALID}: reports use this name for the validation text, so they would not "
+            "show the scores of the test set: choose another name"
+        )
     options = Options(
         metrics=metrics,
         average=average,

@@ -11,6 +11,7 @@ import gzip
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -89,6 +90,12 @@ class SavedPanel(SavedPart):
     matrix: list[list[float | None]]  # (len(y), len(x))
     up: bool  # the first row is the lowest
 
+    @model_validator(mode="after")
+    def _check_shape(self) -> "SavedPanel":
+        if [len(row) for row in self.matrix] != [len(self.x)] * len(self.y):
+            raise PydanticCustomError("shape", "the matrix does not have a number for each name")
+        return self
+
 
 class SavedWeights(SavedPart):
     """Layer weights of a trained model, as ``fusetk plot-attention --corpus`` computes them."""
@@ -126,6 +133,21 @@ class RunResult(SavedPart):
             if name not in self.texts:
                 raise PydanticCustomError("texts", "no texts of {name}", {"name": name})
         return self
+
+    @field_validator("scores")
+    @classmethod
+    def _scores_differ(cls, scores: list[SavedScore]) -> list[SavedScore]:
+        for key, number in Counter(score.key for score in scores).items():
+            if number > 1:
+                raise PydanticCustomError("twice", "{key} twice", {"key": ", ".join(key)})
+        return scores
+
+    @field_validator("train_curve", "valid_curve")
+    @classmethod
+    def _check_lengths(cls, curve: Curve) -> Curve:
+        if len(set(map(len, curve.values()))) > 1:
+            raise PydanticCustomError("lengths", "columns of different lengths")
+        return curve
 
     @field_validator("config")
     @classmethod

@@ -164,7 +164,8 @@ def _read_run(folder: Path, name: str, warnings: list[str]) -> MeasuredRun:
         details = "in training"
         metric = _validation_metric(run)
         record = ScoreRecord(VALID, "best", metric, bleu, details, details, 0, "", updates, data)
-        run = run._replace(records=[*records, record])
+        if run.record(ScoreColumn(*record.key)) is None:  # the user may have recorded one
+            run = run._replace(records=[*records, record])
     return run
 
 

@@ -281,13 +281,18 @@ def count_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) ->
 def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
     """Return the values of each system's recipe for its tuned keys.
 
-    Raises ConfigError if the plan does not have one of them.
+    Raises ConfigError if the plan does not have one of them, or if a recipe ends after epochs.
     """
     own: dict[str, Values] = {}
     for wave in plan.waves:
         for system in wave:
             path = folder / f"{system}.yaml"
             config = _flat(load(path).model_dump(mode="json"))
+            if config[EPOCHS] is not None:
+                raise ConfigError(
+                    f"{path}: {EPOCHS} is {config[EPOCHS]}: in a plan, this key ends trials only; "
+                    "use another end, such as patience or updates"
+                )
             own[system] = {key: config.get(key) for key in plan.steps(system)}
             for key, choices in plan.steps(system).items():
                 if own[system][key] not in choices:

@@ -21,6 +21,7 @@ from fusetk.cli.tables import show
 from fusetk.errors import CheckpointError, ConfigError, DataError
 from fusetk.experiment.places import Places
 from fusetk.reporting import score_log
+from fusetk.reporting.result_files import read_results
 from fusetk.reporting.score_log import ScoreRecord
 
 TABLE = "A Paper, Table 1"
@@ -434,6 +435,13 @@ def test_the_best_validation_is_beside_the_printed_one(toy: Path, tmp_path: Path
     heads = output.splitlines()[1]
     assert heads.index("BLEU valid") < heads.index("measured valid") < heads.index("measured test")
     assert line(output, "one")[3:] == ["34.1", "32.6", "33.50", "(1)", "30.00", "(1)"]
+    # A recorded score of the validation text replaces that of training.
+    recorded = bleu(31.0, metric="multi-bleu-lc")._replace(set_name="valid")
+    score_log.write(run, [recorded])
+    assert line(report(tmp_path / "one.yaml", "--runs", run), "one")[5] == "31.00"
+    report(tmp_path / "one.yaml", "--runs", run, "--save", tmp_path / "results")
+    [result] = read_results(tmp_path / "results").values()
+    assert [score.set_name for score in result.scores].count("valid") == 1
 
 
 def test_the_bleu_of_training_has_its_own_name(toy: Path, tmp_path: Path) -> None:

@@ -558,6 +558,12 @@ def test_wrong_options_are_one_sentence(config, arguments, text):
     assert result.exit_code == 2 and text in result.stderr and result.stderr.count("\n") == 1
 
 
+def test_a_test_set_has_another_name_than_the_validation_text(config):
+    config.write_text(CONFIG.replace("second:", "valid:"))
+    result = CliRunner().invoke(main, ["run", str(config), "--raw", "."])
+    assert result.exit_code == 2 and "data.test.valid: reports use this name" in result.stderr
+
+
 def test_seeds_are_trained_one_after_the_other(config, monkeypatch):
     runs = []
     monkeypatch.setattr("fusetk.experiment.raw.provide_raw_text", lambda *arguments: None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from pydantic import ValidationError
 
 from fusetk.cli.main import main
 from fusetk.errors import DataError
@@ -154,6 +155,8 @@ def test_layer_weights_are_those_of_the_first_seed_that_has_them(results: Path) 
         matrix=[[0.25], [None]],
         up=True,
     )
+    with pytest.raises(ValidationError, match="the matrix does not have a number for each name"):
+        SavedPanel(**{**panel.model_dump(), "x": ["1", "2"]})
     weights = SavedWeights(checkpoint="best", weights="x", text="t", sentences=5, panels=[panel])
     empty = weights.model_copy(update={"panels": []})
     path.write_text(result_text(result.model_copy(update={"layer_weights": [empty, weights]})))

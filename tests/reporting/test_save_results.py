@@ -362,6 +362,13 @@ def test_incomplete_translations_are_not_saved(work: Path) -> None:
     assert result.translations == {} and result.texts == {} and len(result.scores) == 4
 
 
+def repeat_first(text: str, key: str) -> str:
+    """Return a result file in which a list has its first entry twice."""
+    values = json.loads(text)
+    values[key].insert(0, values[key][0])
+    return json.dumps(values)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -378,6 +385,11 @@ def test_incomplete_translations_are_not_saved(work: Path) -> None:
         ),
         (lambda text: text.replace('  "training": {', '  "training": 3, "x": {'), "no section tr"),
         (lambda text: "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "damaged"),
+        (lambda text: repeat_first(text, "scores"), r"\(scores: flickr, best, \S+ twice\)"),
+        (
+            lambda text: re.sub(r'("valid_curve": \{\s*"update": \[)', r"\g<1>0, ", text),
+            r"\(valid_curve: columns of different lengths\)",
+        ),
     ],
 )
 def test_damaged_results_are_errors_that_name_the_file(
