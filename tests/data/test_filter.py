@@ -22,6 +22,11 @@ def test_reasons(lengths: tuple[int, int], reason: str) -> None:
     assert step.drop_reason(*("a " * length for length in lengths)) == reason
 
 
+def test_a_filter_that_drops_every_pair_is_refused() -> None:
+    with pytest.raises(ValueError, match="min_length 4 is more than max_length 3"):
+        Filter(step="filter", min_length=4, max_length=3)
+
+
 def test_a_pair_at_the_largest_ratio_is_kept() -> None:
     step = Filter(step="filter", max_ratio=1.5)
     assert step.length_reason(100, 150) == ""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fusetk.data.steps.base import PairStep
 from fusetk.data.text import count_tokens
@@ -28,6 +28,15 @@ class Filter(PairStep):
     """Largest number of tokens on either side."""
     max_ratio: float | None = Field(default=None, ge=1)
     """Largest ratio of the longer side's length to the shorter side's."""
+
+    @model_validator(mode="after")
+    def _keeps_some_lengths(self) -> "Filter":
+        if self.max_length is not None and self.min_length > self.max_length:
+            raise ValueError(
+                f"min_length {self.min_length} is more than max_length {self.max_length}, so the "
+                "filter would drop every pair: lower min_length"
+            )
+        return self
 
     def drop_reason(self, source: str, target: str) -> str:
         return self.length_reason(count_tokens(source), count_tokens(target))
