@@ -459,3 +459,22 @@ def test_a_second_backward_pass_is_refused() -> None:
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="FUSETK_KERNELS=off"):
         total.backward()
+
+
+@fused
+def test_functional_derivatives_do_not_use_the_kernels() -> None:
+    """``torch.func`` and forward-mode derivatives wrap tensors, which kernels cannot read."""
+    case = Case("gru", attention=True)
+
+    def total(h: Tensor) -> Tensor:
+        x = case.x @ case.first.input_weight
+        layout, decoder = case.layout, case.decoder()
+        output = run_recurrence(case.first, x, h, layout.sizes, Dropout(0.0), decoder)
+        return output.states[-1][:, : sum(layout.sizes)].square().sum()
+
+    [expected] = torch.autograd.grad(total(case.h), [case.h])
+    h = case.h.detach()
+    torch.testing.assert_close(torch.func.grad(total)(h), expected, rtol=1e-4, atol=1e-5)
+    direction = torch.randn_like(h)
+    _, change = torch.func.jvp(total, (h,), (direction,))
+    torch.testing.assert_close(change, (expected * direction).sum(), rtol=1e-4, atol=1e-4)
