@@ -344,6 +344,37 @@ def test_flags_whose_library_cannot_be_loaded_are_not_used(tmp_path, monkeypatch
         build.library.cache_clear()
 
 
+def test_an_unreadable_cxx_gives_a_warning(monkeypatch) -> None:
+    monkeypatch.setenv("CXX", "g++ '-O1")
+    build.library.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="CXX cannot be read .*: g\\+\\+ '-O1"):
+            assert build.library("recurrence") is None
+    finally:
+        build.library.cache_clear()
+
+
+@fused
+def test_without_any_writable_folder_there_is_a_warning(monkeypatch) -> None:
+    """Without a home folder and a folder of temporary files, no folder is known."""
+
+    def fail(*_: object) -> Any:
+        raise FileNotFoundError("no usable temporary directory")
+
+    def fail_home() -> Any:
+        raise RuntimeError("no home folder")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(build.tempfile, "gettempdir", fail)
+    monkeypatch.setattr(build.Path, "home", fail_home)
+    build.library.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="set XDG_CACHE_HOME to a folder"):
+            assert build.library("recurrence") is None
+    finally:
+        build.library.cache_clear()
+
+
 @fused
 def test_a_library_in_a_folder_of_another_user_is_not_loaded(tmp_path, monkeypatch) -> None:
     path = tmp_path / "planted.so"
