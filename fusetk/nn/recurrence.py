@@ -89,7 +89,10 @@ def _run_step_by_step(
     decoder: DecoderAttention | None,
     return_weights: bool,
 ) -> RecurrenceOutput:
-    """Run the recurrence cell by cell, with autograd."""
+    """Run the recurrence cell by cell, with autograd.
+
+    Products have the type of ``x``. The states may have a higher precision.
+    """
     states: list[list[Tensor]] = [[] for _ in cells]
     contexts, weights = [], []
     rest = x.shape[1] - sum(sizes)  # slots after the last step
@@ -100,12 +103,12 @@ def _run_step_by_step(
         for c, cell in enumerate(cells):
             cell_input: Tensor | None = None if c else step_input
             if decoder and c == len(first.cells):
-                context, weight = _attend(decoder, h[0])
+                context, weight = _attend(decoder, h[0].to(x.dtype))
                 contexts.append(context)
                 if return_weights:
                     weights.append(weight)
                 cell_input = (context @ decoder.input_weight)[None]
-            h = cell(cell_input, h @ cell.state, h, factors[c][t] if factors else None)
+            h = cell(cell_input, h.to(x.dtype) @ cell.state, h, factors[c][t] if factors else None)
             states[c].append(h)
     return RecurrenceOutput(
         tuple(_join(steps, rest, 1) for steps in states),

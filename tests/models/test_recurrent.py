@@ -143,8 +143,13 @@ def test_the_first_target_word_has_the_chosen_position(first: int) -> None:
     torch.testing.assert_close(torch.cat(steps, 1), together, rtol=1e-5, atol=1e-5)
 
 
-def test_a_bf16_model_keeps_its_state_in_float32() -> None:
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_a_bf16_model_keeps_its_state_in_float32(
+    has_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``fusetk decode --precision bf16`` uses such a model."""
+    if not has_kernels:
+        monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
     model, data = make(init=0.15), random_batch()
     with torch.inference_mode():
         expected = model(data.src, data.src_mask, data.tgt_in)

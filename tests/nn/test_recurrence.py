@@ -344,6 +344,37 @@ def test_flags_whose_library_cannot_be_loaded_are_not_used(tmp_path, monkeypatch
         build.library.cache_clear()
 
 
+def test_an_unreadable_cxx_gives_a_warning(monkeypatch) -> None:
+    monkeypatch.setenv("CXX", "g++ '-O1")
+    build.library.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="CXX cannot be read .*: g\\+\\+ '-O1"):
+            assert build.library("recurrence") is None
+    finally:
+        build.library.cache_clear()
+
+
+@fused
+def test_without_any_writable_folder_there_is_a_warning(monkeypatch) -> None:
+    """Without a home folder and a folder of temporary files, no folder is known."""
+
+    def fail(*_: object) -> Any:
+        raise FileNotFoundError("no usable temporary directory")
+
+    def fail_home() -> Any:
+        raise RuntimeError("no home folder")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(build.tempfile, "gettempdir", fail)
+    monkeypatch.setattr(build.Path, "home", fail_home)
+    build.library.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="set XDG_CACHE_HOME to a folder"):
+            assert build.library("recurrence") is None
+    finally:
+        build.library.cache_clear()
+
+
 @fused
 def test_a_library_in_a_folder_of_another_user_is_not_loaded(tmp_path, monkeypatch) -> None:
     path = tmp_path / "planted.so"
@@ -459,3 +490,22 @@ def test_a_second_backward_pass_is_refused() -> None:
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="FUSETK_KERNELS=off"):
         total.backward()
+
+
+@fused
+def test_functional_derivatives_do_not_use_the_kernels() -> None:
+    """``torch.func`` and forward-mode derivatives wrap tensors, which kernels cannot read."""
+    case = Case("gru", attention=True)
+
+    def total(h: Tensor) -> Tensor:
+        x = case.x @ case.first.input_weight
+        layout, decoder = case.layout, case.decoder()
+        output = run_recurrence(case.first, x, h, layout.sizes, Dropout(0.0), decoder)
+        return output.states[-1][:, : sum(layout.sizes)].square().sum()
+
+    [expected] = torch.autograd.grad(total(case.h), [case.h])
+    h = case.h.detach()
+    torch.testing.assert_close(torch.func.grad(total)(h), expected, rtol=1e-4, atol=1e-5)
+    direction = torch.randn_like(h)
+    _, change = torch.func.jvp(total, (h,), (direction,))
+    torch.testing.assert_close(change, (expected * direction).sum(), rtol=1e-4, atol=1e-4)

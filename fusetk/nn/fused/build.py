@@ -61,7 +61,7 @@ def library(name: str) -> ctypes.CDLL | None:
                 return _load(compiler, source, folder / f"{name}-{key}.so")
             except (OSError, subprocess.SubprocessError) as error:
                 reason = reason or " ".join(str(error).split())[:400]
-        _warn(name, reason)
+        _warn(name, reason or "there is no folder for them: set XDG_CACHE_HOME to a folder")
     return None
 
 
@@ -70,7 +70,11 @@ def _compiler(name: str) -> list[str] | None:
 
     Returns None, with a warning, if there is no compiler.
     """
-    command = shlex.split(os.environ.get("CXX", ""))
+    try:
+        command = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:  # a quote that is not closed
+        _warn(name, f"CXX cannot be read ({error}): {os.environ['CXX']}")
+        return None
     for program in command[:1] or ("c++", "g++", "clang++"):
         if path := shutil.which(program):
             return [path, *command[1:]]
@@ -152,7 +156,9 @@ def cache_folders() -> list[Path]:
         cache_home = os.environ.get("XDG_CACHE_HOME")
         folders.append((Path(cache_home) if cache_home else Path.home() / ".cache") / "fusetk")
     user = os.getuid() if hasattr(os, "getuid") else "kernels"
-    return [*folders, Path(tempfile.gettempdir()) / f"fusetk-{user}"]
+    with contextlib.suppress(OSError):  # no folder of temporary files may be writable
+        folders.append(Path(tempfile.gettempdir()) / f"fusetk-{user}")
+    return folders
 
 
 def _machine() -> str:

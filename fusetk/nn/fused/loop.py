@@ -22,6 +22,7 @@ from fusetk.nn.fused.buffers import (
     allocate_forward,
     cell_vectors,
 )
+from fusetk.nn.fused.structs import transformed
 from fusetk.nn.precision import without_autocast
 
 
@@ -48,8 +49,11 @@ KERNELS: dict[str, Callable[[ForwardBuffers], Kernels]] = {
 
 
 def usable(x: Tensor, h: Tensor, attention: AdditiveAttention | None) -> bool:
-    """Return whether there are kernels for these tensors on their device."""
-    if h.dtype != torch.float32:
+    """Return whether there are kernels for these tensors on their device.
+
+    They have no derivatives for ``torch.func`` and none in forward mode.
+    """
+    if h.dtype != torch.float32 or transformed():
         return False
     if x.device.type == "cpu":
         return x.dtype in (torch.float32, torch.bfloat16) and cpu.usable()
