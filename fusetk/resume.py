@@ -21,7 +21,7 @@ from fusetk.runs import (
     read_sessions,
 )
 from fusetk.training import checkpoint, schedule
-from fusetk.training.progress import read_progress
+from fusetk.training.progress import Progress, read_progress
 from fusetk.weights import read_state
 
 # Patterns of keys that may change when a run is resumed. They do not affect the trained model.
@@ -152,8 +152,8 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run"
         f"training.stages.{i}: removed, {_describe_stage(stage)}"
         for i, stage in enumerate(old_stages[common:], common)
     ]
-    current_stage = read_progress(last).stage
-    removed_too_late = removed[: max(0, current_stage + 1 - common)]
+    progress = read_progress(last)
+    removed_too_late = removed[: max(0, progress.stage + 1 - common)]
     before["training"]["stages"] = old_stages[:common]
     now["training"]["stages"] = new_stages[:common]
     changes = list(manifest.differences(before, now))
@@ -165,14 +165,28 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run"
         change
         for change in changes
         for key in [change.partition(":")[0]]
-        if not changeable.fullmatch(key) or _ends_earlier_stage(key, current_stage)
+        if not changeable.fullmatch(key) or _ends_earlier_stage(key, progress.stage)
     ]
     if fixed or removed_too_late:
         raise ConfigError(
             f"{run} was started with another config ({'; '.join([*fixed, *removed_too_late])}): "
             f"choose another {option}, or undo the change"
         )
+    _check_end(recipe, run, progress, option)
     return [*changes, *added, *removed]
+
+
+def _check_end(recipe: Recipe, run: Path, progress: Progress, option: str) -> None:
+    """Raise ConfigError if the current stage is longer than its new end; results name the end."""
+    end = recipe.training.stages[progress.stage].end
+    for key, done in (("updates", progress.stage_update), ("epochs", progress.stage_epoch)):
+        limit = getattr(end, key)
+        if limit is not None and limit < done:
+            raise ConfigError(
+                f"training.stages.{progress.stage}.end.{key}: {run} already has {done} {key} of "
+                f"this stage, more than {limit}: set it to at least {done}, or choose another "
+                f"{option}"
+            )
 
 
 def _recipe_of(run: Path, option: str) -> Recipe:

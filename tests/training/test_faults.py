@@ -838,6 +838,17 @@ def test_the_end_may_be_moved(toy: Path, copy: Path) -> None:
     assert folder_of(copy, 12).exists()
 
 
+def test_the_end_is_not_before_the_updates_of_the_run(toy: Path, copy: Path) -> None:
+    before = (copy / "config.yaml").read_bytes()
+    for end, said in (
+        ("{updates: 7}", "end.updates: {} already has 8 updates of this stage, more than 7"),
+        ("{epochs: 1}", "end.epochs: {} already has 2 epochs of this stage, more than 1"),
+    ):
+        refused = refusal(train(toy, copy, *GIVEN, f"training.stages.0.end={end}"))
+        assert said.format(copy) in refused and "set it to at least" in refused
+    assert (copy / "config.yaml").read_bytes() == before
+
+
 def test_the_end_of_a_finished_stage_is_fixed(toy: Path, copy: Path) -> None:
     assert train(toy, copy, *GIVEN, f"training.stages=[{FIRST}, {SECOND}]").exit_code == 0
     longer = FIRST.replace("updates: 8", "updates: 80")
