@@ -602,6 +602,16 @@ def of_two_groups(config: ComponentConfig, parameters: Any) -> torch.optim.Optim
     return torch.optim.SGD([{"params": group} for group in groups], lr=0.0)
 
 
+def with_closure(config: ComponentConfig, parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(parameters)
+
+
+def test_an_optimiser_that_needs_a_closure_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(optim.OPTIMIZERS, "closure", with_closure)
+    with pytest.raises(ConfigError, match="optimiser of closure cannot be called without argu"):
+        build(ComponentConfig(kind="closure"), nn.Linear(2, 2).parameters())
+
+
 def test_an_optimiser_has_all_trainable_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(optim.OPTIMIZERS, "first", of_the_first)
     monkeypatch.setitem(optim.OPTIMIZERS, "two", of_two_groups)
