@@ -34,6 +34,7 @@ def build_model(config: ModelConfig, source_size: int, target_size: int) -> Seq2
     model: Seq2Seq
     try:
         model = resolve(config.kind, MODELS, Seq2Seq)(config, source_size, target_size)
+        next(model.parameters(), None)  # fails if a class did not call super().__init__
     except FusetkError:
         raise
     except Exception as error:

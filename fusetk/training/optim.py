@@ -3,6 +3,7 @@
 The functions import torch, this module does not: the check of a config needs the configs only.
 """
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -223,7 +224,7 @@ def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Op
     """Build the optimiser that ``config.kind`` names, for parameters or parameter groups.
 
     Raises ConfigError if a function outside fusetk does not return a ``torch.optim.Optimizer`` of
-    all trainable parameters.
+    all trainable parameters whose method ``step`` needs no closure.
     """
     import torch
 
@@ -242,4 +243,11 @@ def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Op
             f"the optimiser of {config.kind} lacks {missing} of the {len(trainable)} trainable "
             "parameters, so they would not be trained: give it all parameters"
         )
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"the method step of the optimiser of {config.kind} cannot be called without arguments "
+            f"({error}): training computes each gradient once and gives no closure"
+        ) from None
     return optimizer

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from fusetk.config import ComponentConfig, place_outside_libraries, resolve
-from fusetk.errors import FusetkError, class_name
+from fusetk.errors import ConfigError, FusetkError, class_name
 
 ScheduleState = Mapping[str, Any]
 """The validations of a stage as a schedule stores them: plain values, kept in checkpoints."""
@@ -353,17 +353,40 @@ _announced: set[str] = set()
 
 
 def build(config: ComponentConfig, width: int) -> Schedule:
-    """Build the schedule that ``config.kind`` names, for a model of this width."""
-    schedule: Schedule = resolve(config.kind, SCHEDULES)(config, width)
+    """Build the schedule that ``config.kind`` names, for a model of this width.
+
+    Raises ConfigError if a schedule outside fusetk cannot be built.
+    """
+    try:
+        schedule: Schedule = resolve(config.kind, SCHEDULES)(config, width)
+    except FusetkError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"the schedule {config.kind} cannot be built with (config, width): "
+            f"{type(error).__name__}: {error}{place_outside_libraries(error)}"
+        ) from error
     return schedule
 
 
 def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> float:
     """Return the rate of an update of a stage.
 
-    Raises FusetkError if the schedule, which may be a class outside fusetk, fails, or if it returns
-    another value than a finite number of at least 0.
+    Raises FusetkError if the schedule, which may be a class outside fusetk, fails, if it returns
+    another value than a finite number of at least 0, or if a second call returns another rate: then
+    a resumed run would have other rates.
     """
+    first, second = (_checked_rate(schedule, update, state) for _ in range(2))
+    if first != second:
+        raise FusetkError(
+            f"the schedule {class_name(schedule)} returned two learning rates, {first:g} and "
+            f"{second:g}, for update {update} of its stage: its method rate may read only its "
+            "arguments and self.config"
+        )
+    return first
+
+
+def _checked_rate(schedule: Schedule, update: int, state: ScheduleState) -> float:
     name = class_name(schedule)
     try:
         rate: Any = schedule.rate(update, state)

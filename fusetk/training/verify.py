@@ -20,6 +20,7 @@ from fusetk.data.batch import pad
 from fusetk.errors import ConfigError, FusetkError, class_name, first_names, out_of_memory
 from fusetk.fusion.base import Fusion, LayerFusion
 from fusetk.models.attend import AttendedSources
+from fusetk.models.connect.base import SourcesConnection
 from fusetk.models.residual import Residual, StreamEnds
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.stack import Stack
@@ -105,14 +106,18 @@ def _evaluation(model: Seq2Seq) -> Iterator[None]:
 
 
 def _check_residuals(model: Seq2Seq) -> None:
-    """Raise ConfigError if a residual connection outside fusetk returns other types or shapes."""
+    """Raise ConfigError if a residual connection outside fusetk returns other types or shapes.
+
+    Also if it changes the stream in place.
+    """
     device = next(model.parameters()).device
     for module in model.modules():
         if not (isinstance(module, Residual) and is_outside(module)):
             continue
         if module.spans_layers or module.attention_class is not SelfAttention:
             continue  # other streams and outputs
-        x, y = torch.randn(2, 1, 3, module.width, device=device)
+        x = torch.randn(1, 3, module.width, device=device)
+        y = torch.randn_like(x)
         before: Any = module.before(x)
         if not (isinstance(before, tuple) and len(before) == 2):
             raise ConfigError(
@@ -120,6 +125,16 @@ def _check_residuals(model: Seq2Seq) -> None:
                 "it must return the input of the sub-layer and the stream"
             )
         check_shape(module.after(before[1], y), x.shape[:-1], module.width, module)
+        if x._version:
+            raise ConfigError(_in_place(module))
+
+
+def _in_place(module: nn.Module) -> str:
+    """Return the message for a module that changes a layer."""
+    return (
+        f"{class_name(module)} changes a layer in place: compute a new tensor, because other "
+        "modules read the layer, too"
+    )
 
 
 def _check_stored_values(model: Seq2Seq, source_size: int, target_size: int, mode: str) -> None:
@@ -163,7 +178,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _check_layers(model: Seq2Seq, source_size: int, target_size: int) -> None:
-    """Raise ConfigError if a fusion outside fusetk changes the layers that it reads."""
+    """Raise ConfigError if a fusion or a connection outside fusetk changes layers in place."""
     versions: dict[nn.Module, list[int]] = {}
 
     def versions_of(arguments: tuple[Any, ...]) -> list[int]:
@@ -174,14 +189,12 @@ def _check_layers(model: Seq2Seq, source_size: int, target_size: int) -> None:
 
     def after(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
         if versions_of(arguments) != versions[module]:
-            raise ConfigError(
-                f"{class_name(module)} changes a layer in place: compute a new tensor, because "
-                "other modules read the layer, too"
-            )
+            raise ConfigError(_in_place(module))
 
-    fusions = [m for m in model.modules() if isinstance(m, Fusion) and is_outside(m)]
-    hooks = [fusion.register_forward_pre_hook(before) for fusion in fusions]
-    hooks += [fusion.register_forward_hook(after) for fusion in fusions]
+    kinds = (Fusion, SourcesConnection)
+    readers = [m for m in model.modules() if isinstance(m, kinds) and is_outside(m)]
+    hooks = [reader.register_forward_pre_hook(before) for reader in readers]
+    hooks += [reader.register_forward_hook(after) for reader in readers]
     try:
         next(_computations(model, source_size, target_size))
     finally:
@@ -190,24 +203,30 @@ def _check_layers(model: Seq2Seq, source_size: int, target_size: int) -> None:
 
 
 def _check_sources(model: Seq2Seq) -> None:
-    """Raise ConfigError if an attention outside fusetk reads the output without ``reads_output``.
+    """Raise ConfigError if an attention outside fusetk changes the encoder's layers in place.
 
-    Without ``reads_output``, the encoder's stack does not compute the top input, which
-    ``fuse: last`` returns.
+    Also if it reads the output without ``reads_output``: then the encoder's stack does not compute
+    the top input, which ``fuse: last`` returns.
     """
     device = next(model.parameters()).device
     src = torch.full((1, max(SOURCE_LENGTHS)), EOS, device=device)[:, : model.max_positions]
     for module in model.modules():
-        if isinstance(module, AttendedSources) and is_outside(module) and not module.reads_output:
-            memory = model.encode(src, torch.ones_like(src, dtype=torch.bool))
-            changed = memory._replace(output=memory.output + 1)
-            if not all(
-                map(torch.equal, module.checked_sources(memory), module.checked_sources(changed))
-            ):
-                raise ConfigError(
-                    f"{class_name(module)} reads memory.output: set reads_output = True in the "
-                    "class"
-                )
+        if not (isinstance(module, AttendedSources) and is_outside(module)):
+            continue
+        memory = model.encode(src, torch.ones_like(src, dtype=torch.bool))
+        memory = memory._replace(history=tuple(memory.history))
+        layers = [*memory.history, memory.output]
+        versions = [layer._version for layer in layers]
+        sources = module.checked_sources(memory)
+        if versions != [layer._version for layer in layers]:
+            raise ConfigError(_in_place(module))
+        if module.reads_output:
+            continue
+        changed = memory._replace(output=memory.output + 1)
+        if not all(map(torch.equal, sources, module.checked_sources(changed))):
+            raise ConfigError(
+                f"{class_name(module)} reads memory.output: set reads_output = True in the class"
+            )
 
 
 def _check_training(model: Seq2Seq, source_size: int, target_size: int, names: str) -> list[str]:

@@ -34,7 +34,14 @@ from fusetk.training.checkpoint import load_optimizer, optimizer_tensors
 from fusetk.training.optim import build, configured_by
 from fusetk.training.optimizer_check import OptimizerCheck
 from fusetk.training.progress import Progress, update_schedule
-from fusetk.training.schedule import INITIAL_STATE, Schedule, ScheduleState, rate_of_update
+from fusetk.training.schedule import (
+    INITIAL_STATE,
+    Schedule,
+    ScheduleConfig,
+    ScheduleState,
+    rate_of_update,
+)
+from fusetk.training.schedule import build as build_schedule
 from fusetk.training.start import start_from
 from fusetk.training.verify import verify
 from tests.contracts.systems import build as contract_model
@@ -73,6 +80,8 @@ from fusetk.fusion.base import LayerFusion
 from fusetk.models.attend import AttendedSources
 from fusetk.models.connect.base import SourcesConnection
 from fusetk.models.residual.base import Residual
+from fusetk.models.transformer import Transformer
+from fusetk.training.schedule import Schedule, ScheduleConfig
 
 
 class RandomConnection(SourcesConnection):
@@ -128,6 +137,18 @@ class OutputAndLower(AttendedSources):
 class ReadsValues(LayerFusion):
     def fuse(self, layers):
         return layers[-1] * (1.0 if layers[-1].sum() > 0 else 2.0)
+
+
+class NoModule(Transformer):
+    def __init__(self, config, source_size, target_size):
+        pass
+
+
+class NoSuper(Schedule):
+    Config = ScheduleConfig
+
+    def __init__(self, config):
+        self.config = config
 
 
 class Bug(LayerFusion):
@@ -452,6 +473,20 @@ def test_a_schedule_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         rate_of_update(Own(0.5), 3, {})
 
 
+def test_a_schedule_reads_only_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = iter((0.5, 0.25))
+    monkeypatch.setattr(Own, "rate", lambda self, update, state: next(rates))
+    with pytest.raises(FusetkError, match=r"Own returned two learning rates, 0.5 and 0.25, for "):
+        rate_of_update(Own(0.5), 3, {})
+
+
+def test_a_schedule_and_a_model_that_cannot_be_built_are_named(toy: Path, others: str) -> None:
+    with pytest.raises(ConfigError, match=r"NoSuper cannot be built .* TypeError: .*__init__\(\)"):
+        build_schedule(ScheduleConfig(kind=f"{others}:NoSuper"), 8)
+    with pytest.raises(ConfigError, match=r"NoModule cannot be built: .* call super\(\).__init__"):
+        build_model(load(toy, [f"model.kind={others}:NoModule"]), 20, 20)
+
+
 def test_the_state_of_a_schedule_is_plain() -> None:
     progress = Progress()
     with pytest.raises(FusetkError, match=r"test_outside:Own has a state that a checkpoint"):
@@ -565,6 +600,16 @@ def of_two_groups(config: ComponentConfig, parameters: Any) -> torch.optim.Optim
         [p for p in parameters if p.requires_grad and (p.dim() > 1) == wide] for wide in (0, 1)
     ]
     return torch.optim.SGD([{"params": group} for group in groups], lr=0.0)
+
+
+def with_closure(config: ComponentConfig, parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(parameters)
+
+
+def test_an_optimiser_that_needs_a_closure_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(optim.OPTIMIZERS, "closure", with_closure)
+    with pytest.raises(ConfigError, match="optimiser of closure cannot be called without argu"):
+        build(ComponentConfig(kind="closure"), nn.Linear(2, 2).parameters())
 
 
 def test_an_optimiser_has_all_trainable_parameters(monkeypatch: pytest.MonkeyPatch) -> None:

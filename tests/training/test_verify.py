@@ -184,6 +184,16 @@ class AverageConnection(SourcesConnection):
         return torch.stack(outputs).mean(0).mean(1, keepdim=True)
 
 
+class InPlaceConnection(AverageConnection):
+    def forward(self, outputs: Any) -> Any:
+        return outputs[-1].add_(outputs[0])
+
+
+class InPlaceResidual(PlainResidual):
+    def after(self, stream: Tensor, y: Tensor) -> Tensor:
+        return super().after(stream.add_(1), y)
+
+
 class Narrow(PlainResidual):
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
         return super().after(stream, y)[..., 1:]
@@ -203,6 +213,11 @@ class NoList(AttendedSources):
 
     def sources(self, memory: Memory) -> Any:
         return memory.output
+
+
+class InPlaceSource(NoList):
+    def sources(self, memory: Memory) -> list[Tensor]:
+        return [memory.history[-1].add_(memory.history[0])]
 
 
 class TooMany(NoList):
@@ -404,6 +419,9 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.fuse", NotFinite, "not finite before any update"),
         ("decoder.fuse", InPlace, "InPlace changes a layer in place"),
         ("encoder.fuse", Scaled, "Scaled changes a layer in place"),
+        ("decoder.connect", InPlaceConnection, "InPlaceConnection changes a layer in place"),
+        ("encoder.residual", InPlaceResidual, "InPlaceResidual changes a layer in place"),
+        ("decoder.attend", InPlaceSource, "InPlaceSource changes a layer in place"),
         ("decoder.fuse", CountedPasses, "CountedPasses.passes changed during a pass in training"),
         ("encoder.fuse", OtherRandomNumbers, "random numbers of `random` or NumPy in training"),
         ("encoder.connect", AverageConnection, r"\(encoder.connect\) returned the shape \(3, 1"),
