@@ -177,15 +177,19 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run"
 
 
 def _check_end(recipe: Recipe, run: Path, progress: Progress, option: str) -> None:
-    """Raise ConfigError if the current stage is longer than its new end; results name the end."""
+    """Raise ConfigError if the current stage already has more updates or epochs than its new end.
+
+    Reports would show the new end, which the stage exceeded.
+    """
     end = recipe.training.stages[progress.stage].end
-    for key, done in (("updates", progress.stage_update), ("epochs", progress.stage_epoch)):
+    epochs = progress.stage_epoch + bool(progress.position)
+    for key, done in (("updates", progress.stage_update), ("epochs", epochs)):
         limit = getattr(end, key)
         if limit is not None and limit < done:
             raise ConfigError(
                 f"training.stages.{progress.stage}.end.{key}: {run} already has {done} {key} of "
-                f"this stage, more than {limit}: set it to at least {done}, or choose another "
-                f"{option}"
+                f"this stage, more than {limit}: set the key to at least {done}, or choose "
+                f"another {option}"
             )
 
 

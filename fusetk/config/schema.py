@@ -269,7 +269,7 @@ class component:
             value = {"kind": value}
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
             context = {"what": self.description, "known": ", ".join(self.table)}
-            raise PydanticCustomError("choice", "give the kind of {what}, one of {known}", context)
+            raise PydanticCustomError("choice", "{what} needs a kind: one of {known}", context)
         try:
             component_class = resolve(value["kind"], self.table, self.base)
             config: type[Config] = component_class.Config

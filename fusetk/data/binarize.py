@@ -64,7 +64,7 @@ def train_counts(
 def all_too_long(pairs: int, longest: int) -> DataError:
     """Return the error for a training text of which each pair has more subwords than ``longest``.
 
-    With BPE dropout, some of the pairs may have them in one of their segmentations only.
+    With BPE dropout, a pair is too long if one of its segmentations is.
     """
     return DataError(
         f"all {pairs} training pairs have more than bpe.max_subwords = {longest} subwords; "

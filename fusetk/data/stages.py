@@ -20,8 +20,8 @@ from fusetk.errors import DataError, join_names
 from fusetk.files import digest, flush, lock, remove_temporary_files, replace_file
 
 BUILDING = ".building"
-# List of the old and new outputs. It exists while the new outputs are moved into place. If prep is
-# killed then, the next prep deletes those that are not needed.
+# Names of the old and new outputs. The file exists while new outputs are moved into place. After a
+# kill in this time, the next ``finish`` deletes the outputs that are not needed.
 MOVING = ".moving.json"
 LOCK = ".lock"
 Results = dict[str, Any]
@@ -116,8 +116,9 @@ class Build:
     def finish(self, description: Mapping[str, Any], old: Mapping[str, Any]) -> None:
         """Move the new files into place, and delete old files that are not needed.
 
-        The old manifest is deleted first and the new one is written last. If no stage was made, a
-        folder that cannot be written keeps its manifest.
+        Before, ``MOVING`` is written and the old manifest is deleted. After, the new manifest is
+        written and ``MOVING`` is deleted. If no stage was made, a folder that cannot be written
+        keeps its manifest.
         """
         if not self.made and not os.access(self.folder, os.W_OK):
             return
@@ -147,7 +148,7 @@ def _moving(folder: Path) -> set[str]:
     """Return the outputs of earlier builds that were killed while they moved files into place."""
     try:
         return set(json.loads((folder / MOVING).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError):
         return set()
 
 
@@ -223,7 +224,8 @@ def opened(folder: Path) -> Iterator[None]:
             )
         try:
             shutil.rmtree(folder / BUILDING, ignore_errors=True)
-            remove_temporary_files(folder, [manifest.NAME, MOVING])
+            if os.access(folder, os.W_OK):  # an up-to-date folder may be read-only
+                remove_temporary_files(folder, [manifest.NAME, MOVING])
             yield
         except BrokenPipeError:  # from the reader of the report
             raise

@@ -116,7 +116,7 @@ class SearchConfig(Config):
     forbid_unknown: Annotated[bool, SearchOption(SEARCH)] = False
     """Never produce the unknown word.
 
-    A word of a prefix or phrase that is not in the vocabulary still becomes the unknown word."""
+    An unknown word of a prefix or phrase still becomes the unknown word."""
     groups: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(1, ge=1)
     """Number of groups of diverse beam search, all of equal size; 1 is plain beam search.
 
@@ -222,8 +222,7 @@ class SearchConfig(Config):
             if unused := keys & {"groups", "diversity", "coverage_penalty"}:
                 key = min(unused)
                 raise ValueError(
-                    f"{key} has no effect on samples: {self._removal_advice(key)}, or turn off "
-                    "sample"
+                    f"{key} has no effect on samples: {self._removal_advice(key)}, or do not sample"
                 )
             return
         if "word_penalty" in keys and self.penalty == "power" and self.normalize == 1:
@@ -249,7 +248,7 @@ class SearchConfig(Config):
         if key not in self._changed():
             return f"leave {key} out"
         default = type(self).model_fields[key].default
-        return f"leave {key} out (if the config of the run has it: set {key} to {default})"
+        return f"leave {key} out, or set {key} to {default} if the config of the run has it"
 
     def wide_beam_warning(self, vocabulary: int) -> str | None:
         """Return a sentence on the cost of a wide beam with this target vocabulary, or None."""

@@ -54,18 +54,12 @@ class Comet(Metric):
         with display.task(self.name, "lines", len(hypotheses)) as done:
             for start in range(0, len(hypotheses), BLOCK):
                 block = slice(start, start + BLOCK)
-                scores = [
-                    self.model.compare(
-                        [
-                            TranslationPair(*texts)
-                            for texts in zip(
-                                *(self.source[block], hypotheses[block], reference[block]),
-                                strict=True,
-                            )
-                        ]
+                scores = []
+                for reference in self.references:
+                    texts = zip(
+                        self.source[block], hypotheses[block], reference[block], strict=True
                     )
-                    for reference in self.references
-                ]
+                    scores.append(self.model.compare([TranslationPair(*row) for row in texts]))
                 rows += [(sum(line) / len(line), 1.0) for line in zip(*scores, strict=True)]
                 done.set(len(rows))
         return rows

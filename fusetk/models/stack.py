@@ -59,7 +59,7 @@ class StackConfig(Config):
                 raise
             raise ValueError(
                 f"the summaries of connect: {self.connect.kind} hide {summarised} of the "
-                f"{self.layers} layers, and {error}"
+                f"{self.layers} layers, so {error}"
             ) from error
         return self
 

@@ -93,7 +93,9 @@ class SavedPanel(SavedPart):
     @model_validator(mode="after")
     def _check_shape(self) -> "SavedPanel":
         if [len(row) for row in self.matrix] != [len(self.x)] * len(self.y):
-            raise PydanticCustomError("shape", "the matrix does not have a number for each name")
+            raise PydanticCustomError(
+                "shape", "the matrix does not have a row for each y and a column for each x"
+            )
         return self
 
 
@@ -139,14 +141,16 @@ class RunResult(SavedPart):
     def _scores_differ(cls, scores: list[SavedScore]) -> list[SavedScore]:
         for key, number in Counter(score.key for score in scores).items():
             if number > 1:
-                raise PydanticCustomError("twice", "{key} twice", {"key": ", ".join(key)})
+                raise PydanticCustomError(
+                    "twice", "two scores have the key {key}", {"key": ", ".join(key)}
+                )
         return scores
 
     @field_validator("train_curve", "valid_curve")
     @classmethod
     def _check_lengths(cls, curve: Curve) -> Curve:
         if len(set(map(len, curve.values()))) > 1:
-            raise PydanticCustomError("lengths", "columns of different lengths")
+            raise PydanticCustomError("lengths", "the columns have different lengths")
         return curve
 
     @field_validator("config")

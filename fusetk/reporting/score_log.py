@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,7 +59,7 @@ def read(run: Path) -> list[ScoreRecord]:
         if not isinstance(entries, list):
             raise ValueError("its scores are not a list")
         if version == FORMAT:
-            return [_parse(entry) for entry in entries]
+            return _unique([_parse(entry) for entry in entries])
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -72,6 +73,14 @@ def read(run: Path) -> list[ScoreRecord]:
         f"{path} was written by another version of fusetk (format {version!r}; this version reads "
         f"{FORMAT}): update fusetk"
     )
+
+
+def _unique(records: list[ScoreRecord]) -> list[ScoreRecord]:
+    """Return the records. Raises ValueError if two of them have one key."""
+    for key, number in Counter(record.key for record in records).items():
+        if number > 1:
+            raise ValueError(f"{number} records of {', '.join(key)}")
+    return records
 
 
 def write(run: Path, records: Sequence[ScoreRecord]) -> Path:

@@ -217,9 +217,9 @@ class Trainer:
     def _validate(self, due: bool = False) -> None:
         """Validate and save a checkpoint.
 
-        The schedule gets the result only if the validation is ``due`` by the config, and does not
-        equal the best one with a lower loss. A validation that is needed only at the end of a stage
-        does not change the learning rate.
+        The schedule gets the result only if the validation is ``due`` by the config. It does not
+        get a result that equals the best value and has a lower loss. A validation that is needed
+        only at the end of a stage does not change the learning rate.
         """
         metric = self.config.validation.metric
         self.reporter.report(self.progress)

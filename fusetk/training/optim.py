@@ -248,6 +248,6 @@ def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Op
     except TypeError as error:
         raise ConfigError(
             f"the method step of the optimiser of {config.kind} cannot be called without arguments "
-            f"({error}): training computes each gradient once and gives no closure"
+            f"({error}): training gives no closure; choose an optimiser whose step needs none"
         ) from None
     return optimizer

@@ -157,8 +157,8 @@ class PlateauConfig(ScheduleConfig):
     `after-first-rise`: from the first such validation on, cut after every epoch."""
     threshold: float = Field(0.0, ge=0, lt=1)
     """Relative improvement over the best that a validation needs to count as better. An equal
-    validation counts as worse. If it equals the best value of the run and has a lower loss, the
-    schedule ignores it."""
+    validation counts as worse. If it equals the best value of the run and has a lower loss,
+    training does not give it to the schedule."""
     not_before_epoch: int = Field(0, ge=0)
     """Number of epochs at the start of the stage without a cut. In these epochs, the last
     validation counts as the best."""
@@ -373,14 +373,15 @@ def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> flo
     """Return the rate of an update of a stage.
 
     Raises FusetkError if the schedule, which may be a class outside fusetk, fails, if it returns
-    another value than a finite number of at least 0, or if a second call returns another rate: then
-    a resumed run would have other rates.
+    another value than a finite number of at least 0, or if a second call returns another rate. With
+    such a schedule, a resumed run would have other rates.
     """
-    first, second = (_checked_rate(schedule, update, state) for _ in range(2))
+    first = _checked_rate(schedule, update, state)
+    second = _checked_rate(schedule, update, state)
     if first != second:
         raise FusetkError(
-            f"the schedule {class_name(schedule)} returned two learning rates, {first:g} and "
-            f"{second:g}, for update {update} of its stage: its method rate may read only its "
+            f"the schedule {class_name(schedule)} returned two learning rates, {first} and "
+            f"{second}, for update {update} of its stage: its method rate may read only its "
             "arguments and self.config"
         )
     return first

@@ -106,9 +106,9 @@ def _evaluation(model: Seq2Seq) -> Iterator[None]:
 
 
 def _check_residuals(model: Seq2Seq) -> None:
-    """Raise ConfigError if a residual connection outside fusetk returns other types or shapes.
+    """Raise ConfigError if a residual connection outside fusetk breaks a rule.
 
-    Also if it changes the stream in place.
+    It must return the right types and shapes, and must not change the stream in place.
     """
     device = next(model.parameters()).device
     for module in model.modules():
@@ -126,14 +126,14 @@ def _check_residuals(model: Seq2Seq) -> None:
             )
         check_shape(module.after(before[1], y), x.shape[:-1], module.width, module)
         if x._version:
-            raise ConfigError(_in_place(module))
+            raise in_place_error(module)
 
 
-def _in_place(module: nn.Module) -> str:
-    """Return the message for a module that changes a layer."""
-    return (
-        f"{class_name(module)} changes a layer in place: compute a new tensor, because other "
-        "modules read the layer, too"
+def in_place_error(module: nn.Module) -> ConfigError:
+    """Return the error for a module that changes its input."""
+    return ConfigError(
+        f"{class_name(module)} changes its input in place: compute a new tensor, because other "
+        "modules read the input, too"
     )
 
 
@@ -178,18 +178,18 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _check_layers(model: Seq2Seq, source_size: int, target_size: int) -> None:
-    """Raise ConfigError if a fusion or a connection outside fusetk changes layers in place."""
+    """Raise ConfigError if a fusion or ``SourcesConnection`` outside fusetk changes its layers."""
     versions: dict[nn.Module, list[int]] = {}
 
     def versions_of(arguments: tuple[Any, ...]) -> list[int]:
-        return [layer._version for layer in arguments[0]]
+        return [part._version for part in _leaves(arguments[0]) if isinstance(part, Tensor)]
 
     def before(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         versions[module] = versions_of(arguments)
 
     def after(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
         if versions_of(arguments) != versions[module]:
-            raise ConfigError(_in_place(module))
+            raise in_place_error(module)
 
     kinds = (Fusion, SourcesConnection)
     readers = [m for m in model.modules() if isinstance(m, kinds) and is_outside(m)]
@@ -203,10 +203,12 @@ def _check_layers(model: Seq2Seq, source_size: int, target_size: int) -> None:
 
 
 def _check_sources(model: Seq2Seq) -> None:
-    """Raise ConfigError if an attention outside fusetk changes the encoder's layers in place.
+    """Raise ConfigError if an attention outside fusetk breaks a rule about the encoder's layers.
 
-    Also if it reads the output without ``reads_output``: then the encoder's stack does not compute
-    the top input, which ``fuse: last`` returns.
+    It must not change them in place.
+
+    An attention that reads the output needs ``reads_output``. Without it, the encoder's stack does
+    not compute the top input, which ``fuse: last`` returns.
     """
     device = next(model.parameters()).device
     src = torch.full((1, max(SOURCE_LENGTHS)), EOS, device=device)[:, : model.max_positions]
@@ -219,7 +221,7 @@ def _check_sources(model: Seq2Seq) -> None:
         versions = [layer._version for layer in layers]
         sources = module.checked_sources(memory)
         if versions != [layer._version for layer in layers]:
-            raise ConfigError(_in_place(module))
+            raise in_place_error(module)
         if module.reads_output:
             continue
         changed = memory._replace(output=memory.output + 1)

@@ -530,6 +530,17 @@ def test_mistakes_in_recording(folder: Path, arguments: list[str], said: str) ->
     assert Path("damaged/scores.json").read_text() == "{" and not Path("run/scores.json").exists()
 
 
+def test_two_records_with_one_key_are_damage(folder: Path) -> None:
+    record = ["--run", "run", "--set-name", "test", "--checkpoint", "best"]
+    assert run("hyp", "ref", *record).exit_code == 0
+    document = json.loads(Path("run/scores.json").read_text())
+    Path("run/scores.json").write_text(
+        json.dumps({**document, "scores": document["scores"] + document["scores"][:1]})
+    )
+    said = run("hyp", "ref", *record).stderr
+    assert "is damaged (2 records of test, best, " in said
+
+
 # By length ----------------------------------------------------------------------------------------
 
 SIZES = [0, 1, 4, 5, 6, 9, 10, 11, 24, 24]  # words of the source; none between 12 and 23

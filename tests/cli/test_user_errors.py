@@ -105,7 +105,7 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
         (["model.decoder.connect.kind=transparent"], "write model.decoder.attend: transparent"),
         (["model.encoder.connect=transparent"], "write model.decoder.attend: transparent"),
         (["model.encoder.fuse=hyper"], "write model.encoder.residual: hyper"),
-        (["model.decoder.fuse=[mudd]"], "give the kind of a fusion, one of last, average, "),
+        (["model.decoder.fuse=[mudd]"], "a fusion needs a kind: one of last, average, "),
         (
             ["model.decoder.fuse=mlrf"],
             "'mlrf' is called 'attention', a kind of `fuse`: write model.decoder.fuse: attention",

@@ -120,7 +120,7 @@ def test_leaves_are_a_power_of_two() -> None:
 
 def test_layers_below_a_summary_are_no_leaves() -> None:
     dense = {"kind": "dense", "growth": 8, "summary_every": 6}
-    with pytest.raises(ValueError, match=r"this stack has 2 .* hide 6 of the 8 layers"):
+    with pytest.raises(ValueError, match=r"hide 6 of the 8 layers, so .*this stack has 2"):
         StackConfig.model_validate({"layers": 8, "connect": dense, "fuse": "tree"})
 
 

@@ -348,7 +348,7 @@ def test_an_unreadable_cxx_gives_a_warning(monkeypatch) -> None:
     monkeypatch.setenv("CXX", "g++ '-O1")
     build.library.cache_clear()
     try:
-        with pytest.warns(UserWarning, match="CXX cannot be read .*: g\\+\\+ '-O1"):
+        with pytest.warns(UserWarning, match="CXX cannot be parsed .*: g\\+\\+ '-O1"):
             assert build.library("recurrence") is None
     finally:
         build.library.cache_clear()

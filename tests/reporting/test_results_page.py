@@ -155,7 +155,7 @@ def test_layer_weights_are_those_of_the_first_seed_that_has_them(results: Path) 
         matrix=[[0.25], [None]],
         up=True,
     )
-    with pytest.raises(ValidationError, match="the matrix does not have a number for each name"):
+    with pytest.raises(ValidationError, match="the matrix does not have a row for each y"):
         SavedPanel(**{**panel.model_dump(), "x": ["1", "2"]})
     weights = SavedWeights(checkpoint="best", weights="x", text="t", sentences=5, panels=[panel])
     empty = weights.model_copy(update={"panels": []})

@@ -385,10 +385,10 @@ def repeat_first(text: str, key: str) -> str:
         ),
         (lambda text: text.replace('  "training": {', '  "training": 3, "x": {'), "no section tr"),
         (lambda text: "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "damaged"),
-        (lambda text: repeat_first(text, "scores"), r"\(scores: flickr, best, \S+ twice\)"),
+        (lambda text: repeat_first(text, "scores"), r"two scores have the key flickr, best, "),
         (
             lambda text: re.sub(r'("valid_curve": \{\s*"update": \[)', r"\g<1>0, ", text),
-            r"\(valid_curve: columns of different lengths\)",
+            r"\(valid_curve: the columns have different lengths\)",
         ),
     ],
 )

@@ -842,12 +842,12 @@ def test_the_end_may_be_moved(toy: Path, copy: Path) -> None:
 def test_the_end_is_not_before_the_updates_of_the_run(toy: Path, copy: Path) -> None:
     before = (copy / "config.yaml").read_bytes()
     refused = refusal(train(toy, copy, *GIVEN, "training.stages.0.end={updates: 7}"))
-    said = f"end.updates: {copy} already has 8 updates of this stage, more than 7: set it to at"
+    said = f"end.updates: {copy} already has 8 updates of this stage, more than 7: set the key"
     assert said in refused and (copy / "config.yaml").read_bytes() == before
     recipe = load(toy, ["training.stages.0.end={epochs: 2}"])
     resume._check_end(recipe, copy, Progress(stage_epoch=2), "--run")
     with pytest.raises(ConfigError, match="already has 3 epochs of this stage, more than 2"):
-        resume._check_end(recipe, copy, Progress(stage_epoch=3), "--run")
+        resume._check_end(recipe, copy, Progress(stage_epoch=2, position=1), "--run")
 
 
 def test_the_end_of_a_finished_stage_is_fixed(toy: Path, copy: Path) -> None:

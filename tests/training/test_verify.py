@@ -18,6 +18,7 @@ from fusetk.errors import ConfigError
 from fusetk.fusion.base import Fusion, FusionConfig, LayerFusion
 from fusetk.models.attend import AttendedSources
 from fusetk.models.connect.base import SourcesConnection
+from fusetk.models.connect.cross import CrossConnection
 from fusetk.models.residual import StreamEnds
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.seq2seq import Memory, Seq2Seq
@@ -182,6 +183,10 @@ class AverageConnection(SourcesConnection):
 
     def forward(self, outputs: Any) -> Tensor:
         return torch.stack(outputs).mean(0).mean(1, keepdim=True)
+
+
+class OwnCrossConnection(CrossConnection):
+    """Keeps its outputs in another form than a list."""
 
 
 class InPlaceConnection(AverageConnection):
@@ -417,11 +422,11 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("encoder.fuse", Pair, r"Pair \(encoder.fuse\) returned the type tuple"),
         ("decoder.fuse", Failing, r"cannot compute: TypeError: .*test_verify.py, line \d+\)"),
         ("decoder.fuse", NotFinite, "not finite before any update"),
-        ("decoder.fuse", InPlace, "InPlace changes a layer in place"),
-        ("encoder.fuse", Scaled, "Scaled changes a layer in place"),
-        ("decoder.connect", InPlaceConnection, "InPlaceConnection changes a layer in place"),
-        ("encoder.residual", InPlaceResidual, "InPlaceResidual changes a layer in place"),
-        ("decoder.attend", InPlaceSource, "InPlaceSource changes a layer in place"),
+        ("decoder.fuse", InPlace, "InPlace changes its input in place"),
+        ("encoder.fuse", Scaled, "Scaled changes its input in place"),
+        ("decoder.connect", InPlaceConnection, "InPlaceConnection changes its input in place"),
+        ("encoder.residual", InPlaceResidual, "InPlaceResidual changes its input in place"),
+        ("decoder.attend", InPlaceSource, "InPlaceSource changes its input in place"),
         ("decoder.fuse", CountedPasses, "CountedPasses.passes changed during a pass in training"),
         ("encoder.fuse", OtherRandomNumbers, "random numbers of `random` or NumPy in training"),
         ("encoder.connect", AverageConnection, r"\(encoder.connect\) returned the shape \(3, 1"),
@@ -479,6 +484,12 @@ def test_other_classes_are_accepted_and_restored(kind: type) -> None:
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert model.training and model.get_submodule("decoder").training
     assert not model.get_submodule("encoder").training
+
+
+def test_a_connection_may_store_other_outputs_than_a_list() -> None:
+    name = f"{__name__}:{OwnCrossConnection.__name__}"
+    stack = {"layers": 2, "connect": {"kind": name}}
+    verify(built({"width": 16, "heads": 2, "encoder": stack}), 20, 20, [name])
 
 
 def test_unused_parameters_are_named() -> None:

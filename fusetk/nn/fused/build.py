@@ -61,19 +61,19 @@ def library(name: str) -> ctypes.CDLL | None:
                 return _load(compiler, source, folder / f"{name}-{key}.so")
             except (OSError, subprocess.SubprocessError) as error:
                 reason = reason or " ".join(str(error).split())[:400]
-        _warn(name, reason or "there is no folder for them: set XDG_CACHE_HOME to a folder")
+        _warn(name, reason or "no folder is writable: set XDG_CACHE_HOME to a writable one")
     return None
 
 
 def _compiler(name: str) -> list[str] | None:
     """Return the path and arguments of the C++ compiler for the source file ``name``.
 
-    Returns None, with a warning, if there is no compiler.
+    Returns None, with a warning, if there is no compiler or if CXX cannot be parsed.
     """
     try:
         command = shlex.split(os.environ.get("CXX", ""))
-    except ValueError as error:  # a quote that is not closed
-        _warn(name, f"CXX cannot be read ({error}): {os.environ['CXX']}")
+    except ValueError as error:  # an open quote, or a backslash at the end
+        _warn(name, f"CXX cannot be parsed ({error}): {os.environ['CXX']}; correct its quotes")
         return None
     for program in command[:1] or ("c++", "g++", "clang++"):
         if path := shutil.which(program):

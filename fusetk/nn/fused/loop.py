@@ -51,7 +51,7 @@ KERNELS: dict[str, Callable[[ForwardBuffers], Kernels]] = {
 def usable(x: Tensor, h: Tensor, attention: AdditiveAttention | None) -> bool:
     """Return whether there are kernels for these tensors on their device.
 
-    They have no derivatives for ``torch.func`` and none in forward mode.
+    The kernels cannot compute with ``torch.func`` and forward-mode derivatives.
     """
     if h.dtype != torch.float32 or transformed():
         return False
