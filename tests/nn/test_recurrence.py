@@ -369,7 +369,7 @@ def test_without_any_writable_folder_there_is_a_warning(monkeypatch) -> None:
     monkeypatch.setattr(build.Path, "home", fail_home)
     build.library.cache_clear()
     try:
-        with pytest.warns(UserWarning, match="set XDG_CACHE_HOME to a folder"):
+        with pytest.warns(UserWarning, match="set XDG_CACHE_HOME to a writable one"):
             assert build.library("recurrence") is None
     finally:
         build.library.cache_clear()
