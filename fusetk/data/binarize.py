@@ -61,8 +61,8 @@ def train_counts(
     return counts
 
 
-def all_too_long(pairs: int, longest: int) -> DataError:
-    """Return the error for a training text of which each pair has more subwords than ``longest``.
+def all_too_long_error(pairs: int, longest: int) -> DataError:
+    """Return the error for a training text whose pairs all have more subwords than ``longest``.
 
     With BPE dropout, a pair is too long if one of its segmentations is.
     """
@@ -160,7 +160,7 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
     longest = config.bpe.max_subwords if config.bpe else None
     counts = train_counts(build, config, longest, codes)
     if longest is not None and not any(counts):
-        raise all_too_long(build.stages["words.train"]["results"]["pairs_out"], longest)
+        raise all_too_long_error(build.stages["words.train"]["results"]["pairs_out"], longest)
     tokens: list[dict[str, int]] = [dict(count) for count in counts]
     if codes:
         tokens = [
@@ -285,7 +285,7 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
                     out.write(ids, lengths, words)
     if not writers[0][0].sentences:
         assert longest is not None
-        raise all_too_long(dropped, longest)
+        raise all_too_long_error(dropped, longest)
     counts, *random_counts = (
         {side: out.summary() for side, out in zip(SIDES, outs, strict=True)} for outs in writers
     )
