@@ -13,7 +13,7 @@ from fusetk.cli.parameters import FilePath
     epilog="Example: fusetk average runs/demo --last 5, "
     "then fusetk decode -m runs/demo/checkpoints/average",
 )
-@click.argument("run", type=FilePath(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FilePath(path_type=Path))
 @click.option(
     "--last",
     type=click.IntRange(1),
@@ -44,10 +44,10 @@ from fusetk.cli.parameters import FilePath
     "--name",
     default="average",
     show_default=True,
-    help="Folder of the new checkpoint in RUN/checkpoints.",
+    help="Folder of the new checkpoint in RUN/checkpoints; with several RUNs, the first one.",
 )
 def command(
-    run: Path,
+    runs: tuple[Path, ...],
     last: int | None,
     best: int | None,
     metric: str | None,
@@ -57,7 +57,9 @@ def command(
     """Average the weights of checkpoints of RUN (Vaswani et al. 2017, section 6.1).
 
     The mean is written as a checkpoint of RUN. It is the mean of the raw weights, even if training
-    kept a moving average (EMA) of them.
+    kept a moving average (EMA) of them. With several RUNs, which must have equal models, the
+    checkpoints of all are averaged. This suits runs that start from the same weights
+    (`training.start_from`).
     """
     if sum(map(bool, (last, best, updates))) != 1:
         raise click.UsageError("give exactly one of --last, --best and --update")
@@ -73,15 +75,39 @@ def command(
     from fusetk.runs import CHECKPOINTS, CONFIG, find_checkpoint, read_state_if_valid
     from fusetk.training.average import average, choose
 
-    run, _ = find_checkpoint(run)
-    if metric is None:  # --last and --update need no component of the config
-        metric = recipes.load(run / CONFIG).training.validation.metric if best else "loss"
-    folders = choose(run, last, best, metric, updates)
-    into = run / CHECKPOINTS / name
+    first, *others = [find_checkpoint(run)[0] for run in runs]
+    _check_equal_models(first, others)
+    folders = []
+    for run in (first, *others):
+        run_metric = metric or "loss"  # --last and --update need no component of the config
+        if best and not metric:
+            run_metric = recipes.load(run / CONFIG).training.validation.metric
+        folders += choose(run, last, best, run_metric, updates)
+    into = first / CHECKPOINTS / name
     if (into.exists() or into.is_symlink()) and "averaged" not in read_state_if_valid(into):
         raise DataError(
             f"{into} exists and has no record of fusetk average: choose another --name, or remove "
             "it"
         )
     average(folders, into)
-    inform(f"{into}: mean of {', '.join(folder.name for folder in folders)}")
+    shown = [str(folder) if others else folder.name for folder in folders]
+    inform(f"{into}: mean of {', '.join(shown)}")
+
+
+def _check_equal_models(first: Path, others: list[Path]) -> None:
+    """Raise DataError if two runs are the same, or if the models of two configs differ."""
+    from fusetk import recipe as recipes
+    from fusetk.data.manifest import differences
+    from fusetk.errors import DataError
+    from fusetk.runs import CONFIG
+
+    folders = [run.resolve() for run in (first, *others)]
+    for i, run in enumerate(others, 1):
+        if folders[i] in folders[:i]:
+            raise DataError(f"{run} is given twice: name each run once")
+        one, other = (recipes.load(path / CONFIG).model.model_dump() for path in (first, run))
+        if changes := list(differences(one, other, "model")):
+            raise DataError(
+                f"{first} and {run} have different models ({'; '.join(changes)}): choose runs with "
+                "equal models"
+            )

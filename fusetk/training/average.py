@@ -134,4 +134,5 @@ def average(folders: Sequence[Path], into: Path) -> None:
     }
     # Another process may write an average of this name.
     with checkpoint.writing(into.parent.parent, into), locked(into.parent):
-        checkpoint.save(into, mean, {}, {"averaged": [folder.name for folder in folders]})
+        names = [path.name if path.parent == into.parent else str(path) for path in folders]
+        checkpoint.save(into, mean, {}, {"averaged": names})

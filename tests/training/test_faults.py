@@ -404,6 +404,23 @@ def test_an_average_replaces_only_averages(copy: Path) -> None:
     assert (copy / "checkpoints" / "file").read_text() == "mine"
 
 
+def test_checkpoints_of_several_runs_are_averaged(toy: Path, copy: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    assert train(toy, other, *GIVEN, "training.seed=5").exit_code == 0
+    said = call("average", copy, other, "--update", 4, "--update", 8).output
+    folders = [folder_of(run, update) for run in (copy, other) for update in (4, 8)]
+    assert f"checkpoints/average: mean of {', '.join(map(str, folders))}\n" in said
+    weights = [load_file(folder / MODEL) for folder in folders]
+    for name, mean in load_file(copy / "checkpoints" / "average" / MODEL).items():
+        expected = torch.stack([each[name] for each in weights]).double().mean(0)
+        torch.testing.assert_close(mean.double(), expected, atol=1e-7, rtol=1e-6)
+    assert f"{other} is given twice" in refusal(call("average", copy, other, other, "--last", 1))
+    one_head = tmp_path / "one_head"  # the shapes of its weights are equal
+    assert train(toy, one_head, *GIVEN, "model.heads=1").exit_code == 0
+    said = refusal(call("average", copy, one_head, "--last", 1))
+    assert "have different models (model.heads: " in said
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [(None, "has values that are not finite"), ("data.bpe.merges=9", "different training texts")],
