@@ -100,9 +100,8 @@ def find_changes(
     """Describe what changed since the run started; ``last`` is its last checkpoint, None if new.
 
     ``prepared`` is the manifest of the prepared folder, ``processes`` the number of processes that
-    train. Raises ConfigError or DataError for a
-    change with which the run cannot be started or resumed, and CheckpointError if ``last`` is
-    damaged.
+    train. Raises ConfigError or DataError for a change with which the run cannot be started or
+    resumed, and CheckpointError if ``last`` is damaged.
     """
     changes: list[str] = []
     if last:

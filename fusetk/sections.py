@@ -36,7 +36,7 @@ class SectionsWithoutModel(Config):
     """Row of a paper's table that this config reproduces."""
 
     @model_validator(mode="after")
-    def _is_one_model(self) -> "SectionsWithoutModel":
+    def _has_no_ensemble_weights(self) -> "SectionsWithoutModel":
         if self.decoding.ensemble_weights:
             raise ValueError(
                 "decoding.ensemble_weights: a run is one model; give --ensemble-weights to "

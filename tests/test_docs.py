@@ -264,6 +264,12 @@ def merged(base: Any, value: Any) -> Any:
     return {**base, **value} if isinstance(base, dict) and isinstance(value, dict) else value
 
 
+def test_the_types_of_keys_are_words() -> None:
+    words = config_page.words_of
+    assert words(list[str]) == "list of strings" and words(tuple[float, ...]) == "list of numbers"
+    assert words(tuple[int, int]) == "list of 2: whole number, whole number"
+
+
 def keys_exist(path: str) -> bool:
     """Whether a config can have the key at ``path``, such as training.stages.0.clip."""
     candidates: list[type[Config]] = [recipe.Recipe]

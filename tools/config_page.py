@@ -260,7 +260,7 @@ def words_of(annotation: Any) -> str:
         return words_of(inner[0])
     if origin is Literal:
         return " | ".join(str(value) for value in inner)
-    if origin is list:
+    if origin is list or (origin is tuple and inner[1:] == (...,)):
         return f"list of {many(inner[0])}"
     if origin is tuple:
         return f"list of {len(inner)}: {', '.join(map(words_of, inner))}"

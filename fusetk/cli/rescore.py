@@ -12,6 +12,7 @@ from fusetk.cli.options import check_ensemble
 from fusetk.cli.rescore_checks import check_options, checked_inputs
 from fusetk.cli.rescore_options import rescore_options
 from fusetk.data.text import check_inputs_and_output
+from fusetk.decoding.ensemble import SETTINGS
 from fusetk.decoding.output_file import open_output
 from fusetk.display import Display
 
@@ -66,7 +67,7 @@ def command(**options: Any) -> None:
     loaded = system.load_ensemble(
         options["models"], options["device"], options["precision"], options["raw"], inform
     )
-    ensemble = {key: options[key] for key in ("ensemble", "ensemble_weights") if options[key]}
+    ensemble = {key: options[key] for key in SETTINGS if options[key]}
     config = loaded.recipe.decoding.model_copy(update=ensemble)
     translator = Translator(loaded.models, loaded.pipeline, config)
     rescorer = Rescorer(translator, options["batch_tokens"])

@@ -38,28 +38,22 @@ from fusetk.errors import DataError
 )
 @click.option("--deduplicate", is_flag=True, help="Drop pairs that equal an earlier pair.")
 def filter_pairs(
-    source: Path,
-    target: Path,
-    prefix: str,
-    deduplicate: bool,
-    min_length: int,
-    max_length: int | None,
-    max_ratio: float | None,
+    source: Path, target: Path, prefix: str, deduplicate: bool, **limits: float | None
 ) -> None:
     """Drop pairs of lines of SOURCE and TARGET by length.
 
     The command prints the number of dropped pairs for each reason.
     """
-    if max_length is not None and min_length > max_length:
-        raise click.UsageError(
-            f"--min-length {min_length} is more than --max-length {max_length}, so every pair "
-            "would be dropped: lower --min-length"
-        )
+    from pydantic import ValidationError
+
     from fusetk.data.filter import filter_files
     from fusetk.data.steps.deduplicate import Deduplicate
     from fusetk.data.steps.filter import Filter
 
-    step = Filter(step="filter", min_length=min_length, max_length=max_length, max_ratio=max_ratio)
+    try:
+        step = Filter.model_validate({"step": "filter", **limits})
+    except ValidationError as error:  # the options do not suit each other
+        raise click.UsageError(str(error.errors()[0]["ctx"]["error"])) from None
     unique = [Deduplicate(step="deduplicate")] if deduplicate else []
     outputs = _output_paths(prefix, source, target)
     num_kept, dropped = filter_files(FilePair(source, target), outputs, step, unique)

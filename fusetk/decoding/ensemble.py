@@ -27,6 +27,7 @@ class EnsembleMean(NamedTuple):
 
 
 EQUAL_MEAN = EnsembleMean("probability", ())
+SETTINGS = ("ensemble", "ensemble_weights")  # keys of SearchConfig
 
 
 def check_ensemble_settings(
@@ -37,7 +38,7 @@ def check_ensemble_settings(
     ``settings`` are valid settings of the search. ``options`` has the names of the options that
     give them; it is empty in Python.
     """
-    for key in ("ensemble", "ensemble_weights"):
+    for key in SETTINGS:
         if key in settings and models == 1:
             name = options.get(key, key)
             advice = "repeat -m, or leave" if options else "leave"

@@ -45,11 +45,11 @@ def score_targets(
     """Score each pair.
 
     ``models`` must be in evaluation mode. Several models are an ensemble, which ``mean`` averages;
-    the attention is the unweighted mean over the models. The sum of a pair's scores is the
-    score of that translation in a search. A batch has at most ``batch_tokens`` positions, including
-    padding, or one pair. ``on_batch`` is called with the number of pairs after each batch. Raises
-    DataError for a pair that exceeds the positions of the models, ConfigError for attention heads
-    that a model does not have, and Diverged if a model returns NaN.
+    the attention is the unweighted mean over the models. The sum of a pair's scores is the score of
+    that translation in a search. A batch has at most ``batch_tokens`` positions, including padding,
+    or one pair. ``on_batch`` is called with the number of pairs after each batch. Raises DataError
+    for a pair that exceeds the positions of the models, ConfigError for attention heads that a
+    model does not have, and Diverged if a model returns NaN.
     """
     check_length(models, pairs)
     device = next(models[0].parameters()).device

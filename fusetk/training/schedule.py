@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -349,8 +350,6 @@ SCHEDULES: dict[str, type] = {
     "plateau": Plateau,
 }
 
-_announced: set[str] = set()
-
 
 def build(config: ComponentConfig, width: int) -> Schedule:
     """Build the schedule that ``config.kind`` names, for a model of this width.
@@ -414,12 +413,16 @@ def uses_validation(config: ComponentConfig) -> bool:
     return bool(resolve(config.kind, SCHEDULES).uses_validation)
 
 
+@cache
+def _announce(earlier_name: str) -> None:
+    current = RENAMED[earlier_name]
+    print(f"fusetk: schedule {earlier_name} is now called {current}", file=sys.stderr)
+
+
 def with_current_name(value: Any) -> Any:
     """Replace an earlier name of a schedule in a config's value, and print a notice once."""
     kind = value.get("kind") if isinstance(value, dict) else value
     if not isinstance(kind, str) or kind not in RENAMED:
         return value
-    if kind not in _announced:
-        _announced.add(kind)
-        print(f"fusetk: schedule {kind} is now called {RENAMED[kind]}", file=sys.stderr)
+    _announce(kind)
     return {**value, "kind": RENAMED[kind]} if isinstance(value, dict) else RENAMED[kind]

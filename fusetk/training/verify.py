@@ -205,10 +205,8 @@ def _check_layers(model: Seq2Seq, source_size: int, target_size: int) -> None:
 def _check_sources(model: Seq2Seq) -> None:
     """Raise ConfigError if an attention outside fusetk breaks a rule about the encoder's layers.
 
-    It must not change them in place.
-
-    An attention that reads the output needs ``reads_output``. Without it, the encoder's stack does
-    not compute the top input, which ``fuse: last`` returns.
+    It must not change them in place. An attention that reads the output needs ``reads_output``.
+    Without it, the encoder's stack does not compute the top input, which ``fuse: last`` returns.
     """
     device = next(model.parameters()).device
     src = torch.full((1, max(SOURCE_LENGTHS)), EOS, device=device)[:, : model.max_positions]

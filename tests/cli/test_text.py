@@ -117,7 +117,7 @@ def test_filtered(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "give another prefix" in refused.stderr
     lengths = ["-o", tmp_path / "y", "--min-length", 4, "--max-length", 3]
     refused = call("filter", tmp_path / "x.de", tmp_path / "x.en", *lengths)
-    assert refused.exit_code == 2 and "every pair would be dropped" in refused.stderr
+    assert refused.exit_code == 2 and "the filter would drop every pair" in refused.stderr
 
 
 def test_errors_name_where(tmp_path: Path) -> None:

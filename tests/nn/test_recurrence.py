@@ -5,6 +5,7 @@ import gc
 import hashlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -302,27 +303,33 @@ def test_without_a_compiler_single_steps_run_with_one_warning(compiler: str, tmp
 NOT_OPTIMISED = ["-O0", "-fPIC", "-shared"]  # compiles in less time
 
 
+@pytest.fixture
+def no_cached_library() -> Iterator[None]:
+    """Make the test load the libraries again, and also the tests after it."""
+    build.library.cache_clear()
+    yield
+    build.library.cache_clear()
+
+
+@pytest.mark.usefixtures("no_cached_library")
 @fused
 def test_kernels_are_compiled_once_and_again_when_damaged(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "COMMON", NOT_OPTIMISED)
+    assert build.library("recurrence") is not None
+    checksum, kernels = sorted((tmp_path / "fusetk").iterdir(), key=lambda path: path.suffix)
+    content, time = kernels.read_bytes(), kernels.stat().st_mtime_ns
     build.library.cache_clear()
-    try:
-        assert build.library("recurrence") is not None
-        checksum, kernels = sorted((tmp_path / "fusetk").iterdir(), key=lambda path: path.suffix)
-        content, time = kernels.read_bytes(), kernels.stat().st_mtime_ns
+    assert build.library("recurrence") is not None and kernels.stat().st_mtime_ns == time
+    for damaged in (b"", content[:1000], b"x" + content[1:]):
+        kernels.unlink()  # the process has loaded this file, so its content must not change
+        kernels.write_bytes(damaged)
         build.library.cache_clear()
-        assert build.library("recurrence") is not None and kernels.stat().st_mtime_ns == time
-        for damaged in (b"", content[:1000], b"x" + content[1:]):
-            kernels.unlink()  # the process has loaded this file, so its content must not change
-            kernels.write_bytes(damaged)
-            build.library.cache_clear()
-            assert build.library("recurrence") is not None and kernels.read_bytes() == content
-        assert sorted((tmp_path / "fusetk").iterdir()) == sorted([checksum, kernels])
-    finally:
-        build.library.cache_clear()
+        assert build.library("recurrence") is not None and kernels.read_bytes() == content
+    assert sorted((tmp_path / "fusetk").iterdir()) == sorted([checksum, kernels])
 
 
+@pytest.mark.usefixtures("no_cached_library")
 @fused
 def test_flags_whose_library_cannot_be_loaded_are_not_used(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -337,23 +344,17 @@ def test_flags_whose_library_cannot_be_loaded_are_not_used(tmp_path, monkeypatch
         return ctypes.CDLL(path)
 
     monkeypatch.setattr(build, "ctypes", SimpleNamespace(CDLL=load))
-    build.library.cache_clear()
-    try:
-        assert build.library("recurrence") is not None and len(tried) == 3
-    finally:
-        build.library.cache_clear()
+    assert build.library("recurrence") is not None and len(tried) == 3
 
 
+@pytest.mark.usefixtures("no_cached_library")
 def test_an_unreadable_cxx_gives_a_warning(monkeypatch) -> None:
     monkeypatch.setenv("CXX", "g++ '-O1")
-    build.library.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match="CXX cannot be parsed .*: g\\+\\+ '-O1"):
-            assert build.library("recurrence") is None
-    finally:
-        build.library.cache_clear()
+    with pytest.warns(UserWarning, match="CXX cannot be parsed .*: g\\+\\+ '-O1"):
+        assert build.library("recurrence") is None
 
 
+@pytest.mark.usefixtures("no_cached_library")
 @fused
 def test_without_any_writable_folder_there_is_a_warning(monkeypatch) -> None:
     """Without a home folder and a folder of temporary files, no folder is known."""
@@ -367,12 +368,8 @@ def test_without_any_writable_folder_there_is_a_warning(monkeypatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(build.tempfile, "gettempdir", fail)
     monkeypatch.setattr(build.Path, "home", fail_home)
-    build.library.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match="set XDG_CACHE_HOME to a writable one"):
-            assert build.library("recurrence") is None
-    finally:
-        build.library.cache_clear()
+    with pytest.warns(UserWarning, match="set XDG_CACHE_HOME to a writable one"):
+        assert build.library("recurrence") is None
 
 
 @fused
@@ -385,6 +382,7 @@ def test_a_library_in_a_folder_of_another_user_is_not_loaded(tmp_path, monkeypat
         build._load(["c++"], tmp_path / "planted.cpp", path)
 
 
+@pytest.mark.usefixtures("no_cached_library")
 @fused
 @pytest.mark.parametrize("home", [None, "/proc/1"])
 def test_without_a_home_kernels_are_temporary_files(home, tmp_path, monkeypatch) -> None:
@@ -398,12 +396,8 @@ def test_without_a_home_kernels_are_temporary_files(home, tmp_path, monkeypatch)
         monkeypatch.setattr(build.Path, "home", fail)
     else:
         monkeypatch.setenv("HOME", home)
-    build.library.cache_clear()
-    try:
-        assert build.library("recurrence") is not None
-        assert len(list(tmp_path.glob("fusetk-*/recurrence-*.so"))) == 1
-    finally:
-        build.library.cache_clear()
+    assert build.library("recurrence") is not None
+    assert len(list(tmp_path.glob("fusetk-*/recurrence-*.so"))) == 1
 
 
 @fused

@@ -263,13 +263,9 @@ def test_every_schedule_has_a_formula_here() -> None:
     ],
 )
 def test_an_earlier_name_is_replaced_with_a_notice(
-    earlier: str,
-    now: str,
-    options: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    earlier: str, now: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(schedule_module, "_announced", set())
+    schedule_module._announce.cache_clear()
     for kind in (earlier, earlier, now):
         stage = StageConfig.model_validate(
             {"optimizer": "adam", "schedule": {"kind": kind, **options}, "end": {"updates": 1}}
