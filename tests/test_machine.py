@@ -146,6 +146,30 @@ def test_a_product_with_rounded_factors_is_never_chosen(
     assert products.measure() == "oneDNN", "oneDNN takes half the time"
 
 
+@pytest.mark.parametrize("name", [ways.PRODUCTS, ways.LARGE_PRODUCTS, ways.INFERENCE_PRODUCTS])
+def test_other_processes_do_not_change_the_choice_of_products(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The measurement counts the processor time of one thread."""
+    seen: list[tuple[int, object]] = []
+
+    def seconds(runs: list[object], clock: object) -> list[float]:
+        seen.append((torch.get_num_threads(), clock))
+        return [1.0] * len(runs)
+
+    monkeypatch.setattr(ways, "_seconds", seconds)
+    monkeypatch.setattr(products, "available", lambda: True)
+    [products_choice] = (choice for choice in ways.CHOICES if choice.name == name)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        products_choice.measure()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [(1, time.thread_time)]
+
+
 def test_the_speedup_that_another_way_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "_seconds", lambda runs, clock: [run() for run in runs])
     seconds = {"default": 1.0, "other": 1.02, "slow": 1.5}
