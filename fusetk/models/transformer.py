@@ -180,16 +180,24 @@ def build_self_attention(
 ) -> SelfAttention:
     """Build the self-attention of a layer; ``name`` is that of the recorded weights.
 
-    ``required`` is the class that the residual connection requires.
+    ``required`` is the class that the residual connection requires. Raises ConfigError if the
+    options need a subclass of ``GroupedSelfAttention``, and ``required`` is another class.
     """
-    usual = width, config.heads, config.attention_dropout, name, config.attention_bias
     rotary = config.positions == "rotary"
-    grouped = GroupedSelfAttention
-    if issubclass(required, grouped):
-        grouped = required
-    elif not rotary and config.kv_heads in (None, config.heads):
-        return required(*usual)
-    return grouped(*usual, groups=config.kv_heads, rotary=rotary)
+    needs_groups = rotary or config.kv_heads not in (None, config.heads)
+    if needs_groups and required is SelfAttention:
+        required = GroupedSelfAttention
+    options = width, config.heads, config.attention_dropout, name, config.attention_bias
+    if issubclass(required, GroupedSelfAttention):
+        return required(*options, groups=config.kv_heads, rotary=rotary)
+    if needs_groups:
+        key = "positions: rotary" if rotary else f"kv_heads: {config.kv_heads}"
+        raise ConfigError(
+            f"model.{key} needs a subclass of fusetk.nn.grouped_attention:GroupedSelfAttention, "
+            f"and {required.__module__}:{required.__qualname__}, the attention_class of a residual "
+            "connection, is not one: change the class, or remove the key"
+        )
+    return required(*options)
 
 
 def _empty_caches(keys_values: Sequence[Tensor]) -> tuple[Cache, ...]:

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fusetk import trace
+from fusetk.errors import ConfigError
 from fusetk.models.residual import RESIDUALS, ResidualBuilder
 from fusetk.models.residual.manifold import sinkhorn
+from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.transformer import BlockStackConfig, Transformer, TransformerConfig
+from fusetk.nn.attention import SelfAttention
 
 D, SUBLAYERS = 6, 5
 Vector = Any
@@ -605,3 +608,38 @@ def test_factors_of_the_state_need_post_norm(kind: str) -> None:
 def test_streams_leave_nothing_to_connect() -> None:
     with pytest.raises(ValueError, match="connect: linear would have no effect"):
         BlockStackConfig.model_validate({"layers": 2, "residual": "hyper", "connect": "linear"})
+
+
+class OwnAttention(SelfAttention):
+    """Another self-attention."""
+
+
+class OwnAttentionResidual(PlainResidual):
+    attention_class = OwnAttention
+
+
+class HalfInput(PlainResidual):
+    def before(self, stream: Tensor) -> tuple[Tensor, Tensor]:
+        return self.normed_input(stream) / 2, stream
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "side", "error"),
+    [
+        (OwnAttentionResidual, {"positions": "rotary"}, {}, "model.positions: rotary needs"),
+        (OwnAttentionResidual, {"kv_heads": 1}, {}, "model.kv_heads: 1 needs"),
+        (OwnAttentionResidual, {}, {"connect": "cross"}, r"sublayer1\) has its own method before"),
+        (HalfInput, {}, {"connect": "mudd"}, "encoder.connect with separate queries"),
+    ],
+)
+def test_own_parts_that_a_model_would_not_use_are_refused(
+    kind: type, options: dict[str, Any], side: dict[str, Any], error: str
+) -> None:
+    encoder = {"layers": 2, "residual": f"{__name__}:{kind.__name__}"}
+    config = {"width": 8, "heads": 2, "ffn": 8, "decoder": {"layers": 2}, "encoder": encoder}
+    layer = Transformer(TransformerConfig.model_validate(config), 13, 11).encoder.layers[0]
+    assert type(layer.attention_residual) is kind
+    assert type(layer.attention) is layer.attention_residual.attention_class
+    config |= {"encoder": {**encoder, **side}, **options}
+    with pytest.raises(ConfigError, match=error):
+        Transformer(TransformerConfig.model_validate(config), 13, 11)

@@ -4,8 +4,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fusetk.errors import ConfigError, class_name
 from fusetk.models.connect.base import LayerInputs
 from fusetk.models.residual.base import Residual, Stream, SubLayer
+from fusetk.nn.attention import SelfAttention
 from fusetk.nn.grouped_attention import AttentionInputs, GroupedSelfAttention
 from fusetk.nn.norm import build_norm
 
@@ -15,13 +17,22 @@ class SeparateResidual(Residual):
 
     With ``norm: pre`` each of them has its own normalisation (MUDDFormer, Equation 8). The output
     of the sub-layer is added to the fourth input. ``inner`` is the residual connection of the
-    sub-layer; it normalises the queries.
+    sub-layer; it normalises the queries. Its method ``before`` and its ``attention_class`` are not
+    used.
     """
 
     attention_class = GroupedSelfAttention
 
     def __init__(self, inner: Residual, sublayer: SubLayer):
+        """Raise ConfigError if ``inner`` has its own ``before`` or ``attention_class``."""
         nn.Module.__init__(self)
+        cls = type(inner)
+        if cls.before is not Residual.before or cls.attention_class is not SelfAttention:
+            raise ConfigError(
+                f"{class_name(inner)} ({inner.name}) has its own method before or attention_class, "
+                f"which {sublayer.side}.connect with separate queries, keys and values would not "
+                "use: choose another connect or residual"
+            )
         self.inner = inner
         own_norms = sublayer.norm == "pre"
         self.key_norm, self.value_norm = (
