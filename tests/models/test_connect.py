@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fusetk.errors import ConfigError
 from fusetk.models.connect import CONNECTIONS, LayerInputs
+from fusetk.models.connect.base import SummaryMode
+from fusetk.models.connect.linear import LinearConnection, LinearConnectionConfig
 from fusetk.models.stack import StackConfig
 from fusetk.models.transformer import Transformer, TransformerConfig
 
@@ -199,3 +202,19 @@ def test_a_dilation_that_reaches_no_other_layer_is_refused(
 def test_separate_inputs_need_layers_that_read_them() -> None:
     with pytest.raises(ValueError, match="only the layers of kind: transformer read"):
         StackConfig.model_validate({"layers": 2, "connect": "mudd"})
+
+
+class WithSummary(LinearConnectionConfig):
+    def summary(self, layer: int, layers: int) -> SummaryMode:
+        return "added" if layer == 0 else "no"
+
+
+class LinearWithSummary(LinearConnection):
+    Config = WithSummary
+
+
+def test_combinations_of_layers_refuse_summary_layers() -> None:
+    side = {"layers": 3, "connect": f"{__name__}:LinearWithSummary"}
+    config = {"width": 8, "heads": 2, "ffn": 8, "encoder": side, "decoder": {"layers": 1}}
+    with pytest.raises(ConfigError, match=r"\(encoder.connect\) cannot have summary layers"):
+        Transformer(TransformerConfig.model_validate(config), 13, 11)

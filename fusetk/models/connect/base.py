@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
+from fusetk.errors import ConfigError, class_name
 from fusetk.nn.projection import projection
 
 SummaryMode = Literal["no", "in-place", "added"]
@@ -176,7 +177,8 @@ class Connection(nn.Module):
 class SourcesConnection(Connection):
     """Base class of the connections that combine the outputs of several layers.
 
-    An output that is not as wide as the embedding is projected to the width of the embedding.
+    An output that is not as wide as the embedding is projected to the width of the embedding. The
+    stack cannot have summary layers.
     """
 
     def __init__(self, config: ConnectConfig, name: str):
@@ -184,13 +186,19 @@ class SourcesConnection(Connection):
         self.map = nn.ModuleList()
 
     def register_output(self, width: int, starts_block: bool) -> None:
+        """Raise ConfigError if it is the output of a summary."""
         if starts_block:
+            if self.map:
+                raise ConfigError(
+                    f"{class_name(self)} ({self.name}) cannot have summary layers: remove the "
+                    "method summary of its config, or make it a direct subclass of Connection"
+                )
             self.width = width
         self.map.append(projection(width, self.width))
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs registered so far."""
+        """Number of outputs registered so far: in ``register_input``, those below the layer."""
         return len(self.map)
 
     def append(self, outputs: Any, output: Tensor, layer_input: Any = None) -> Any:
