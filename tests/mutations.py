@@ -264,8 +264,8 @@ MUTATIONS = [
     Mutation(
         "the inverse square root starts one update late",
         "training/schedule.py",
-        "(self.warmup / update) ** 0.5",
-        "(self.warmup / (update - 1)) ** 0.5",
+        "(config.warmup / update) ** 0.5",
+        "(config.warmup / (update - 1)) ** 0.5",
         ("training/test_formulas.py",),
     ),
     Mutation(

@@ -223,15 +223,11 @@ class InverseSqrt(Schedule):
 
     Config = InverseSqrtConfig
 
-    def __init__(self, config: InverseSqrtConfig, width: int):
-        self.peak = config.peak
-        self.warmup = config.warmup
-        self.start = config.start
-
     def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
-        if update < self.warmup:
-            return self.start + (self.peak - self.start) * update / self.warmup
-        return self.peak * (self.warmup / update) ** 0.5
+        config = self.config
+        if update < config.warmup:
+            return config.start + (config.peak - config.start) * update / config.warmup
+        return config.peak * (config.warmup / update) ** 0.5
 
 
 class Constant(Schedule):
@@ -239,11 +235,8 @@ class Constant(Schedule):
 
     Config = ConstantConfig
 
-    def __init__(self, config: ConstantConfig, width: int):
-        self.value = config.rate
-
     def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
-        return self.value
+        return self.config.rate
 
 
 class LinearDecay(Schedule):
