@@ -67,8 +67,7 @@ class AttentionFusion(LayerFusion):
         super().__init__(config, widths, width, name)
         self.hops = config.hops
         self.weights_per_hop = width if config.feature_wise else 1  # of a layer
-        self.w1_of = config.independent_w1
-        count = {False: 1, True: self.num_fused, "hops": self.hops}[self.w1_of]
+        count = {False: 1, True: self.num_fused, "hops": self.hops}[config.independent_w1]
         self.w1 = nn.ModuleList(
             nn.Linear(width, config.attention_hidden, bias=False) for _ in range(count)
         )
@@ -88,11 +87,12 @@ class AttentionFusion(LayerFusion):
     def energy(self, layer: int, y: Tensor) -> Tensor:
         """Return the energies of one layer (Equation 5): (..., D) -> (..., hops, 1 or D)."""
         shape = self.hops, self.weights_per_hop
-        if self.w1_of == "hops":
+        independent = self.config.independent_w1
+        if independent == "hops":
             rows = self.w2.weight.unflatten(0, shape)
             hops = zip(self.w1, rows, strict=True)
             return torch.stack([F.linear(self.sigma(w1(y)), w2) for w1, w2 in hops], -2)
-        w1 = self.w1[layer if self.w1_of else 0]
+        w1 = self.w1[layer if independent else 0]
         return self.w2(self.sigma(w1(y))).unflatten(-1, shape)
 
     def weighted_sums(self, weights: Tensor, y: Tensor) -> Tensor:

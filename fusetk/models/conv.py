@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.fusion.base import share_layer_embedding
 from fusetk.models.attend import attended_sources_class, build_attended_sources
+from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import initialise_parts
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, check_attention
@@ -285,25 +286,23 @@ class Conv(Seq2Seq):
         self.target = ConvEmbedding(config, target_size)
         self.encoder_in = normed_linear(config.width, source_widths[0], dropout)
         self.decoder_in = normed_linear(config.width, target_widths[0], dropout)
-        self.encoder = Stack(
-            config.encoder,
-            source_widths,
-            "encoder",
-            layer=lambda planned, name, input_width: ConvEncoderLayer(
+
+        def encoder_layer(planned: PlannedModule, name: str, input_width: int) -> Layer:
+            return ConvEncoderLayer(
                 input_width,
                 planned.width,
                 config.encoder.kernel(planned.layer),
                 dropout,
                 planned.adds_input,
-            ),
-            summary=lambda planned, name, input_width: ConvEncoderLayer(
-                input_width,
-                planned.width,
-                config.encoder.kernel(planned.layer),
-                dropout,
-                adds_input=True,
-                always_project=True,
-            ),
+                always_project=planned.is_added,
+            )
+
+        self.encoder = Stack(
+            config.encoder,
+            source_widths,
+            "encoder",
+            layer=encoder_layer,
+            summary=encoder_layer,
             uses_output=attended_sources_class(config.decoder.attend).reads_output,
         )
         self.attend = build_attended_sources(
@@ -333,7 +332,7 @@ class Conv(Seq2Seq):
                 planned.width,
                 config.decoder.kernel(planned.layer),
                 dropout,
-                adds_input=True,
+                planned.adds_input,
                 always_project=True,
             ),
         )

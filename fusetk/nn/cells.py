@@ -46,17 +46,18 @@ class Cell(nn.Module):
         super().__init__()
         self.kind = kind
         self.width = width
-        self.gates = 3 if kind in ("l-gru", "lau") else 2
-        inputs = 0 if kind == "t-gru" else self.gates + 1
+        has_linear_map = kind in ("l-gru", "lau")
+        self.gates = 3 if has_linear_map else 2
+        # The gates, the candidate and H.
+        inputs = 0 if kind == "t-gru" else self.gates + 1 + has_linear_map
         self.state = nn.Parameter(torch.empty(directions, width, (self.gates + 1) * width))
         self.bias = nn.Parameter(torch.zeros(directions, width))
-        if self.gates < 3:
+        if not has_linear_map:
             self.linear_bias = None
         elif linear_bias:
             self.linear_bias = nn.Parameter(torch.zeros(directions, width))
         else:
             self.register_buffer("linear_bias", torch.zeros(directions, width), persistent=False)
-        inputs += self.linear_bias is not None
         self.input = (
             nn.Parameter(torch.empty(directions, input_width, inputs * width)) if inputs else None
         )

@@ -90,8 +90,7 @@ class MuddConnection(SourcesConnection):
     ) -> FeatureBuffer:
         if outputs is None:
             outputs = FeatureBuffer.empty(output, len(self.aggregate) * self.width)
-        i = 0 if outputs.features is None else outputs.features.shape[-1] // self.width
-        return outputs.append(self.map[i](output))
+        return outputs.append(self.project(self._count(outputs), output))
 
     def forward(self, outputs: FeatureBuffer) -> Tensor | LayerInputs:
         streams = self._streams(outputs)
@@ -101,8 +100,9 @@ class MuddConnection(SourcesConnection):
         return self._streams(outputs)[0]
 
     def _streams(self, outputs: FeatureBuffer) -> tuple[Tensor, ...]:
-        assert outputs.features is not None
-        streams: tuple[Tensor, ...] = self.aggregate[outputs.features.shape[-1] // self.width - 1](
-            outputs
-        )
+        streams: tuple[Tensor, ...] = self.aggregate[self._count(outputs) - 1](outputs)
         return streams
+
+    def _count(self, outputs: FeatureBuffer) -> int:
+        """Return the number of outputs in the buffer."""
+        return 0 if outputs.features is None else outputs.features.shape[-1] // self.width

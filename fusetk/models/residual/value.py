@@ -59,13 +59,11 @@ class ValueResidual(PlainResidual):
 
     def __init__(self, config: ValueResidualConfig, sublayer: SubLayer):
         super().__init__(config, sublayer)
-        self.below = sublayer.below
         per_layer = sublayer.total // sublayer.layers[sublayer.side]
-        layer, part = divmod(sublayer.below, per_layer)
+        self.layer, part = divmod(sublayer.below, per_layer)
         self.is_attention = part == 0
         # A plot draws the inputs of the layers from which the values are computed.
-        self.values_name = f"{sublayer.side}.connect.layer{layer + 1}.value"
-        self.layer = layer
+        self.values_name = f"{sublayer.side}.connect.layer{self.layer + 1}.value"
 
     def before(self, stream: ValueStream) -> tuple[Any, ValueStream]:
         x = self.normed_input(stream.x)
