@@ -236,6 +236,7 @@ def _check_shapes(
 def expand_streams(sublayers: Sequence[dict[str, np.ndarray]]) -> list[np.ndarray]:
     """Return the weights of the outputs below in each sub-layer's input, and in the mean stream.
 
+    Each stream is the embedding at first, as in ``CopiedStreams``.
     Each sub-layer has the weights ``write`` of its output in the n streams (..., n), and perhaps
     ``read`` (..., n), the weights with which it reads them, and ``mix`` (..., n new, n old). A
     single stream may have numbers instead. The result of sub-layer k has the shape (..., k + 1):
