@@ -66,7 +66,8 @@ class AttentionFusion(LayerFusion):
     def __init__(self, config: AttentionFusionConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)
         self.hops = config.hops
-        self.weights_per_hop = width if config.feature_wise else 1  # of a layer
+        # The number of weights that a layer has in each hop.
+        self.weights_per_hop = width if config.feature_wise else 1
         count = {False: 1, True: self.num_fused, "hops": self.hops}[config.independent_w1]
         self.w1 = nn.ModuleList(
             nn.Linear(width, config.attention_hidden, bias=False) for _ in range(count)
