@@ -21,6 +21,7 @@ from fusetk.files import locked, replace_file
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
 from fusetk.nn.fused.build import cache_folders
+from fusetk.nn.precision import float32_by_default
 from fusetk.processor import processor, usable_processors
 from fusetk.spinning import adapt_spinning
 from fusetk.ways import (
@@ -256,7 +257,8 @@ def _measure(matmul: str) -> Choices:
     ways = {}
     try:
         for choice in CHOICES:
-            with torch.inference_mode(False):  # some operations have a backward pass
+            # Some operations have a backward pass.
+            with torch.inference_mode(False), float32_by_default():
                 ways[choice.name] = choice.measure()
             undo.append(choice.use(ways[choice.name]))
             if matmul != "highest":

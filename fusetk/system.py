@@ -29,6 +29,7 @@ from fusetk.errors import CheckpointError, ConfigError, DataError, ImportFailed,
 from fusetk.machine import describe_device, device_of
 from fusetk.models import Seq2Seq, build_model
 from fusetk.models.quantization import to_bf16, to_int8, to_kernels
+from fusetk.nn.precision import float32_by_default
 from fusetk.recipe import Recipe
 from fusetk.runs import CONFIG, EMA, MODEL, TEXT, changed_modules, find_checkpoint
 from fusetk.weights import load_weights, read_state
@@ -141,7 +142,7 @@ class Ensemble(NamedTuple):
 
 
 def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
-    """Build the model of a recipe with initial weights from its seed.
+    """Build the model of a recipe with float32 initial weights from its seed.
 
     The seed also fixes the numbers of ``random`` and NumPy, which classes outside fusetk may draw.
     Vocabulary sizes include the special tokens.
@@ -151,7 +152,8 @@ def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
     random.seed(recipe.training.seed)
     np.random.seed(recipe.training.seed)
     try:
-        return build_model(recipe.model, source_size, target_size)
+        with float32_by_default():
+            return build_model(recipe.model, source_size, target_size)
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])

@@ -76,6 +76,48 @@ def test_without_kernels_a_change_of_the_weights_has_an_effect(
     assert system.score(LINES, LINES) != pytest.approx(before, abs=1e-3)
 
 
+SEARCHES: list[dict[str, Any]] = [
+    {},
+    {"beam": 1},
+    {"beam": 4, "groups": 2, "diversity": 0.5},
+    {"sample": True},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_number_type_of_the_program_changes_nothing(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    for operation in in_kernels[torch.float32]:
+        monkeypatch.setitem(in_kernels[torch.float32], operation, True)
+    system = fusetk.load(trained)
+
+    def results(system: fusetk.System) -> list[Any]:
+        translations = [system.n_best(LINES, **settings) for settings in SEARCHES]
+        return [*translations, system.score(LINES, LINES)]
+
+    expected = results(system)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert results(system) == expected
+        loaded = fusetk.load(trained)
+        assert {p.dtype for p in loaded.models[0].parameters()} == {torch.float32}
+        assert results(loaded) == expected
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(default)
+
+
+def test_a_model_in_double_precision_gives_the_same_translations(trained: Path) -> None:
+    system = fusetk.load(trained)
+    double = fusetk.load(trained, kernels=False)
+    double.models[0].double()
+    for settings in SEARCHES:
+        assert double.translate(LINES, **settings) == system.translate(LINES, **settings)
+    assert double.score(LINES, LINES) == pytest.approx(system.score(LINES, LINES), abs=1e-4)
+
+
 def test_it_scores_what_it_finds_as_the_search_did(tmp_path: Path) -> None:
     wordy = make_run(
         tmp_path, words=["ein", "hund", "katze"]

@@ -179,7 +179,7 @@ def _initial(src: Tensor, src_mask: Tensor, mask: TokenMask, config: SearchConfi
     return _Live(
         search_index=torch.arange(searches, device=src.device),
         prefix=src.new_full((searches, 1, 1), BOS),
-        score=torch.zeros(searches, 1, device=src.device),
+        score=torch.zeros(searches, 1, dtype=torch.float32, device=src.device),
         num_met=None if mask.constraints is None else src.new_zeros(searches, 1),
         coverage=coverage,
     )
@@ -337,7 +337,8 @@ def _extend_groups(
         best_of_groups.append(best)
         score = best.score.masked_fill(best.token == EOS, NEG_INF)
         is_live = score.gather(1, best.chosen) > NEG_INF
-        cost.scatter_add_(1, best.token.gather(1, best.chosen), is_live * config.diversity)
+        increase = is_live.to(cost) * config.diversity
+        cost.scatter_add_(1, best.token.gather(1, best.chosen), increase)
     interleaved: Any = (
         None if parts[0] is None else torch.stack(parts, 1).flatten(0, 1)
         for parts in zip(*best_of_groups, strict=True)
@@ -414,8 +415,8 @@ class _Finished:
         self.n_best = min(config.n_best, self.beam)
         self.config = config
         size = (len(self.limit), self.n_best)
-        self.score = torch.full(size, NEG_INF, device=self.limit.device)
-        self.normalized = torch.full(size, NEG_INF, device=self.limit.device)
+        self.score = torch.full(size, NEG_INF, dtype=torch.float32, device=self.limit.device)
+        self.normalized = self.score.clone()
         self.length = self.limit.new_zeros(size)
         self.ids = self.limit.new_zeros(*size, mask.longest)
         self.count = self.limit.new_zeros(len(self.limit))

@@ -64,7 +64,7 @@ def sample(
     rows = torch.arange(len(src), device=device).repeat_interleave(count)
     states = scorer.select(scorer.start(src, src_mask), rows, None)
     ids = src.new_zeros(len(src), count, mask.longest)
-    scores = torch.zeros(len(src), count, device=device)
+    scores = torch.zeros(len(src), count, dtype=torch.float32, device=device)
     lengths = src.new_zeros(len(src), count)  # 0 until EOS is drawn
     search_index = torch.arange(len(src), device=device)
     prefix = src.new_full((len(src), count, 1), BOS)

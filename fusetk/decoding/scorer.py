@@ -99,7 +99,7 @@ class Scorer:
         """Whether ``best`` is usable: with one model, float32 logits, on CPU."""
         output: Any = self.models[0].output
         rounded = isinstance(output, (KernelLinear, Int8Linear))
-        probe = torch.empty(0) if rounded else output.weight
+        probe = torch.empty(0, dtype=torch.float32) if rounded else output.weight
         return len(self.models) == 1 and fused_decoding.usable(probe)
 
     def best(

@@ -30,7 +30,7 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
     positions only.
     """
     size = x.shape[-1]
-    exponents = torch.arange(0, size, 2, device=x.device) / size
+    exponents = torch.arange(0, size, 2, dtype=torch.float32, device=x.device) / size
     angles = positions.unsqueeze(-1) * 10000.0**-exponents  # (T, d / 2)
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = angles.cos(), angles.sin()

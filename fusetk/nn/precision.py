@@ -3,7 +3,8 @@
 Autocast does not know the device `meta`, whose tensors have shapes but no values.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -20,6 +21,17 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Return a context without autocast on the device of ``x``."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+@contextmanager
+def float32_by_default() -> Iterator[None]:
+    """Within this context, new tensors are float32, also if the program has another default."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def uses_onednn(dtype: torch.dtype) -> bool:

@@ -86,6 +86,25 @@ def test_every_parameter_receives_a_gradient(name: str) -> None:
     assert without == expected
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_default_number_type_of_the_program_changes_no_gradient(kind: str) -> None:
+    model = next(build for name, build in SYSTEMS.items() if name.startswith(kind))().train()
+    batch = random_batch()
+    gradients = []
+    default = torch.get_default_dtype()
+    try:
+        for dtype in (default, torch.float64, torch.bfloat16):
+            torch.set_default_dtype(dtype)
+            torch.manual_seed(1)
+            model.zero_grad()
+            batch_loss(model, batch, 0.1).smoothed.backward()
+            gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    finally:
+        torch.set_default_dtype(default)
+    for changed in gradients[1:]:
+        torch.testing.assert_close(changed, gradients[0])
+
+
 @each_system
 def test_padding_changes_nothing(build: Builder) -> None:
     model = build()

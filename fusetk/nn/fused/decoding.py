@@ -265,7 +265,7 @@ def product(
     rows, width = x.shape
     matrix, size, map_width, scale, correction = blocked
     assert width == map_width
-    out = torch.empty(rows, size)
+    out = torch.empty(rows, size, dtype=torch.float32)
     _call(
         *(f"{NAMES[matrix.dtype]}_product", rows, size, width, x.contiguous(), matrix),
         *(scale, correction, bias, int(relu), int(tiles), out),
@@ -298,7 +298,8 @@ def best_tokens_of_map(
 
 def _empty_results(rows: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
     token = torch.empty(rows, count, dtype=torch.int64)
-    return torch.empty(rows, count), token, torch.empty(rows, 1)
+    score = torch.empty(rows, count, dtype=torch.float32)
+    return score, token, torch.empty(rows, 1, dtype=torch.float32)
 
 
 # A decoder layer ----------------------------------------------------------------------------------

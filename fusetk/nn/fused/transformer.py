@@ -88,7 +88,7 @@ def _fill_shape(arguments: Any, products: Tensor, rows: int, width: int) -> Any:
 
 def _partial(*shape: int) -> Tensor:
     """Return zeros for the partial sums of each thread."""
-    return torch.zeros(torch.get_num_threads(), *shape)
+    return torch.zeros(torch.get_num_threads(), *shape, dtype=torch.float32)
 
 
 def column_sum(x: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class _ResidualSum(torch.autograd.Function):
             _call("residual", arguments, FORWARD)
             return total
         out = torch.empty_like(x)
-        means, inverse_deviations = torch.empty(2, rows)
+        means, inverse_deviations = torch.empty(2, rows, dtype=torch.float32)
         fill(arguments, gain=gain, shift=shift, eps=eps, out=out)
         fill(arguments, means=means, inverse_deviations=inverse_deviations)
         _call("residual", arguments, FORWARD)
@@ -364,7 +364,7 @@ def cross_entropy(
     """
     rows, vocabulary = logits.shape
     targets = _checked_targets(targets, vocabulary)
-    sums = torch.zeros(3, rows)
+    sums = torch.zeros(3, rows, dtype=torch.float32)
     log_p, log_p_all, correct = sums
     partial = _partial(vocabulary) if training and bias is not None else None
     arguments = fill(_Loss(), bf16=logits.dtype == torch.bfloat16, training=training)
