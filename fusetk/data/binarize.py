@@ -223,7 +223,7 @@ def _vocabulary(
     if file is None:
         vocabulary = Vocabulary.from_counts(counts, options.threshold, size)
     else:
-        vocabulary = Vocabulary.load(file)
+        vocabulary = Vocabulary.load(file, bom=True)
         if not options.extend:
             return vocabulary
         vocabulary = _extended(vocabulary, counts, options.threshold, size)

@@ -15,7 +15,7 @@ from pathlib import Path
 from fusetk import display
 from fusetk.data.cache import WordCache
 from fusetk.data.text import read_lines
-from fusetk.data.vocab import split_at_count
+from fusetk.data.vocab import is_number, split_at_count
 from fusetk.errors import DataError
 
 JOINER = "@@"
@@ -246,7 +246,7 @@ def read_vocabulary(path: Path, threshold: int = 1) -> dict[str, int]:
     tokens = {}
     for number, line in enumerate(read_lines(path, bom=False), 1):
         token, _, count = split_at_count(line)
-        if not token or not count.isdecimal():
+        if not token or not is_number(count):
             raise DataError(
                 f"{path}, line {number}: {line[:40]!r} is not a token, a space and "
                 "the count of the token"

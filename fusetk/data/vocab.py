@@ -13,6 +13,7 @@ from fusetk.special_tokens import BOS, EOS, PAD, SPECIAL, UNK
 
 __all__ = ["BOS", "EOS", "MANY_UNKNOWN", "PAD", "SPECIAL", "UNK", "Vocabulary"]
 
+MAX_DIGITS = 18  # of a count or an id
 MANY_UNKNOWN = 0.2  # share of unknown tokens above which there is a warning
 # The special tokens of Nematus' files, with the ids 0, 1 and, in newer files, 2.
 NEMATUS_SPECIAL = ("eos", "UNK", "<EOS>", "<UNK>", "<GO>")
@@ -51,18 +52,20 @@ class Vocabulary:
         return cls([token for token, _ in entries], [n for _, n in entries])
 
     @classmethod
-    def load(cls, path: Path | str) -> "Vocabulary":
+    def load(cls, path: Path | str, bom: bool = False) -> "Vocabulary":
         """Read a vocabulary file.
 
         Reads files written by ``save``, files of fairseq, lists of tokens, .yml files of Marian and
-        .json files of Nematus and Sockeye. Raises DataError with the malformed line.
+        .json files of Nematus and Sockeye. With ``bom``, a byte order mark at the start is dropped.
+        It can also be the first character of a token that ``save`` wrote. Raises DataError with the
+        malformed line.
         """
         path = Path(path)
         counts = None
         if path.suffix in (".yml", ".yaml", ".json"):
             tokens = _read_ids(path)
         else:
-            tokens, counts = _read_tokens(path)
+            tokens, counts = _read_tokens(path, bom)
         try:
             return cls(tokens, counts)
         except DataError as error:
@@ -109,11 +112,16 @@ def split_at_count(line: str) -> tuple[str, str, str]:
     return line.rpartition("\t" if line.rfind("\t") > line.rfind(" ") else " ")
 
 
-def _read_tokens(path: Path) -> tuple[list[str], list[int] | None]:
+def is_number(text: str) -> bool:
+    """Whether a text is a count or an id."""
+    return text.isdecimal() and len(text) <= MAX_DIGITS
+
+
+def _read_tokens(path: Path, bom: bool) -> tuple[list[str], list[int] | None]:
     """Return the tokens, and their counts if every line has a count after a tab or a space."""
     tokens: list[str] = []
     counts: list[int] = []
-    for number, line in enumerate(read_lines(path, bom=False), 1):
+    for number, line in enumerate(read_lines(path, bom), 1):
         token, separator, count = split_at_count(line)
         if not separator:
             token = line
@@ -121,7 +129,7 @@ def _read_tokens(path: Path) -> tuple[list[str], list[int] | None]:
             raise DataError(
                 f"{path}, line {number}: fairseq's overwrite marks are not supported; remove them"
             )
-        elif not count.isdecimal():
+        elif not is_number(count):
             raise DataError(
                 f"{path}, line {number}: {line[:40]!r} is not a vocabulary entry; write a token, "
                 "or a token and its count with a tab or a space between them"
@@ -147,8 +155,15 @@ def _read_ids(path: Path) -> list[str]:
         )
     ids: dict[str, int] = {}
     for token, i in entries.items():
-        if not str(i).isdecimal():
-            raise DataError(f"{path}: the id of {token!r} is {str(i)[:20]!r}, not a number")
+        if not token or "\n" in token:
+            raise DataError(
+                f"{path} has the token {token!r}, which cannot be a line of a vocabulary: remove it"
+            )
+        if not is_number(str(i)):
+            raise DataError(
+                f"{path}: the id of {token!r} is {str(i)[:20]!r}, not a number of at most "
+                f"{MAX_DIGITS} digits"
+            )
         ids[token] = int(str(i))
     by_id: dict[int, str] = {}
     for token, i in ids.items():
@@ -168,6 +183,8 @@ def _parse_mapping(path: Path, text: str) -> Any:
         return yaml.load(text, Loader=_loader(path))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
+    except (RecursionError, ValueError) as error:  # nested lists, or a number with many digits
+        raise DataError(f"{path} is not a mapping of tokens to ids: {error}") from None
     except yaml.reader.ReaderError as error:
         raise DataError(f"{path}: not valid YAML: {error.reason}") from None
     except yaml.MarkedYAMLError as error:

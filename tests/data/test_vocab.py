@@ -51,6 +51,12 @@ def test_formats(tmp_path: Path, name: str, content: str) -> None:
     assert Vocabulary.load(tmp_path / name).tokens == [*SPECIAL, "hallo", "12", "no"]
 
 
+def test_a_byte_order_mark_is_dropped_on_request(tmp_path: Path) -> None:
+    (tmp_path / "vocab").write_text("\ufeffhallo\nno\n", encoding="utf-8")
+    assert Vocabulary.load(tmp_path / "vocab").tokens[4:] == ["\ufeffhallo", "no"]
+    assert Vocabulary.load(tmp_path / "vocab", bom=True).tokens[4:] == ["hallo", "no"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -62,6 +68,12 @@ def test_formats(tmp_path: Path, name: str, content: str) -> None:
         ("v.json", "[1]", "a mapping of tokens to ids"),
         ("v.yml", 'a: 1\nb: [\n"', "v.yml, line 3: not valid YAML"),
         ("v.yml", "a: 1\nb: x\n", "v.yml: the id of 'b' is 'x'"),
+        ("v.json", '{"a\\nb": 4}', r"v.json has the token 'a\\nb', which cannot be a line"),
+        ("v.json", '{"": 4}', "v.json has the token ''"),
+        ("v", f"a {'9' * 5000}", "v, line 1: 'a 9+' is not a vocabulary entry"),
+        ("v.json", f'{{"a": "{"9" * 5000}"}}', "v.json: the id of 'a' is '9+', not a number"),
+        ("v.json", f'{{"a": {"9" * 5000}}}', "v.json is not a mapping of tokens to ids"),
+        ("v.json", "[" * 100_000, "v.json is not a mapping of tokens to ids"),
     ],
 )
 def test_malformed(tmp_path: Path, name: str, content: str, message: str) -> None:
