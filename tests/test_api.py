@@ -1,5 +1,6 @@
 """``fusetk.load``: what docs/python.md shows, settings of a call, scores, threads."""
 
+import pickle
 import random
 import subprocess
 import sys
@@ -17,10 +18,13 @@ from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.vocab import Vocabulary
 from fusetk.decoding.requests import Request
 from fusetk.errors import ConfigError, DataError
-from fusetk.models.quantization import to_int8
+from fusetk.models import MODELS
+from fusetk.models.quantization import to_bf16, to_int8
 from fusetk.nn.inference_linear import in_kernels
 from fusetk.system import load_model
 from tests.cli.test_decode import WORDS, make_run, output
+from tests.contracts.systems import SYSTEMS
+from tests.helpers.batches import random_batch
 from tools.manual import commands
 from tools.markdown import blocks
 
@@ -107,6 +111,24 @@ def test_the_default_number_type_of_the_program_changes_nothing(
         assert torch.get_default_dtype() == dtype
     finally:
         torch.set_default_dtype(default)
+
+
+def test_a_system_can_be_pickled_after_its_use(trained: Path) -> None:
+    system = fusetk.load(trained)
+    expected = system.n_best(LINES)
+    assert pickle.loads(pickle.dumps(system)).n_best(LINES) == expected
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_in_bf16_can_be_pickled(kind: str) -> None:
+    model = to_bf16(next(build for name, build in SYSTEMS.items() if name.startswith(kind))())
+    batch = random_batch()
+    with torch.inference_mode():
+        features = [
+            each.output(each(batch.src, batch.src_mask, batch.tgt_in))
+            for each in (model, pickle.loads(pickle.dumps(model)))
+        ]
+    assert torch.equal(*features)
 
 
 def test_a_model_in_double_precision_gives_the_same_translations(trained: Path) -> None:

@@ -24,7 +24,7 @@ of tokens is the same.
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from sacremoses import MosesDetokenizer, MosesTokenizer
@@ -61,9 +61,9 @@ class Tokenizer:
         self.lower = frozenset(self.moses.IsLower)
         self.numeric_prefixes = frozenset(self.moses.NUMERIC_ONLY_PREFIXES)
         self.prefixes = frozenset(self.moses.NONBREAKING_PREFIXES) - self.numeric_prefixes
-        self.first = Words(lambda word: self._word(word, "", " "))
-        self.middle = Words(lambda word: self._word(word, " ", " "))
-        self.last = Words(lambda word: self._word(word, " ", ""))
+        self.first = Words(partial(self._word, before="", after=" "))
+        self.middle = Words(partial(self._word, before=" ", after=" "))
+        self.last = Words(partial(self._word, before=" ", after=""))
 
     def __call__(self, line: str) -> str:
         """Return a raw line as words separated by one space."""

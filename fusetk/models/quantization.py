@@ -51,7 +51,7 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
     else:
         if output is None:
             output = copy.deepcopy(model.output)  # a copy is not tied to the embedding
-            output.register_forward_pre_hook(lambda module, arguments: (arguments[0].float(),))
+            output.register_forward_pre_hook(_in_float32)
         model.to(torch.bfloat16)
     model.output = output
     return model
@@ -80,6 +80,11 @@ def to_int8(model: Seq2Seq) -> Seq2Seq:
         kind: Any = Int8KernelLinear if in_kernels else Int8Linear
         model.output = kind(model.output.weight, model.output.bias)
     return model
+
+
+def _in_float32(module: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
+    """Return the arguments of the output projection in float32."""
+    return (arguments[0].float(),)
 
 
 def _device(model: Seq2Seq) -> str:
