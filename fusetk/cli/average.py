@@ -72,10 +72,10 @@ def command(
 
     from fusetk import recipe as recipes
     from fusetk.errors import DataError
-    from fusetk.runs import CHECKPOINTS, CONFIG, find_checkpoint, read_state_if_valid
+    from fusetk.runs import CHECKPOINTS, CONFIG, read_state_if_valid, run_and_checkpoint
     from fusetk.training.average import average, choose
 
-    first, *others = [find_checkpoint(run)[0] for run in runs]
+    first, *others = [run_and_checkpoint(run)[0] for run in runs]
     _check_equal_models(first, others)
     folders = []
     for run in (first, *others):

@@ -103,8 +103,8 @@ def average(folders: Sequence[Path], into: Path) -> None:
     """
     if len({read_state(folder).get("data") for folder in folders} - {None}) > 1:
         raise CheckpointError(
-            f"{join_names([folder.name for folder in folders])} of {folders[0].parent} have "
-            "different training texts and cannot be averaged: choose checkpoints of one training"
+            f"{join_names([str(folder) for folder in folders])} have different training texts and "
+            "cannot be averaged: choose checkpoints of trainings on one prepared text"
         )
     first = read_tensors(folders[0], MODEL)
     shapes = {name: tensor.shape for name, tensor in first.items()}
@@ -122,9 +122,14 @@ def average(folders: Sequence[Path], into: Path) -> None:
     for name, total in sums.items():
         # A buffer of a class outside fusetk may be infinite.
         if total.isnan().any() or (total.isinf() & ~first[name].isinf()).any():
+            diverged = next(
+                folder
+                for folder in folders
+                if not read_tensors(folder, MODEL)[name].isfinite().all()
+            )
             raise CheckpointError(
-                f"{name} has values that are not finite in {folders[0].parent}: training has "
-                "diverged; choose earlier checkpoints"
+                f"{name} has values that are not finite in {diverged}: training has diverged; "
+                "choose earlier checkpoints"
             )
     mean = {
         name: (total / len(folders)).to(last[name].dtype)

@@ -404,6 +404,12 @@ def test_an_average_replaces_only_averages(copy: Path) -> None:
     assert (copy / "checkpoints" / "file").read_text() == "mine"
 
 
+def test_an_average_does_not_need_the_best_checkpoint(copy: Path) -> None:
+    (copy / "checkpoints" / "best").unlink()
+    (copy / "checkpoints" / "best").symlink_to("update-0000099")
+    assert call("average", copy, "--last", 2).exit_code == 0
+
+
 def test_checkpoints_of_several_runs_are_averaged(toy: Path, copy: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     assert train(toy, other, *GIVEN, "training.seed=5").exit_code == 0
@@ -423,7 +429,10 @@ def test_checkpoints_of_several_runs_are_averaged(toy: Path, copy: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("setting", "message"),
-    [(None, "has values that are not finite"), ("data.bpe.merges=9", "different training texts")],
+    [
+        (None, "has values that are not finite in {newest}: "),
+        ("data.bpe.merges=9", "{older} and {newest} have different training texts"),
+    ],
 )
 def test_an_average_is_that_of_one_sound_training(
     toy: Path, copy: Path, tmp_path: Path, setting: str | None, message: str
@@ -441,7 +450,8 @@ def test_an_average_is_that_of_one_sound_training(
         next(iter(weights.values()))[0] = torch.nan
         state = {k: v for k, v in read_state(newest).items() if k not in ("digest", "sha256")}
         checkpoint.save(newest, weights, {}, state)
-    assert message in refusal(call("average", copy, "--last", 2))
+    said = message.format(newest=newest, older=folder_of(copy, 6))
+    assert said in refusal(call("average", copy, "--last", 2))
 
 
 def test_checkpoints_without_a_record_of_their_text_can_be_averaged(copy: Path) -> None:
