@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from fusetk import config
 from fusetk.config import Alternatives, Config, Document, Place
 from fusetk.data.steps import Step
+from fusetk.data.steps.base import LineStep
 
 # Keys with paths, as sections and a key.
 PATHS: Sequence[Place] = (
@@ -220,6 +222,18 @@ class DataConfig(Config):
         splitters = [step.step for step in self.steps if getattr(step, "splits_words", False)]
         if self.bpe and splitters:
             raise ValueError(f"the step {splitters[0]} splits words into subwords: set bpe: null")
+        return self
+
+    @model_validator(mode="after")
+    def _subwords_stay_as_they_are(self) -> "DataConfig":
+        for side in ("source", "target"):
+            steps = [s for s in self.steps if isinstance(s, LineStep) and s.works_on(side)]
+            for first, second in pairwise(steps):
+                if first.splits_words and not second.splits_words:
+                    raise ValueError(
+                        f"data.steps: the step {second.step} would change the subwords of the step "
+                        f"{first.step}: move it before {first.step}"
+                    )
         return self
 
 

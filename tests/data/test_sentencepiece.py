@@ -45,7 +45,18 @@ def test_bpe_and_sentencepiece_exclude_each_other(toy: Path) -> None:
         load(toy, ["data.steps=[{step: sentencepiece}]", "data.bpe={merges: 3}"])
 
 
+def test_a_step_after_sentencepiece_must_not_change_its_subwords(toy: Path) -> None:
+    with pytest.raises(ConfigError, match="the step lowercase would change the subwords of the"):
+        load(toy, ["data.bpe=null", "data.steps=[{step: sentencepiece}, {step: lowercase}]"])
+    for steps in (
+        "{step: lowercase}, {step: sentencepiece}, {step: filter, max_length: 9}",
+        "{step: sentencepiece, side: source}, {step: lowercase, side: target}",
+    ):
+        load(toy, ["data.bpe=null", f"data.steps=[{steps}]"])
+
+
 def test_pieces_and_bytes_become_raw_text() -> None:
+    assert join_pieces("▁a <0xE2> <0x96> <0x81> <0x62>") == "a b"  # a word of `algorithm: word`
     assert join_pieces("▁It ▁is <0xE4> <0xBD> <0xA0> , ▁ü ber") == "It is你, über"
     assert join_pieces("<0xE4> a") == "\ufffda" and join_pieces("") == ""
     assert join_pieces("▁a <0x0A> b <0x0D> ▁c") == "a b  c"  # one line remains one line

@@ -22,9 +22,10 @@ MISSING = "the step sentencepiece needs its library: pip install 'fusetk[sentenc
 class SentencePiece(LearnedStep):
     """Split raw text into subwords with SentencePiece (Kudo and Richardson 2018).
 
-    The subwords are the tokens: set `data.bpe` to null, and leave out the step `tokenize`. Spaces
-    become parts of subwords, so text without spaces between words needs no segmentation. Each side
-    learns its own model. The step needs the extra `sentencepiece`.
+    The subwords are the tokens: set `data.bpe` to null, and leave out the step `tokenize`. No step
+    that changes the text may follow. Spaces become parts of subwords, so text without spaces
+    between words needs no segmentation. Each side learns its own model. The step needs the extra
+    `sentencepiece`.
     """
 
     step: Literal["sentencepiece"]
@@ -123,10 +124,10 @@ def join_pieces(line: str) -> str:
     """
     runs = groupby(line.split(" "), lambda piece: BYTE.fullmatch(piece) is not None)
     text = "".join(
-        _decode_bytes(pieces) if are_bytes else "".join(pieces).replace(SPACE, " ")
-        for are_bytes, pieces in runs
+        _decode_bytes(pieces) if are_bytes else "".join(pieces) for are_bytes, pieces in runs
     )
-    return text.replace("\n", " ").replace("\r", " ").strip(" ")
+    # With `algorithm: word`, the bytes of a word include those of the space before it.
+    return text.replace(SPACE, " ").replace("\n", " ").replace("\r", " ").strip(" ")
 
 
 def join_pieces_without_bytes(line: str) -> str:
