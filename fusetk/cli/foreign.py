@@ -228,6 +228,8 @@ def option_advice(name: str, context: click.Context) -> str | None:
     setting += value_advice(name)
     if "--set" in known:
         return f"it is a key of the config: use {setting}"
+    if key == "decoding.max_source_length":  # no command has it as an option
+        return f"set the key {key} in the config.yaml of the run"
     if key.startswith("decoding."):
         return "it is an option of fusetk decode"
     config_command = "prep" if key.startswith("data.") else "train"

@@ -182,6 +182,10 @@ def refused(*words: str) -> str:
             "it is a key of the config: use fusetk prep CONFIG --set data.train=VALUE",
         ),
         ("score --lenpen 3", "it is an option of fusetk decode"),
+        (
+            "decode --max-input-length 3",
+            "set the key decoding.max_source_length in the config.yaml of the run",
+        ),
         ("prep a.yaml --workers 3", "use --jobs"),
     ],
 )
