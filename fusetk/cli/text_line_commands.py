@@ -61,7 +61,7 @@ def apply_bpe(
 
     _check_needed("threshold", "vocabulary")
     _check_needed("seed", "dropout")
-    counts = read_vocabulary(vocabulary, threshold) if vocabulary else None
+    counts = read_vocabulary(vocabulary, threshold, bom=True) if vocabulary else None
     bpe = BPE.load(codes, counts)
     if not dropout:
         return partial(with_margins, bpe.line)

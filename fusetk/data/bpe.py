@@ -238,13 +238,14 @@ def merge(
                     heappush(heap, (new_rank, left))
 
 
-def read_vocabulary(path: Path, threshold: int = 1) -> dict[str, int]:
+def read_vocabulary(path: Path, threshold: int = 1, bom: bool = False) -> dict[str, int]:
     """Return the tokens of a subword-nmt vocabulary file (`token count`) with their counts.
 
-    Tokens with a count below ``threshold`` are omitted. Raises DataError with the malformed line.
+    Tokens with a count below ``threshold`` are omitted. With ``bom``, a byte order mark at the
+    start is dropped. Raises DataError with the malformed line.
     """
     tokens = {}
-    for number, line in enumerate(read_lines(path, bom=False), 1):
+    for number, line in enumerate(read_lines(path, bom), 1):
         token, _, count = split_at_count(line)
         if not token or not is_number(count):
             raise DataError(

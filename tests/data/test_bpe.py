@@ -162,6 +162,9 @@ def test_a_token_as_frequent_as_the_threshold_is_in_the_vocabulary(tmp_path: Pat
     path = tmp_path / "vocabulary"
     path.write_text("a 3\nb 2\nc 1\n", encoding="utf-8")
     assert bpe.read_vocabulary(path, 2) == {"a": 3, "b": 2}
+    path.write_text("\ufeffa 3\n", encoding="utf-8")
+    assert bpe.read_vocabulary(path) == {"\ufeffa": 3}
+    assert bpe.read_vocabulary(path, bom=True) == {"a": 3}
 
 
 @pytest.mark.parametrize(
