@@ -32,6 +32,11 @@ def listen(pattern: str = "*") -> Iterator[dict[str, list[Any]]]:
         _listener.reset(token)
 
 
+def is_listening() -> bool:
+    """Return whether this thread has a listener."""
+    return _listener.get() is not None
+
+
 def is_recorded(name: str) -> bool:
     """Return whether a listener matches ``name``.
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fusetk
-from fusetk import runs
+from fusetk import runs, trace
 from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.vocab import Vocabulary
 from fusetk.decoding.requests import Request
@@ -300,6 +300,21 @@ def test_neither_batches_nor_threads_nor_order_change_a_translation(
                 )
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_listener_sees_the_tensors_of_all_batches(trained: Path) -> None:
+    system = fusetk.load(trained, batch_tokens=30)
+    before = torch.get_num_threads()
+    names = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            with trace.listen() as records:
+                system.translate(["ein hund bellt", "hund", "und", "ein hund"])
+            names.append({name: len(tensors) for name, tensors in records.items()})
+    finally:
+        torch.set_num_threads(before)
+    assert names[0] == names[1] and "decoder.layer1.cross" in names[0]
 
 
 def test_the_page_about_python_runs(

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import torch
 
+from fusetk import trace
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -26,8 +28,13 @@ _in_use = threading.Lock()
 
 
 def max_workers(device: torch.device) -> int:
-    """Return how many batches can be searched at the same time on ``device``."""
-    return min(torch.get_num_threads(), MAX_WORKERS) if device.type == "cpu" else 1
+    """Return how many batches can be searched at the same time on ``device``.
+
+    A listener sees the tensors of its own thread only, so it is the only worker.
+    """
+    if device.type != "cpu" or trace.is_listening():
+        return 1
+    return min(torch.get_num_threads(), MAX_WORKERS)
 
 
 def map_in_threads(
