@@ -112,8 +112,8 @@ def load(
     FusetkError if a model cannot be loaded.
     """
     paths = [path] if isinstance(path, Path | str) else list(path)
-    # A new model draws initial weights. This must not change the caller's random numbers.
-    with torch.random.fork_rng(devices=[]):  # models are built on the CPU
+    # A new model draws initial weights on the CPU, but the caller's random numbers must not change.
+    with torch.random.fork_rng(devices=[]):
         ensemble = load_ensemble(paths, device, precision, raw, kernels=kernels)
     config = changed(ensemble.recipe.decoding, settings)
     check_ensemble_settings(settings, len(paths), {})
@@ -147,7 +147,8 @@ def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
     The seed also fixes the numbers of ``random`` and NumPy, which classes outside fusetk may draw.
     Vocabulary sizes include the special tokens.
     """
-    torch.manual_seed(recipe.training.seed)
+    # Unlike `torch.manual_seed`, this leaves the random numbers of GPUs as they are.
+    torch.default_generator.manual_seed(recipe.training.seed)
     before = random.getstate(), np.random.get_state()
     random.seed(recipe.training.seed)
     np.random.seed(recipe.training.seed)

@@ -80,6 +80,15 @@ def test_without_kernels_a_change_of_the_weights_has_an_effect(
     assert system.score(LINES, LINES) != pytest.approx(before, abs=1e-3)
 
 
+def test_it_does_not_seed_the_random_numbers_of_gpus(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    fusetk.load(trained)
+    assert seeds == []
+
+
 SEARCHES: list[dict[str, Any]] = [
     {},
     {"beam": 1},
