@@ -80,6 +80,15 @@ def test_without_kernels_a_change_of_the_weights_has_an_effect(
     assert system.score(LINES, LINES) != pytest.approx(before, abs=1e-3)
 
 
+def test_a_model_in_training_mode_does_not_translate(trained: Path) -> None:
+    system = fusetk.load(trained, kernels=False)
+    system.models[0].train()
+    with pytest.raises(ConfigError, match="training mode.*call the method eval"):
+        system.translate(LINES)
+    system.models[0].eval()
+    assert system.translate(LINES)
+
+
 def test_it_does_not_seed_the_random_numbers_of_gpus(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from fusetk.decoding.target_scores import TargetScores, score_targets
 from fusetk.decoding.threads import map_in_threads, max_workers
 from fusetk.decoding.token_mask import EncodedRequest, max_positions
 from fusetk.decoding.unknown import Replacement, read_dictionary
-from fusetk.errors import DataError
+from fusetk.errors import ConfigError, DataError
 from fusetk.models.seq2seq import Seq2Seq
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ class Translator:
 
     The models must be in evaluation mode; the translator uses them on their device and in their
     precision. No call changes the result of another one, so several threads may use one translator.
-    Raises ConfigError if a model does not have the attention heads of ``extras``.
+    Raises ConfigError if a model is in training mode, or does not have the attention heads of
+    ``extras``.
     """
 
     def __init__(
@@ -93,6 +94,11 @@ class Translator:
         self.pipeline = pipeline
         self.config = config
         self.extras = extras or Extras()
+        if any(model.training for model in self.models):
+            raise ConfigError(
+                "a model in training mode cannot translate, because dropout would change its "
+                "results: call the method eval of the model first"
+            )
         if self.extras.heads and self.models:  # raises ConfigError if a model has no such head
             score_targets(self.models, [([EOS], [])], attention=self.extras.heads)
         # Called with the number of sentences after each batch.

@@ -122,11 +122,8 @@ def average(folders: Sequence[Path], into: Path) -> None:
     for name, total in sums.items():
         # A buffer of a class outside fusetk may be infinite.
         if total.isnan().any() or (total.isinf() & ~first[name].isinf()).any():
-            diverged = next(
-                folder
-                for folder in folders
-                if not read_tensors(folder, MODEL)[name].isfinite().all()
-            )
+            infinite = (f for f in folders if not read_tensors(f, MODEL)[name].isfinite().all())
+            diverged = next(infinite, folders[0])  # the sum of finite numbers may be infinite
             raise CheckpointError(
                 f"{name} has values that are not finite in {diverged}: training has diverged; "
                 "choose earlier checkpoints"

@@ -216,6 +216,8 @@ def link(run: Path, name: str, target: Path) -> None:
     """Point ``checkpoints/<name>`` at a checkpoint, in one atomic step. Raises CheckpointError."""
     path = run / CHECKPOINTS / name
     temporary = run / CHECKPOINTS / f".{name}"
+    if path.is_symlink() and path.readlink() == Path(target.name):
+        return  # a finished run may be read-only
     with writing(run, path):
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target.name)

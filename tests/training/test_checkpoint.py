@@ -130,6 +130,15 @@ def test_links_that_a_copy_made_folders_are_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "last").resolve() == folder
 
 
+def test_a_correct_link_is_not_written_again(tmp_path: Path) -> None:
+    """The folder of a finished run may be read-only."""
+    folder = write(tmp_path, 1)
+    checkpoint.link(tmp_path, "best", folder)
+    written = (tmp_path / "checkpoints" / "best").lstat().st_ino
+    checkpoint.link(tmp_path, "best", folder)
+    assert (tmp_path / "checkpoints" / "best").lstat().st_ino == written
+
+
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 1)
 
