@@ -1,7 +1,7 @@
 """The gradients of an update. Batches that are too large for memory are split into halves."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -39,14 +39,18 @@ class BatchSplitter:
         return [part for half in np.array_split(pairs, 2) for part in self.split(corpus, half)]
 
     def split_after_failure(
-        self, corpus: Corpus, batches: Sequence[Indices], error: RuntimeError, update: int
+        self,
+        corpus: Corpus,
+        batches: Sequence[Indices],
+        failed: Indices,
+        error: RuntimeError,
+        update: int,
     ) -> list[Indices]:
-        """Lower the limit to the size of the largest batch of an update, and split the batches.
+        """Lower the limit to the size of the batch that failed, and split the batches of an update.
 
         Raises FusetkError if that batch is a single pair, or if the model is sharded.
         """
-        largest = max(batches, key=lambda pairs: _target_tokens(corpus, pairs))
-        tokens = _target_tokens(corpus, largest)
+        tokens = _target_tokens(corpus, failed)
         reason = str(error).splitlines()[0]
         if self.sharded:
             raise FusetkError(
@@ -55,11 +59,11 @@ class BatchSplitter:
                 "halve training.stages.N.batch.size and double accumulate, "
                 "set checkpoint on encoder and decoder, or drop long sentences"
             )
-        if len(largest) == 1:
+        if len(failed) == 1:
             sides = (corpus.source, corpus.target)
-            source, target = (int(side.lengths[largest].max()) for side in sides)
+            source, target = (int(side.lengths[failed].max()) for side in sides)
             raise FusetkError(
-                f"training pair {int(largest[0]) + 1} ({source} source and {target} target tokens) "
+                f"training pair {int(failed[0]) + 1} ({source} source and {target} target tokens) "
                 f"does not fit into memory alone ({reason}): "
                 "drop long sentences in data.steps (filter) or data.bpe.max_subwords, "
                 "set checkpoint on encoder and decoder, or use a smaller model"
@@ -117,19 +121,24 @@ class GradientComputer:
             if len(pairs) or self.splitter.sharded
             for part in self.splitter.split(corpus, pairs)
         ]
+        current: Indices = np.zeros(0, np.int64)  # the batch that is computed
+
+        def batches() -> Iterator[Batch]:
+            nonlocal current
+            for current in parts:
+                yield self._collate(corpus, current)
+
         while True:
             # Seed every update, so that checkpoints need no generator state. Each process has
             # its own dropout masks.
             torch.manual_seed((self.config.seed * 1_000_003 + updates) ^ (self.world.rank << 48))
             try:
                 if self.graphs:
-                    return [
-                        self.graphs.add_gradients(self._collate(corpus, pairs), scale / tokens)
-                        for pairs in parts
-                    ]
+                    add_gradients = self.graphs.add_gradients
+                    return [add_gradients(batch, scale / tokens) for batch in batches()]
                 return accumulate_gradients(
                     self.model,
-                    (self._collate(corpus, pairs).to(self.device) for pairs in parts),
+                    (batch.to(self.device) for batch in batches()),
                     self.config.label_smoothing,
                     self.config.precision,
                     tokens,
@@ -148,7 +157,9 @@ class GradientComputer:
                         "this, lower training.stages.N.batch.size"
                     )
                 else:
-                    parts = self.splitter.split_after_failure(corpus, parts, error, updates + 1)
+                    parts = self.splitter.split_after_failure(
+                        corpus, parts, current, error, updates + 1
+                    )
             if self.graphs:
                 self.graphs.clear()  # the gradients get other tensors
             self.model.zero_grad(set_to_none=True)

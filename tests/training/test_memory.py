@@ -61,6 +61,34 @@ def test_batches_are_done_in_halves(
     assert said.count("batches of this size are split into halves") == 1
 
 
+def test_a_memory_for_single_pairs_suffices(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that does not fit may have fewer target tokens than one that fits."""
+    stage = "training.stages.0"
+    settings = [*GIVEN, f"{stage}.end.updates=1", f"{stage}.batch={{size: 30, accumulate: 8}}"]
+    train_module.train(load(toy, settings), tmp_path / "whole", "cpu", quiet=True)
+    plain = gradients_module.accumulate_gradients
+
+    def gradients(model: torch.nn.Module, batches: Iterable[Batch], *arguments: Any) -> list[Loss]:
+        losses = []
+        for batch in batches:
+            if len(batch.src) > 1:
+                raise RuntimeError("CUDA out of memory")
+            losses += plain(model, [batch], *arguments)  # type: ignore[arg-type]
+        return losses
+
+    monkeypatch.setattr(gradients_module, "accumulate_gradients", gradients)
+    train_module.train(load(toy, settings), tmp_path / "pairs", "cpu", quiet=True)
+    actual, expected = (
+        weights_module.read_tensors(
+            tmp_path / name / "checkpoints" / runs.checkpoint_name(1), runs.MODEL
+        )
+        for name in ("pairs", "whole")
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_a_sentence_that_does_not_fit_is_named(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,9 +54,9 @@ def test_a_batch_is_split_until_it_is_below_the_limit() -> None:
     pairs = np.arange(8)
     assert len(splitter.split(corpus, pairs)) == 1, "nothing has failed yet"
     error = RuntimeError("out of memory\nmore")
-    parts = splitter.split_after_failure(corpus, [pairs], error, 1)
+    parts = splitter.split_after_failure(corpus, [pairs], pairs, error, 1)
     assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    parts = splitter.split_after_failure(corpus, parts, error, 1)
+    parts = splitter.split_after_failure(corpus, parts, parts[1], error, 1)
     assert [len(part) for part in parts] == [2, 2, 2, 2]
     assert np.concatenate(splitter.split(corpus, pairs)).tolist() == list(range(8))
     assert len(messages) == 1 and "80 target tokens" in messages[0] and "more" not in messages[0]
@@ -64,12 +64,12 @@ def test_a_batch_is_split_until_it_is_below_the_limit() -> None:
 
 def test_a_batch_that_cannot_be_split_is_an_error() -> None:
     corpus, error = corpus_of([10, 3]), RuntimeError("x")
-    with pytest.raises(FusetkError, match="training pair 1 "):
-        BatchSplitter(False, print).split_after_failure(
-            corpus, [np.array([0]), np.array([1])], error, 1
-        )
+    batches = [np.array([0]), np.array([1])]
+    with pytest.raises(FusetkError, match="training pair 2 "):
+        BatchSplitter(False, print).split_after_failure(corpus, batches, batches[1], error, 1)
+    both = np.array([0, 1])
     with pytest.raises(FusetkError, match=r"with training\.shard it cannot be split"):
-        BatchSplitter(True, print).split_after_failure(corpus, [np.array([0, 1])], error, 1)
+        BatchSplitter(True, print).split_after_failure(corpus, [both], both, error, 1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
