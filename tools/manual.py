@@ -62,6 +62,11 @@ ENVIRONMENT: dict[str, tuple[str, set[str]]] = {
         "training. 0: it does not. Default: 1.",
         {"train", "run", "demo"},
     ),
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": (
+        "Seconds that a training with --devices has to save after a signal, with a new version of "
+        "torch. Default: 600.",
+        {"run"},
+    ),
     "CUDA_VISIBLE_DEVICES": ("GPUs that the command may use.", MODEL_COMMANDS),
     "RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT": (
         "The process and its group, as torchrun sets them.",

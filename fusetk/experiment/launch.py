@@ -13,6 +13,9 @@ from fusetk.errors import FusetkError, Interrupted
 from fusetk.training.signals import signals_handled
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
+# After a signal, torchrun kills processes that have not ended within 30 seconds. This is too short
+# for a checkpoint on a slow disk. New versions of torch read the number of seconds from a variable.
+TORCHRUN_PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
 
 
 class StepFailed(FusetkError):
@@ -71,7 +74,7 @@ def call(
     # the terminal.
     process = subprocess.Popen(
         words,
-        env={**os.environ, **(environment or {})},
+        env={**TORCHRUN_PATIENCE, **os.environ, **(environment or {})},
         start_new_session=True,
         pass_fds=locks,
         preexec_fn=ends_with_parent(),

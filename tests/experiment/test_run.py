@@ -371,6 +371,16 @@ def test_several_devices_are_processes_of_torchrun():
     assert launch.shown(launch.command("train", "a b.yaml")) == "fusetk train 'a b.yaml'"
 
 
+@pytest.mark.parametrize("seconds", ["600", "90"])
+def test_torchrun_waits_for_a_checkpoint(monkeypatch, seconds):
+    """600 seconds by default: after 30 seconds it would kill processes that save."""
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    if seconds != "600":
+        monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", seconds)
+    read = "import os; assert os.environ['TORCH_ELASTIC_SHUTDOWN_TIMEOUT']"
+    launch.call(python(f"{read} == {seconds!r}"))
+
+
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
