@@ -1,11 +1,12 @@
 """Validation in all processes of a training at once."""
 
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
 import torch
 
-from fusetk.errors import FusetkError
+from fusetk.errors import FusetkError, out_of_memory
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import World
 from fusetk.training.checkpoints import Checkpoints
@@ -49,14 +50,24 @@ class DistributedValidation:
         self.sharded = any(map(sharded, model.parameters()))
 
     def __call__(
-        self, progress: Progress, optimizer: torch.optim.Optimizer | None, stop: Stop
+        self,
+        progress: Progress,
+        optimizer: torch.optim.Optimizer | None,
+        stop: Stop,
+        free_memory: Callable[[], bool] = lambda: False,
     ) -> ValidationResults:
         """Return the metrics and the shares of the layers.
+
+        If the memory does not suffice, ``free_memory`` is called. If it returns True, this process
+        validates again.
 
         Raises Interrupted after a signal in a process. Raises the error if one occurs in this
         process, and FusetkError if one occurs in another process.
         """
         part, error = self._validate_part(stop)
+        if error is not None and out_of_memory(error) and free_memory():
+            error = None  # it refers to tensors
+            part, error = self._validate_part(stop)
         try:
             parts = self.world.all_gather(part)
             failed = self.world.any(error is not None)

@@ -99,6 +99,18 @@ class GradientComputer:
         self.device = next(model.parameters()).device
         self.graphs = CudaGraphs.of(model, config)
 
+    def delete_graphs(self) -> bool:
+        """Delete the CUDA graphs, whose memory no other computation can use.
+
+        Return whether there were any.
+        """
+        if not (self.graphs and self.graphs.graphs):
+            return False
+        self.graphs.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return True
+
     def start_stage(self) -> None:
         """Delete the CUDA graphs, which contain the dropout rates of the stage before."""
         if self.graphs:

@@ -214,6 +214,16 @@ class Trainer:
             self.checkpoints.save(self.progress, self.optimizer)
             self.reporter.restart()
 
+    def _free_memory(self) -> bool:
+        """Delete the CUDA graphs for a validation. Return whether there were any."""
+        if not self.gradients.delete_graphs():
+            return False
+        self.reporter.message(
+            f"update {self.progress.update}: the memory does not suffice for the validation beside "
+            "the CUDA graphs: they are deleted, and recorded again after it"
+        )
+        return True
+
     def _validate(self, due: bool = False) -> None:
         """Validate and save a checkpoint.
 
@@ -224,7 +234,9 @@ class Trainer:
         metric = self.config.validation.metric
         self.reporter.report(self.progress)
         start = time.perf_counter()
-        results, layer_shares = self.validation(self.progress, self.optimizer, self.stop)
+        results, layer_shares = self.validation(
+            self.progress, self.optimizer, self.stop, self._free_memory
+        )
         best_before = self.progress.best
         is_best = self.progress.add_validation(metric, results)
         seconds = time.perf_counter() - start

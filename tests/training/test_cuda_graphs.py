@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fusetk import train as train_module
 from fusetk.data.corpus import Corpus
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, FusetkError
 from fusetk.estimate import measure
 from fusetk.estimate.cost import TextLengths
 from fusetk.models import Seq2Seq
@@ -31,6 +31,7 @@ from fusetk.training.step import (
     length_multiple,
     optimizer_step,
 )
+from fusetk.training.validation import Validator
 from fusetk.weights import read_state, read_tensors
 from tests.contracts.systems import SYSTEMS
 from tests.helpers.batches import random_batch, with_lengths
@@ -240,6 +241,34 @@ def test_passes_that_do_not_fit_into_memory_are_computed_again(
     was_split = "batches of this size are split into halves" in log
     were_deleted = "graphs do not fit into memory; from now on at most 0 shapes" in log
     assert (was_split, were_deleted) == (failing == "pass", failing == "recording")
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_validation_gets_the_memory_of_the_graphs(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """Validation without graphs is not repeated if it fails."""
+    graphs = with_repeated_passes(monkeypatch, gradients)
+    plain = Validator.validate_part
+    num_graphs: list[int] = []
+
+    def validate(*arguments: Any) -> Any:
+        num_graphs.append(len(graphs[0].graphs))
+        if len(num_graphs) <= failures:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2 MiB")
+        return plain(*arguments)
+
+    monkeypatch.setattr(Validator, "validate_part", validate)
+    settings = [f"training.stages=[{STAGE}}}]", "training.cuda_graphs=true"]
+    recipe = load(toy, [*settings, "training.validation.every_updates=8"])
+    if failures == 2:
+        with pytest.raises(FusetkError, match="there is not enough memory"):
+            train_module.train(recipe, tmp_path / "run", "cpu", quiet=True)
+    else:
+        train_module.train(recipe, tmp_path / "run", "cpu", quiet=True)
+    assert len(num_graphs) == 2 and num_graphs[0] > 0 == num_graphs[1]
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "for the validation beside the CUDA graphs: they are deleted" in log
 
 
 def test_the_speed_is_measured_with_graphs(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
