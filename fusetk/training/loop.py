@@ -159,13 +159,15 @@ class Trainer:
                     f"{RESTART}"
                 )
             best = self.run / CHECKPOINTS / "best"
-            if not best.exists():
+            # Another host may still see an old link.
+            folder = self.world.broadcast(best.resolve())
+            if not folder.exists():
                 raise CheckpointError(
                     f"training.stages.{self.progress.stage} has start: best, but the best "
                     f"checkpoint ({checkpoint_name(self.progress.best_update)}) is missing: "
                     f"restore it, or link {best} to another checkpoint"
                 )
-            self.checkpoints.load_weights(best)
+            self.checkpoints.load_weights(folder)
         self.reporter.task.begin_stage(self.progress)
         self.log.line(
             f"stage {self.progress.stage + 1} of {len(self.config.stages)} starts "

@@ -255,6 +255,20 @@ def test_a_process_that_finds_no_other_one(monkeypatch: pytest.MonkeyPatch) -> N
         process_module.connect(torch.device("cpu"))
 
 
+def test_all_processes_start_a_stage_from_the_checkpoint_of_rank_0(
+    toy: Path, tmp_path: Path
+) -> None:
+    """On another host, the link to the best checkpoint may be old."""
+    stage = "{optimizer: adam, schedule: {kind: constant, rate: 0.01}, end: {updates: 4}"
+    stages = [f"training.stages=[{stage}}}, {stage}, start: best}}]"]
+    see_nothing = (
+        "from fusetk.training import loop\n"
+        "if os.environ['RANK'] == '1': loop.CHECKPOINTS = 'old checkpoints'\n"
+    )
+    said = train(toy, tmp_path / "run", stages, 2, see_nothing).succeed()
+    assert "done: 8 updates" in said
+
+
 @pytest.mark.slow
 def test_two_hosts(toy: Path, tmp_path: Path) -> None:
     """Two launchers with one process each, connected by a rendezvous, train as one launcher."""
