@@ -100,7 +100,7 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
 
     Other launchers work, too, if they set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. After the
     start, ``timeout`` limits the time that a process waits for the others. Raises ConfigError if a
-    variable is missing or wrong, or if a process does not start.
+    variable is missing or wrong, if a process does not start, or if two processes have one GPU.
     """
     if world_size() == 1:
         return World(device=device)
@@ -126,9 +126,10 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
             backend, store=store, rank=rank, world_size=size, timeout=timeout, **options
         )
     except dist.DistError as error:
-        raise ConfigError(
-            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not connect to the "
-            f"others at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
+        process = f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+        raise same_gpu_error(error, process) or ConfigError(
+            f"{process} could not connect to the others at "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
             f"({str(error).splitlines()[0]}): check MASTER_ADDR and MASTER_PORT, and read the "
             "messages of the other processes"
         ) from None
@@ -193,6 +194,16 @@ def end_process() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def same_gpu_error(error: Exception, process: str) -> ConfigError | None:
+    """Return the error for two processes on one GPU, which NCCL refuses; None for another error."""
+    if "Duplicate GPU" not in str(error):
+        return None
+    return ConfigError(
+        f"{process} has the same GPU as another process: give --device cuda without a number, and "
+        "start at most one process for each GPU"
+    )
 
 
 def is_peer_failure(error: Exception) -> bool:

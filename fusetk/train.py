@@ -29,7 +29,7 @@ from fusetk.machine import (
     write_choices,
 )
 from fusetk.models import Seq2Seq
-from fusetk.processes import World, connect, is_peer_failure, local_device
+from fusetk.processes import World, connect, is_peer_failure, local_device, same_gpu_error
 from fusetk.processor import processor
 from fusetk.recipe import Recipe
 from fusetk.resume import find_changes, last_checkpoint
@@ -107,6 +107,8 @@ def _raise_with_context(error: Exception, world: World) -> NoReturn:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if several and isinstance(error, FusetkError):
         error.args = (f"{world}: {error}",)
+    elif several and (same_gpu := same_gpu_error(error, str(world))):
+        raise same_gpu from None
     elif several and is_peer_failure(error):
         raise FusetkError(f"{world}: another process has ended ({reason})") from None
     elif out_of_memory(error):

@@ -255,6 +255,21 @@ def test_a_process_that_finds_no_other_one(monkeypatch: pytest.MonkeyPatch) -> N
         process_module.connect(torch.device("cpu"))
 
 
+def test_two_processes_on_one_gpu_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    def rendezvous(*arguments: Any, **named: Any) -> Any:
+        raise dist.DistBackendError(
+            "NCCL error, ncclInvalidUsage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0"
+        )
+
+    monkeypatch.setattr(dist, "rendezvous", rendezvous)
+    with pytest.raises(ConfigError, match="process 1 of 2 has the same GPU as another process"):
+        process_module.connect(torch.device("cpu"))
+
+
 def test_all_processes_start_a_stage_from_the_checkpoint_of_rank_0(
     toy: Path, tmp_path: Path
 ) -> None:
