@@ -76,7 +76,7 @@ def command(
     from fusetk.decoding.distributed import INPUT_TIMEOUT, all_succeed
     from fusetk.decoding.mbr import MbrTranslator
     from fusetk.decoding.translate import Extras, Translator
-    from fusetk.processes import connect, local_device
+    from fusetk.processes import connect, end_process, local_device
     from fusetk.system import changed, load_ensemble
 
     if threads:
@@ -133,3 +133,4 @@ def command(
     world.close()
     if speed:
         report(str(speed))
+    end_process()

@@ -123,6 +123,16 @@ def test_a_closed_pipe_ends_all_processes_without_an_error(
     assert [(one.code, one.said) for one in ended["closed"]] == [(0, ""), (0, "")]
 
 
+def test_processes_end_without_finalization(trained: Path, tmp_path: Path) -> None:
+    """Python's finalization may abort a process that has translated everything."""
+    text = tmp_path / "text"
+    text.write_text("Hund\nein Hund\n")
+    code = "from fusetk import processes\nprocesses.end_process = lambda: print('skipped')\n"
+    files = ["-i", text, "-o", tmp_path / "output"]
+    said = Forks(["decode", "-m", trained, "-d", "cpu", *files], 2, code).succeed()
+    assert said.count("skipped") == 2
+
+
 @pytest.mark.slow
 def test_torchrun_starts_them(trained: Path) -> None:
     launcher = [
