@@ -25,7 +25,15 @@ from fusetk.decoding.ensemble import check_ensemble_settings
 from fusetk.decoding.requests import Request
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.translate import Translation, Translator
-from fusetk.errors import CheckpointError, ConfigError, DataError, ImportFailed, join_names
+from fusetk.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    FusetkError,
+    ImportFailed,
+    join_names,
+    out_of_memory,
+)
 from fusetk.machine import describe_device, device_of
 from fusetk.models import Seq2Seq, build_model
 from fusetk.models.quantization import to_bf16, to_int8, to_kernels
@@ -212,7 +220,8 @@ def load_model(
     the weights (EMA), it is loaded unless ``raw`` is set. ``report`` gets a line that names the
     checkpoint and the device. Raises CheckpointError if the path is neither a checkpoint nor a run,
     or if a file is missing or damaged, ImportFailed if the model has a class outside fusetk that
-    cannot be imported, and the errors of ``device_of``.
+    cannot be imported, FusetkError if the memory of the device does not suffice, and the errors of
+    ``device_of``.
     """
     run, folder = find_checkpoint(Path(path))
     model_device = device_of(str(device))
@@ -243,7 +252,16 @@ def load_model(
     # The checkpoint may be copied from a run without an average; then loading raises an error.
     has_average = EMA in state["sha256"] or bool(recipe.training.ema and "progress" in state)
     load_weights(model, folder, EMA if has_average and not raw else MODEL)
-    return Loaded(recipe, pipeline, model.to(model_device).eval(), folder, has_average)
+    try:
+        model.to(model_device)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise FusetkError(
+            f"{folder} does not fit into the memory of {place} ({str(error).splitlines()[0]}): end "
+            "other programs there, or choose another --device"
+        ) from None
+    return Loaded(recipe, pipeline, model.eval(), folder, has_average)
 
 
 def load_ensemble(

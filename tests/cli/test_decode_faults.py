@@ -190,6 +190,16 @@ def test_exhausted_memory_is_one_sentence(trained, monkeypatch, error):
     assert "lower --batch-tokens or the beam (-b)" in message
 
 
+def test_a_model_that_does_not_fit_into_memory_is_one_sentence(trained, monkeypatch):
+    def to(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore")
+
+    monkeypatch.setattr(torch.nn.Module, "to", to)
+    message = said("-m", trained, lines=["hund"])
+    assert message.count("\n") == 1 and "does not fit into the memory of cpu" in message
+    assert "20.00 GiB" in message
+
+
 def test_another_error_of_the_search_is_not_called_a_lack_of_memory(trained, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("sizes differ")
