@@ -61,7 +61,7 @@ def command(
     """
     if raw is None:
         raise ConfigError("give the folder of the raw text by --raw")
-    _check(config, overrides, seeds, devices, slurm, smoke, sbatch, until)
+    _check(config, overrides, seeds, device, devices, slurm, smoke, sbatch, until)
     start = time.monotonic()
     all_settings = [[*overrides, f"training.seed={seed}"] for seed in seeds] or [[*overrides]]
     recipes = [load_recipe(config, settings) for settings in all_settings]
@@ -109,6 +109,7 @@ def _check(
     config: str,
     settings: tuple[str, ...],
     seeds: tuple[int, ...],
+    device: str,
     devices: int,
     slurm: bool,
     smoke: bool,
@@ -136,6 +137,8 @@ def _check(
             "--slurm and --devices exclude each other: give the devices of the job as an option of "
             "sbatch, such as --sbatch=--gpus-per-node=8 --sbatch=--ntasks-per-node=8"
         )
+    if devices > 1 and ":" in device:
+        raise ConfigError(f"--devices and --device {device} exclude each other: give --device cuda")
     if sbatch and not slurm:
         raise ConfigError("--sbatch needs --slurm")
     for option in sbatch:

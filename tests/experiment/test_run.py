@@ -553,6 +553,7 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
         (["--raw", ".", "--set", "data.folder=x"], "--set data.folder=x: use --raw for the folder"),
         (["--raw", ".", "--slurm", "--smoke"], "--slurm and --smoke exclude each other"),
         (["--raw", ".", "--slurm", "--devices=4"], "--slurm and --devices exclude each other"),
+        (["--raw", ".", "--devices=4", "-d", "cuda:1"], "--devices and --device cuda:1 exclude"),
         (["--raw", ".", "--slurm", "--until=prep"], "--slurm and --until prep exclude each other"),
         (["--raw", ".", "--sbatch=-p x"], "--sbatch needs --slurm"),
         (["--raw", ".", "--seed=1", "--seed=1"], "--seed: the same seed is given twice"),
