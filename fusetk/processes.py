@@ -22,12 +22,13 @@ from fusetk.errors import ConfigError
 
 Value = TypeVar("Value")
 TIMEOUT = timedelta(minutes=10)  # longest time that a process waits for the others
-# Messages of gloo about a closed connection.
+# Messages of gloo about a closed connection, or about a process that does not answer.
 CONNECTION_ERRORS = (
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
     "Connection refused",
+    "Timed out waiting",
 )
 
 
@@ -207,7 +208,7 @@ def same_gpu_error(error: Exception, process: str) -> ConfigError | None:
 
 
 def is_peer_failure(error: Exception) -> bool:
-    """Whether an error means that another process has ended."""
+    """Whether an error means that another process has ended or does not answer."""
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in CONNECTION_ERRORS)

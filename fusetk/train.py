@@ -110,7 +110,10 @@ def _raise_with_context(error: Exception, world: World) -> NoReturn:
     elif several and (same_gpu := same_gpu_error(error, str(world))):
         raise same_gpu from None
     elif several and is_peer_failure(error):
-        raise FusetkError(f"{world}: another process has ended ({reason})") from None
+        raise FusetkError(
+            f"{world}: another process has ended or does not answer ({reason}): read the messages "
+            "of all processes, and start them again"
+        ) from None
     elif out_of_memory(error):
         raise FusetkError(
             f"{f'{world}: ' if several else ''}there is not enough memory ({reason}): lower "

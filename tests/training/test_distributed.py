@@ -23,7 +23,7 @@ from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.cli.main import main
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, FusetkError
 from fusetk.processes import local_device
 from fusetk.recipe import load
 from fusetk.weights import read_state
@@ -152,6 +152,15 @@ def test_a_process_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -
     endless = ["training.stages.0.end.updates=100000"]
     said = train(toy, tmp_path / "run", endless, 2, fail).fail(seconds=60)
     assert "process 1 of 2 on" in said and "the third is enough" in said
+
+
+def test_a_process_that_does_not_answer_is_one_sentence() -> None:
+    world = process_module.World(0, 2)
+    error = RuntimeError(
+        "[unbound_buffer.cc:78] Timed out waiting 600000ms for recv operation to complete"
+    )
+    with pytest.raises(FusetkError, match=r"^process 0 of 2 on .* does not answer .*600000ms"):
+        train_module._raise_with_context(error, world)
 
 
 @pytest.mark.parametrize(
