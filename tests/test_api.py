@@ -83,7 +83,7 @@ def test_without_kernels_a_change_of_the_weights_has_an_effect(
 def test_a_model_in_training_mode_does_not_translate(trained: Path) -> None:
     system = fusetk.load(trained, kernels=False)
     system.models[0].train()
-    with pytest.raises(ConfigError, match="training mode.*call the method eval"):
+    with pytest.raises(ConfigError, match=r"training mode.*call the method eval"):
         system.translate(LINES)
     system.models[0].eval()
     assert system.translate(LINES)
