@@ -263,6 +263,8 @@ def test_other_paths_and_methods_are_answered_in_json(port: int) -> None:
     assert status == 404 and answer == {"error": f"there is no GET /; {service}"}
     status, answer = ask(port, b"", "GET")
     assert status == 405 and answer == {"error": f"there is no GET /translate; {service}"}
+    status, answer = ask(port, {"text": "a"}, path="/translate/", Host="evil.example")
+    assert status == 404 and answer == {"error": f"there is no POST /translate/; {service}"}
 
 
 SERVICE = """

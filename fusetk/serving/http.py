@@ -128,12 +128,14 @@ def make_service(
         Route(path, with_json_errors(function), methods=[method])
         for method, path, function in endpoints
     ]
-    return Starlette(
+    app = Starlette(
         routes=routes,
         lifespan=lifespan,
         middleware=list(middleware),
         exception_handlers={HTTPException: misdirected},
     )
+    app.router.redirect_slashes = False  # a redirection would have the host that the client names
+    return app
 
 
 def with_json_errors(endpoint: Endpoint) -> Endpoint:
