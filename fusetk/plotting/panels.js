@@ -160,24 +160,26 @@ function drawPanel(panel, scale, parent) {
 function listen(panel, figure, canvas, place) {
   const { rows, columns, cell, left, top } = place;
   const cursor = { column: 0, row: 0 };  // the cell that the keys selected; the top row is 0
-  const select = (column, row, x, y) => {
+  const select = (column, row) => {
     Object.assign(cursor, { column, row });
     cover(mark, place, column, row, 1, 1);
     figure.append(mark);
-    showTip(panel, place.row(row), column, x, y);
   };
   const hover = (event) => {
     const box = canvas.getBoundingClientRect();
     const c = Math.floor((event.clientX - box.left - left) / cell);
     const r = Math.floor((event.clientY - box.top - top) / cell);
     if (c < 0 || r < 0 || c >= columns || r >= rows) return leave();
-    select(c, r, event.clientX, event.clientY);
+    select(c, r);
+    showTip(panel, place.row(r), c, event.clientX, event.clientY);
   };
   const selectByKey = (column, row) => {
-    const box = canvas.getBoundingClientRect();
     const c = Math.max(0, Math.min(columns - 1, column));
     const r = Math.max(0, Math.min(rows - 1, row));
-    select(c, r, box.left + left + (c + 1) * cell, box.top + top + (r + 1) * cell);
+    select(c, r);
+    mark.scrollIntoView({ block: "nearest", inline: "nearest" });
+    const box = mark.getBoundingClientRect();
+    showTip(panel, place.row(r), c, box.right, box.bottom);
   };
   const moves = {
     ArrowLeft: () => [cursor.column - 1, cursor.row],
@@ -258,6 +260,7 @@ function showTip(panel, r, c, x, y) {
     panel.measure + ": " + format(panel.matrix[r][c]),
   ].join("\n");
   tip.hidden = false;
+  tip.style.left = 0;  // near the right edge of the window, the text would be narrow
   const pastRight = x + 16 + tip.offsetWidth > window.innerWidth;
   const pastBottom = y + 16 + tip.offsetHeight > window.innerHeight;
   tip.style.left = Math.max(0, pastRight ? x - 12 - tip.offsetWidth : x + 16) + "px";

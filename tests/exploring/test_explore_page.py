@@ -285,6 +285,24 @@ def test_the_file_of_plot_attention_has_the_same_keys(opened: Browser, tmp_path:
     assert opened.problems == []
 
 
+def test_keys_reach_the_last_cell_of_a_wide_heatmap(opened: Browser, tmp_path: Path) -> None:
+    columns = [f"token{i}" for i in range(40)]
+    panel = Panel("decoder.a", "a", np.ones((1, 40)), columns, ["l0"])
+    save([Page([panel], 1)], tmp_path / "wide.html")
+    opened.open((tmp_path / "wide.html").as_uri())
+    opened.resize(420, 900)
+    opened.run("document.querySelector('figure canvas').focus()")
+    for key in ("ArrowRight", "End"):  # the first key selects the first cell
+        opened.press(key)
+    assert "token39" in opened.run("document.querySelector('#tip').textContent")
+    for selector, width in ((".mark", 10), ("#tip", 100)):
+        box = f"document.querySelector('{selector}').getBoundingClientRect()"
+        left, right = opened.run(f"[{box}.left, {box}.right]")
+        assert left >= 0 and left + width <= right <= 420
+    opened.resize(1400, 900)
+    assert opened.problems == []
+
+
 def test_the_service_that_has_ended_is_named(opened: Browser, runs: list[Path]) -> None:
     from fusetk.exploring.app import ExploreLimits, make_explore_app
 

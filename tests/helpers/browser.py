@@ -14,7 +14,15 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LIMIT = 60  # seconds for an answer of the browser, and for a condition
-KEYS = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
+KEYS = {
+    "Enter": 13,
+    "Tab": 9,
+    "Escape": 27,
+    "End": 35,
+    "ArrowLeft": 37,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+}
 
 
 def find_browser() -> str | None:
