@@ -457,6 +457,7 @@ async function translateAll() {
   const message = find("#message");
   showError(message, form.text.value.trim() ? null : new Error("Type a sentence."));
   if (!message.hidden) return form.text.focus();
+  if (!find("#ask").reportValidity()) return;  // the beam is not a number within the limits
   if (chosen) form.prefix.value = chosen.tokens.join(" ");
   store();
   const first = chosen ? runs[chosen.run] : runs[0];
@@ -500,7 +501,7 @@ function restore() {
   chosen = null;
   try {
     const stored = JSON.parse(values.get("tokens"));
-    if (runs[stored?.run] && Array.isArray(stored.tokens)) chosen = stored;
+    if (runs.includes(runs[stored?.run]) && Array.isArray(stored.tokens)) chosen = stored;
   } catch {
     // The address was edited: the tokens are ignored.
   }

@@ -225,6 +225,24 @@ def test_wrong_input_is_explained(tab: Browser) -> None:
     assert len(texts(tab, ".result:not([hidden]) .text")) == 2
 
 
+def test_a_beam_outside_the_limits_is_refused(tab: Browser) -> None:
+    translate(tab)
+    for beam in ("0", "2.5", "1000"):
+        tab.run(f"form.beam.value = '{beam}'; form.text.focus()")
+        tab.press("Enter")
+        assert tab.run("document.activeElement.id") == "beam"
+    tab.run("form.beam.value = '2'; form.text.focus()")
+    tab.press("Enter")
+    settle(tab, 2)
+    assert len(texts(tab, f"{LAST} .hypotheses tbody tr")) == 2
+
+
+def test_an_address_with_a_wrong_run_is_translated(tab: Browser, url: str) -> None:
+    tab.open(url + "#" + urlencode({"text": TEXT, "tokens": '{"run": "length", "tokens": []}'}))
+    settle(tab, 1)
+    assert len(texts(tab, ".result:not([hidden]) .text")) == 2
+
+
 def test_text_is_never_html(tab: Browser, url: str) -> None:
     tab.open(url + "#" + urlencode({"text": NASTY, "prefix": NASTY, "target": NASTY}))
     settle(tab, 1)
