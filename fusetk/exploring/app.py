@@ -14,7 +14,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from fusetk.errors import CheckpointError, DataError
+from fusetk.errors import CheckpointError, DataError, FusetkError
 from fusetk.exploring.explorer import Explorer, Heatmap, Search
 from fusetk.exploring.page import page, page_headers
 from fusetk.serving.batching import Batcher
@@ -87,23 +87,27 @@ def make_explore_app(
 
     async def translate(request: Request) -> Response:
         document = await read_object(request, TRANSLATE_KEYS, limits.body)
-        explorer = explorers[_run(document, explorers)]
+        number = _run(document, explorers)
         text = _line(document, "text", limits)
         search = parse_search(document, limits)
-        return await answered(request, text, partial(explorer.translate, search))
+        # A request in front of this one in the queue may load the run again.
+        return await answered(request, text, lambda line: explorers[number].translate(search, line))
 
     async def heatmaps(request: Request) -> Response:
         document = await read_object(request, HEATMAPS_KEYS, limits.body)
-        explorer = explorers[_run(document, explorers)]
+        number = _run(document, explorers)
         text = _line(document, "text", limits)
         heatmap = parse_heatmap(document, limits)
-        return await answered(request, text, partial(explorer.heatmaps, heatmap))
+        return await answered(request, text, lambda line: explorers[number].heatmaps(heatmap, line))
 
     async def reload(request: Request) -> Response:
         number = _run(await read_object(request, RELOAD_KEYS, limits.body), explorers)
 
         def replace(text: str) -> dict[str, Any]:
-            explorers[number] = load(number)
+            try:
+                explorers[number] = load(number)
+            except FusetkError as error:
+                raise CheckpointError(str(error)) from None
             return explorers[number].describe()
 
         return await answered(request, "", replace)

@@ -5,6 +5,7 @@ import hashlib
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from fusetk.cli.main import main
+from fusetk.exploring.explorer import Search
 from tests.exploring.runs import explorer
 from tests.helpers.services import ask, running
 
@@ -152,10 +154,36 @@ def test_a_run_is_loaded_again_and_a_damaged_one_keeps_the_old_model(
         expected = ask(port, {"text": TEXT})[1]["translations"]
         status, answer = ask(port, {"run": 0}, path="/reload")
         assert status == 200 and answer["name"] == "run"
-        shutil.rmtree(run / "checkpoints")
-        status, answer = ask(port, {"run": 0}, path="/reload")
-        assert status == 409 and str(run) in answer["error"]
+        for part in ("text", "checkpoints"):
+            shutil.rmtree(run / part)
+            status, answer = ask(port, {"run": 0}, path="/reload")
+            assert status == 409 and str(run) in answer["error"]
         assert ask(port, {"text": TEXT})[1]["translations"] == expected
+
+
+def test_requests_behind_a_reload_use_the_new_model(runs: list[Path]) -> None:
+    from fusetk.exploring.app import ExploreLimits, make_explore_app
+
+    loading = threading.Event()
+    go_on = threading.Event()
+
+    def load(number: int) -> Any:
+        loading.set()
+        go_on.wait(20)
+        return fused
+
+    fused = explorer(runs[1])
+    app = make_explore_app([explorer(runs[0])], load, ExploreLimits())
+    with running(app) as port, ThreadPoolExecutor(3) as threads:
+        first = threads.submit(ask, port, {}, "POST", "/reload")
+        assert loading.wait(20)
+        heatmaps = {"text": TEXT, "tokens": ["DREI"], "what": "fuse"}
+        second = threads.submit(ask, port, {"text": TEXT})
+        third = threads.submit(ask, port, heatmaps, "POST", "/heatmaps")
+        time.sleep(0.2)  # the requests reach the queue
+        go_on.set()
+        assert first.result()[0] == third.result()[0] == 200
+        assert second.result()[1]["translations"] == fused.translate(Search(), TEXT)["translations"]
 
 
 def test_other_names_of_the_machine_are_refused(port: int) -> None:
