@@ -29,6 +29,7 @@ from fusetk.reporting.result_files import (
 )
 from fusetk.reporting.result_tables import read_tables
 from fusetk.reporting.results_page import sort_value
+from tests.helpers.browser import browser, find_browser
 from tests.helpers.results import BAD, REFERENCES, SET, SOURCES
 from tools import power
 from tools import results as results_tool
@@ -212,6 +213,32 @@ def test_gains_are_sorted_by_how_sure_they_are() -> None:
     values = [sort_value(cell) for cell in cells]
     assert values == sorted(values, key=lambda value: value or 0.0) and len(set(values)) == 4
     assert sort_value("no baseline") is None
+
+
+TABLE = {
+    "heads": ["", "config", "loss"],
+    "rows": [["x", "b", "2.0"], ["y", "c", ""], ["z", "a", "10.0"]],
+    "values": [[None, None, 2.0], [None, None, None], [None, None, 10.0]],
+    "notes": [],
+}
+
+
+@pytest.mark.skipif(find_browser() is None, reason="needs Chromium")
+def test_a_page_in_a_browser(results: Path, tmp_path: Path) -> None:
+    """A click sorts columns of text and of numbers, and a narrow window shows all columns."""
+    page_of(results)
+    with browser(tmp_path / "profile") as tab:
+        tab.open((results.parent / "page.html").as_uri())
+        tab.run(f"document.querySelector('main').prepend(sortable({json.dumps(TABLE)}, null))")
+        names = "Array.from(document.querySelectorAll('.rows')[0].tBodies[0].rows, r => r.cells[0])"
+        for column, orders in ((1, ("xyz", "zyx")), (2, ("zxy", "yxz")), (3, ("xzy", "zxy"))):
+            for order in orders:
+                tab.click(f"main > :first-child th:nth-child({column}) button")
+                assert tab.run(f"{names}.map((cell) => cell.textContent).join('')") == order
+        tab.resize(420, 900)
+        assert tab.run("document.documentElement.scrollWidth") <= 420
+        assert tab.run("getComputedStyle(document.querySelector('tbody th')).position") == "static"
+        assert tab.problems == []
 
 
 def test_a_page_needs_results(toy: Path, results: Path, tmp_path: Path) -> None:
