@@ -316,6 +316,23 @@ def test_a_signal_ends_the_service_during_a_request(stalls: bool) -> None:
     assert answer.startswith(b"HTTP/1.1 503") and b"the service is closing" in answer
 
 
+def test_a_second_ctrl_c_is_no_error() -> None:
+    pytest.importorskip("uvicorn")
+    code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    service = Forks([], code=code + SEARCHING_SERVICE)
+    service.wait_for("is the port")
+    port = int(service.output().split()[0])
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(ask, port, {"text": "a"}, path="/")
+        time.sleep(0.3)
+        for _ in range(2):
+            service.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        assert service.wait(20) == [0]
+        assert answer.result() == (503, {"error": "the service is closing"})
+    assert "Traceback" not in service.output()
+
+
 @pytest.mark.parametrize("log", ["log", "quiet"])
 def test_ctrl_c_ends_the_service_without_an_error(log: str) -> None:
     pytest.importorskip("uvicorn")

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from contextlib import suppress
+from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
@@ -45,6 +46,17 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _Server(uvicorn.Server):
+    """A server that ends in the same way if the user presses Ctrl-C a second time.
+
+    uvicorn would then close the connections without an answer and log tracebacks.
+    """
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.force_exit = False
+
+
 def serve(app: Starlette, listener: socket.socket, access_log: bool = False) -> None:
     """Answer requests until SIGINT (Ctrl-C) or SIGTERM.
 
@@ -63,4 +75,4 @@ def serve(app: Starlette, listener: socket.socket, access_log: bool = False) -> 
     if access_log:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+        _Server(config).run(sockets=[listener])
