@@ -45,14 +45,15 @@ def command(
     """Translate over HTTP with the model of RUN, or with an ensemble of several RUNs.
 
     POST /translate takes a JSON object: `text` is a string or a list of strings, `n_best` (default
-    1) the number of translations, `alignment` (default false) whether to align tokens. For a string
-    the answer has `text` and `translations`, a list with `text`, `score` and `normalized`; for a
-    list it has one such object for each sentence in `sentences`. With `alignment`, `source_tokens`,
-    `tokens` and the pairs `alignment` (source, target) are added. A blank sentence has no
-    translations. A wrong request has status 400 and an `error`; status 408 means that it did not
-    arrive within 30 seconds, 413 that it is too large or that a sentence has more tokens than the
-    model reads, 503 that the queue is full or that the service ends. GET /health has the number of
-    waiting sentences.
+    1) the number of translations, `alignment` (default false) whether to align tokens. The search
+    is that of the model's config; its beam is at least `n_best`. For a string the answer has `text`
+    and `translations`, a list with `text`, `score` and `normalized`; for a list it has one such
+    object for each sentence in `sentences`. With `alignment`, `source_tokens`, `tokens` and the
+    pairs `alignment` (source, target) are added. A blank sentence has no translations. A wrong
+    request has status 400 and an `error`; status 408 means that its body did not arrive within 30
+    seconds, 413 that it is too large or that a sentence has more tokens than the model reads, 503
+    that the queue is full or that the service ends. GET /health has the number of waiting
+    sentences.
 
     Requests that arrive together are translated in one batch. Standard output gets the URL of the
     service, standard error a line for each request (not with -q). Ctrl-C ends the service: requests
