@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from fusetk.data.sampler import Indices, update_size
 from fusetk.errors import CheckpointError, FusetkError
 from fusetk.models.parts import layers_and_parts
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.processes import ALONE, World
+from fusetk.processes import ALONE, World, is_peer_failure
 from fusetk.runs import CHECKPOINTS, checkpoint_name
 from fusetk.training.checkpoint import load_optimizer
 from fusetk.training.checkpoints import Checkpoints
@@ -139,8 +140,15 @@ class Trainer:
             corpus = self.corpus.of_epoch(progress.epoch)
             updates = self.stages.updates(progress, corpus)
             for indices in updates[progress.position :]:
-                self._update(corpus, indices, len(updates))
-                if self.world.any(self.stop.signal is not None):
+                try:
+                    self._update(corpus, indices, len(updates))
+                    interrupted = self.world.any(self.stop.signal is not None)
+                except Exception as error:
+                    # On a GPU, gradients may be summed while an update already uses them.
+                    if is_peer_failure(error) and self.device.type == "cpu":
+                        self._save_after_failure()
+                    raise
+                if interrupted:
                     self.reporter.report(progress)
                     self.checkpoints.interrupt(progress, self.optimizer, self.stop.signal)
                 self._after_update()
@@ -183,7 +191,11 @@ class Trainer:
         size = update_size(indices, corpus.source.lengths, corpus.target.lengths)
         tokens = size.target_tokens
         scale = self.gradient_check.scale(progress)
-        losses = self.gradients.compute(corpus, indices, tokens, progress.update, scale)
+        try:
+            losses = self.gradients.compute(corpus, indices, tokens, progress.update, scale)
+        except Exception:
+            self._save_after_failure()
+            raise
         stats = optimizer_step(
             self.model,
             self.optimizer,
@@ -215,6 +227,22 @@ class Trainer:
             self.reporter.report(self.progress)
             self.checkpoints.save(self.progress, self.optimizer)
             self.reporter.restart()
+
+    def _save_after_failure(self) -> None:
+        """Save the complete updates since the last checkpoint, without the other processes.
+
+        Weights and optimiser state must be those after an update. Errors are ignored, because the
+        failure itself is reported.
+        """
+        progress = self.progress
+        saved = progress.validated or progress.update in progress.saved
+        if saved or not progress.stage_update or self.sharded or not self.world.first:
+            return
+        with suppress(Exception):
+            if self.world.size == 1:  # a report sums the losses of all processes
+                self.reporter.report(progress)
+            self.checkpoints.save_alone(progress, self.optimizer)
+            self.log.line(f"the next update failed: saved after update {progress.update}")
 
     def _free_memory(self) -> bool:
         """Delete the CUDA graphs for a validation. Return whether there were any."""

@@ -188,6 +188,26 @@ def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure:
     )
 
 
+def test_a_process_that_ends_in_an_update_loses_no_earlier_one(toy: Path, tmp_path: Path) -> None:
+    fail = (
+        "from fusetk.training import gradients\nplain = gradients.accumulate_gradients\n"
+        "def gradients_of(*arguments):\n"
+        "    gradients.calls = getattr(gradients, 'calls', 0) + 1\n"
+        "    if os.environ['RANK'] == '1' and gradients.calls == 4: os._exit(9)\n"
+        "    return plain(*arguments)\n"
+        "gradients.accumulate_gradients = gradients_of\n"
+    )
+    settings = ["training.validation.every_updates=8"]
+    train(toy, tmp_path / "run", settings, 2, fail).fail()
+    [saved] = runs.checkpoints(tmp_path / "run")
+    assert saved.name == runs.checkpoint_name(3) and read_state(saved)["interrupted"]
+    train(toy, tmp_path / "run", settings, 2).succeed()
+    train(toy, tmp_path / "whole", settings, 2).succeed()
+    torch.testing.assert_close(
+        weights(tmp_path / "run", 8), weights(tmp_path / "whole", 8), rtol=0, atol=0
+    )
+
+
 def test_a_write_error_of_rank_0_ends_all_with_the_reason(toy: Path, tmp_path: Path) -> None:
     fail = (
         "from fusetk.errors import CheckpointError\nfrom fusetk.training import checkpoint\n"

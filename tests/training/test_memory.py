@@ -1,5 +1,6 @@
 """A batch that does not fit into memory is split into halves, with the same result."""
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,34 @@ def test_a_sentence_that_does_not_fit_is_named(
         "memory alone",
     ):
         train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
+
+
+def test_an_update_that_fails_loses_no_earlier_one(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = gradients_module.accumulate_gradients
+    calls = itertools.count(1)
+
+    def gradients(*arguments: Any) -> list[Loss]:
+        losses = plain(*arguments)
+        if next(calls) == 4:
+            raise RuntimeError("the GPU is lost")
+        return losses
+
+    settings = ["training.validation.every_updates=8", "training.log_every=3"]
+    train_module.train(load(toy, settings), tmp_path / "whole", "cpu", quiet=True)
+    monkeypatch.setattr(gradients_module, "accumulate_gradients", gradients)
+    with pytest.raises(RuntimeError, match="the GPU is lost"):
+        train_module.train(load(toy, settings), tmp_path / "run", "cpu", quiet=True)
+    [saved] = runs.checkpoints(tmp_path / "run")
+    assert saved.name == runs.checkpoint_name(3)
+    assert weights_module.read_state(saved)["interrupted"]
+    assert "saved after update 3" in (tmp_path / "run" / "log.txt").read_text()
+    monkeypatch.setattr(gradients_module, "accumulate_gradients", plain)
+    train_module.train(load(toy, settings), tmp_path / "run", "cpu", quiet=True)
+    resumed, whole = (tmp_path / name / "checkpoints" / "last" for name in ("run", "whole"))
+    for file in (runs.MODEL, runs.TRAINING):
+        assert (resumed / file).read_bytes() == (whole / file).read_bytes()
 
 
 def test_other_errors_are_not_treated_as_lack_of_memory(
