@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARGIN = 0.1  # inches
+LEAST_HEADING = 2.5  # inches; a narrow figure grows so that its heading has few lines
 
 EMPTY = "#efe6d3"  # colour of a cell without a number; no colour map contains it
 CUT = "#e8710a"  # colour of the dividing line; visible on every colour map
@@ -135,7 +136,7 @@ def _lay_out(
     labels = {measure: _bar_label(measure, scale) for measure, scale in barred.items()}
     if len(barred) > 1:
         layout = arrange(panels, captions, columns, style, size, widths, MARGIN, labels)
-        heading = wrap(title, layout.width, style.heading, widths)
+        heading = _heading(title, layout, style, widths)
         return layout, _frame_with_bars_below(layout, list(barred), heading, style)
     [(measure, scale)] = barred.items()
     lines = 0
@@ -147,57 +148,77 @@ def _lay_out(
         if _is_low(layout):  # the colour bar is below the panels
             wider = arrange(panels, captions, columns, style, size, widths, MARGIN)
             layout = wider if _is_low(wider) else layout
-        heading = wrap(title, layout.width, style.heading, widths)
+        heading = _heading(title, layout, style, widths)
         frame = _frame(layout, heading, lines, bar_room, style)
         length = max(frame.bars[0][2:])
         bar_label = wrap(labels[measure], length + GAP, style.font, widths)
     return layout, frame._replace(bar_labels=[bar_label])
 
 
+class _Heading(NamedTuple):
+    """The lines above the panels, and their width in inches."""
+
+    lines: list[str]
+    width: float
+
+    def height(self, style: Style) -> float:
+        return 1.3 * style.heading / 72 * len(self.lines)
+
+
+def _heading(title: str, layout: Arranged, style: Style, widths: TextWidth) -> _Heading:
+    """Return the lines of a title. Only a figure without a given width grows with them."""
+    room = layout.width if layout.figure_width else max(layout.width, LEAST_HEADING)
+    lines = wrap(title, room, style.heading, widths)
+    return _Heading(lines, widths.widest(lines, style.heading))
+
+
 def _frame(
-    layout: Arranged, heading: list[str], lines: int, bar_room: float, style: Style
+    layout: Arranged, heading: _Heading, lines: int, bar_room: float, style: Style
 ) -> _Frame:
     """Return the size of the figure, and the place of its only colour bar.
 
     ``lines`` is the number of lines of the bar's label.
     """
-    head = MARGIN + 1.3 * style.heading / 72 * len(heading)
+    head = MARGIN + heading.height(style)
     cells = layout.above[0] + layout.height[0]
     content = layout.top(len(layout.rows))
     flat = _is_low(layout)
     if flat:
         tall = flat_bar_height(lines, style)
-        width = layout.figure_width or layout.width + 2 * MARGIN
+        beside = MARGIN + style.font / 72  # half of the number at the end is beside the bar
+        least = max(layout.width, heading.width) + 2 * MARGIN
+        width = layout.figure_width or max(least, LEAST_BAR + 2 * beside)
         # The colour bar begins below the first cell.
         left = MARGIN + layout.lefts[0][0]
-        beside = MARGIN + style.font / 72  # half of the number at the end is beside the bar
-        long = min(max(LEAST_BAR, width - left - beside), LONGEST_BAR)
+        long = min(max(LEAST_BAR, width - left - beside), LONGEST_BAR, width - 2 * beside)
         left = max(beside, min(left, width - beside - long))
         height = head + content + tall
         place = (left, tall - BAR, long, BAR)
     else:
         long = min(max(cells - layout.above[0], LEAST_BAR), LONGEST_BAR)
         content = max(content, layout.above[0] + long + GAP)
-        width = layout.figure_width or MARGIN + layout.width + bar_room
+        right = layout.figure_width or MARGIN + layout.width + bar_room
+        width = layout.figure_width or max(right, heading.width + 2 * MARGIN)
         height = head + content
         top = height - head - layout.above[0]
-        place = (width - bar_room + 0.14, top - long, BAR, long)
-    return _Frame(width, height, head, heading, [place], [], flat)
+        place = (right - bar_room + 0.14, top - long, BAR, long)
+    return _Frame(width, height, head, heading.lines, [place], [], flat)
 
 
 def _frame_with_bars_below(
-    layout: Arranged, measures: Sequence[str], heading: list[str], style: Style
+    layout: Arranged, measures: Sequence[str], heading: _Heading, style: Style
 ) -> _Frame:
     """Return the size of the figure, and the places of the colour bars of several measures."""
-    head = MARGIN + 1.3 * style.heading / 72 * len(heading)
-    width = layout.figure_width or layout.width + 2 * MARGIN
+    head = MARGIN + heading.height(style)
+    width = layout.figure_width or max(layout.width, heading.width) + 2 * MARGIN
     height = head + layout.top(len(layout.rows))
     bars = [layout.bars[measure] for measure in measures]
     places = [
         (MARGIN + bar.left, height - head - layout.top(bar.row) - bar.down - BAR, bar.length, BAR)
         for bar in bars
     ]
-    return _Frame(width, height, head, heading, places, [bar.label for bar in bars], flat=True)
+    labels = [bar.label for bar in bars]
+    return _Frame(width, height, head, heading.lines, places, labels, flat=True)
 
 
 def _is_low(layout: Arranged) -> bool:

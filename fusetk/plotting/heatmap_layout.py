@@ -224,20 +224,29 @@ class _Measured:
         end = 0.0
         for c in range(len(row)):
             beside = [(other, c) for other in (aligned if c else rows)]
-            edges.append(end + max(self._beside(other, c) for other, c in beside))
+            edges.append(end + max(self._beside(other, c, cell) for other, c in beside))
             end = edges[-1] + max(self._width(other[c], cell) for other in aligned) + GAP
         return [*edges, end]
 
-    def _beside(self, row: list[Captioned], c: int) -> float:
-        """Return the width of the row labels of a panel, and of the name of its rows."""
+    def _beside(self, row: list[Captioned], c: int, cell: float) -> float:
+        """Return the width of the row labels of a panel, and of the name of its rows.
+
+        It has room for the left part of the name of the columns.
+        """
         panel = row[c][0]
         name = axis_room(self.style) if panel.axes[1] and names_rows(row, c) else 0.0
-        return self.label_widths[id(panel)] + name
+        return max(self.label_widths[id(panel)] + name, self._overhang(panel, cell))
+
+    def _overhang(self, panel: Panel, cell: float) -> float:
+        """Return how far the name of the columns extends beyond each side of the cells."""
+        name = self.widths.of(label(panel.axes[0], 60), self.style.caption)
+        return max(0.0, (name - cell * len(panel.x)) / 2)
 
     def _width(self, captioned: Captioned, cell: float) -> float:
-        """Return the width of a panel: its cells with the numbers beside them, or its caption."""
+        """Return the width of a panel: its cells with the numbers beside them, or its texts."""
         panel, caption = captioned
-        cells = cell * len(panel.x) + (self.number if len(panel.x) == 1 else 0.0)
+        beside = self.number if len(panel.x) == 1 else 0.0
+        cells = cell * len(panel.x) + max(beside, self._overhang(panel, cell))
         if panel.measure in self.bar_labels:
             # Half of the number at the end is beside the bar.
             cells = max(cells, _bar_length(panel, cell) + 1.6 * self.style.font / 72)

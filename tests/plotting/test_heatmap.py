@@ -92,6 +92,28 @@ def test_labels_have_room_and_panels_do_not_overlap(rows: int, columns: int, cou
         assert all(upper.y0 >= lower.y1 for upper, lower in pairwise(words))
 
 
+@pytest.mark.parametrize("rows, columns", [(1, 1), (1, 2), (2, 2), (6, 2)])
+@pytest.mark.parametrize("measures", [1, 2])
+def test_all_texts_of_a_small_picture_are_inside_it(rows: int, columns: int, measures: int) -> None:
+    x = [f"l{i}" for i in range(columns)]
+    y = [f"l{i}" for i in range(rows)]
+    names = ("output that is read", "layer")
+    panels = [
+        Panel("a", "a", np.eye(rows, columns), x, y, f"learned weight {i}", names)
+        for i in range(measures)
+    ]
+    title = "encoder, weights of each layer's input (a-run-with-a-long-name, update-0000010)"
+    figure = draw(panels, title=title)
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    texts = [text for text in figure.texts if text.get_text()]
+    for part in [*texts, *figure.axes]:
+        box = part.get_tightbbox(renderer)
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, part
+    heading = [text for text in texts if text.get_fontsize() == STYLES["screen"].heading]
+    assert len(heading) <= 4, "a narrow figure has a heading of many lines"
+
+
 def test_a_panel_of_one_column_has_numbers_instead_of_a_colour_bar() -> None:
     column = Panel("b", "b", np.array([[0.25], [1.5]]), ["beta"], ["n1", "root"], "learned beta")
     figure = draw([panel(2, 3), column])
