@@ -9,7 +9,7 @@ import numpy as np
 
 from fusetk.data import bpe
 from fusetk.data.vocab import BOS, EOS, SPECIAL
-from fusetk.errors import DataError
+from fusetk.errors import DataError, Diverged
 from fusetk.plotting.panel import Panel
 
 if TYPE_CHECKING:
@@ -94,16 +94,19 @@ def record(model: "Seq2Seq", pair: "IdPair") -> dict[str, np.ndarray]:
     """Return all attention weights in forced decoding: trace name -> (H, T, S), float32.
 
     Each row of S weights sums to 1. Raises DataError if a sentence is longer than the
-    model's positions.
+    model's positions, and Diverged if weights are NaN.
     """
     from fusetk.evaluation.forward_trace import trace_forward
 
     recorded = trace_forward(model, [pair], "*.layer*").recorded
-    return {
+    weights = {
         name: values[0].float().cpu().numpy()
         for name, values in recorded.items()
         if _NAME.fullmatch(name)
     }
+    if any(np.isnan(values).any() for values in weights.values()):
+        raise Diverged("attention weights")
+    return weights
 
 
 def heads_of_layers(weights: Mapping[str, np.ndarray], what: str) -> dict[int, int]:

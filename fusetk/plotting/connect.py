@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fusetk.decoding.target_scores import IdPair
-from fusetk.errors import DataError
+from fusetk.errors import DataError, Diverged
 from fusetk.evaluation.forward_trace import (
     UNKNOWN_WORDS,
     ForwardTrace,
@@ -79,7 +79,8 @@ class Readings(NamedTuple):
 def trace_readings(model: "Seq2Seq", pairs: Sequence[IdPair]) -> list[Readings]:
     """Return the readings of all sites, by forced decoding of ``pairs``.
 
-    Raises DataError if no connection has weights, or if recorded weights have a wrong shape.
+    Raises DataError if no connection has weights, or if recorded weights have a wrong shape, and
+    Diverged if weights are NaN.
     """
     # The pattern matches connect, attend and residual, but not attention, whose weights are costly.
     traced = trace_forward(model, pairs, "*coder.[acr]*")
@@ -263,6 +264,9 @@ def expand_streams(sublayers: Sequence[dict[str, np.ndarray]]) -> list[np.ndarra
 
 
 def _numbers(values: Tensor) -> np.ndarray:
+    # Positions after the end of a sentence are undefined, so only the first position is checked.
+    if (values[:, 0] if values.ndim > 2 else values).isnan().any():
+        raise Diverged("weights of connections")
     numbers: np.ndarray = values.float().cpu().numpy()
     return numbers
 

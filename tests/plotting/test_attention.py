@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.data.vocab import BOS, EOS
-from fusetk.errors import DataError
+from fusetk.errors import DataError, Diverged
 from fusetk.plotting.attention import TokenPair, columns, panels, record
 
 LAYERS, HEADS = 2, 3
@@ -42,6 +42,15 @@ class Fake(nn.Module):
         for head in range(HEADS):
             weights[:, head, :, (layer + head) % width] = 1
         trace.record(name, weights.bfloat16())
+
+
+def test_a_model_that_has_diverged_is_refused() -> None:
+    class Diverging(Fake):
+        def _record(self, name: str, rows: int, width: int, layer: int) -> None:
+            trace.record(name, torch.full((1, HEADS, rows, width), torch.nan))
+
+    with pytest.raises(Diverged, match="NaN attention weights"):
+        record(Diverging(), ([10, EOS], [20]))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.data.vocab import EOS
-from fusetk.errors import DataError
+from fusetk.errors import DataError, Diverged
 from fusetk.fusion.linear import ScalarMix
 from fusetk.models.residual import RESIDUALS, ResidualBuilder
 from fusetk.models.residual.laurel import LaurelWeightsResidual
@@ -153,6 +153,14 @@ def test_learned_weights_need_no_text() -> None:
     np.testing.assert_allclose(panels["decoder.attend"].matrix.sum(1), 1, rtol=1e-6)
     assert list(panels["decoder.attend"].y) == ["l1", "l2"]
     assert list(panels["encoder.connect"].y) == ["l2"]
+
+
+def test_a_model_that_has_diverged_is_refused() -> None:
+    model = noisy({"residual": "laurel-weights"}, {"connect": "mudd"})
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, np.nan)
+    with pytest.raises(Diverged, match="NaN weights of connections"):
+        connect.panels(model)
 
 
 def test_layers_above_a_summary_have_their_own_names() -> None:
