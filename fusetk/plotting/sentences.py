@@ -118,8 +118,9 @@ class Reader:
                 yield Sentence(pair.number, source, target, (source_ids, target_ids))
 
     def with_target(self, sentence: Sentence, target: list[str]) -> Sentence:
-        """Return the sentence with a translation."""
-        return sentence._replace(target=target, ids=(sentence.ids[0], self._ids("target", target)))
+        """Return the sentence with the model's translation, whose <unk> needs no warning."""
+        ids = list(self.pipeline.target_vocab.encode(target))
+        return sentence._replace(target=target, ids=(sentence.ids[0], ids))
 
     def _tokens(self, side: str, text: str) -> list[str]:
         words = text if self.tokenized else self.pipeline.words(side, text)

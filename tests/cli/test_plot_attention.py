@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from fusetk.cli.main import main
 from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.steps.lowercase import Lowercase
-from fusetk.data.vocab import EOS, Vocabulary
+from fusetk.data.vocab import EOS, UNK, Vocabulary
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS
 from fusetk.plotting import attention
@@ -113,6 +113,19 @@ def test_a_missing_translation_is_found_by_search(loaded: Any) -> None:
     assert panels()["decoder.layer1.cross"]["y"] == [*words, "</s>"]
     assert f"translation: {' '.join(words)}\n" in result.stderr
     assert result.stdout == ""
+
+
+def test_an_unknown_token_of_the_search_needs_no_warning(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [[SimpleNamespace(ids=[UNK, *loaded.pipeline.target_vocab.encode(["man"])])]]
+    name = "fusetk.decoding.translate.Translator.translate_ids"
+    monkeypatch.setattr(name, lambda *arguments: found)
+    result = run("-s", "Der Mann")
+    assert result.stderr == "translation: <unk> man\n"
+    assert panels()["decoder.layer1.cross"]["y"] == ["<unk>", "man", "</s>"]
+    result = run("-s", "Der Mann", "-t", "the cat")
+    assert "target tokens are unknown to the model and read as <unk>: cat" in result.stderr
 
 
 def test_sides_layers_and_heads(loaded: Any) -> None:
