@@ -63,7 +63,8 @@ def command(
     sentence pairs. The layers above still read the layer itself, so the table shows how much the
     fusion alone needs it. The difference is this loss minus the loss of the unchanged model. A
     layer that the fusion does not read has the difference 0. Layer 0 is the word embedding. If the
-    stack has summary layers, it is the output of the last one.
+    stack has summary layers, it is the output of the last one, and the layers above keep their
+    numbers.
 
     The loss is the mean over the target tokens, EOS included, in nats, without dropout and label
     smoothing. Pairs with a blank source are left out.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fusetk.decoding.target_scores import IdPair, score_targets
 from fusetk.fusion.base import Fusion, fusions_of_stacks
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.models.stack import Stack
 
 MEAN_PAIRS = 200  # pairs from which the mean of a layer is computed
 
@@ -17,7 +18,7 @@ class LayerLoss(NamedTuple):
     """The loss of a target token, in nats, with the mean of a layer instead of the layer."""
 
     fusion: str  # encoder.fuse or decoder.fuse
-    layer: int  # the embedding, or the last summary layer, is 0
+    layer: int  # the number in the stack; the embedding, or the last summary layer, is 0
     loss: float
 
 
@@ -27,11 +28,14 @@ def layer_losses(model: Seq2Seq, pairs: Sequence[IdPair]) -> Iterator[LayerLoss]
     The fusion reads the mean of the layer over all positions instead of the layer. Layers above it
     still read the layer itself. ``model`` must be in evaluation mode.
     """
+    depths = {stack.fuse: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
     for fusion, means in _means(model, pairs).items():
-        for layer, mean in enumerate(means):
-            with _reading(fusion, layer, mean):
+        # The history of a stack with summary layers has none of the layers below the last summary.
+        hidden = depths.get(fusion, len(means) - 1) + 1 - len(means)
+        for index, mean in enumerate(means):
+            with _reading(fusion, index, mean):
                 without = loss(model, pairs)
-            yield LayerLoss(fusion.name, layer, without)
+            yield LayerLoss(fusion.name, index + hidden if index else 0, without)
 
 
 def loss(model: Seq2Seq, pairs: Sequence[IdPair]) -> float:

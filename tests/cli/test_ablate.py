@@ -50,6 +50,13 @@ def test_a_layer_with_the_weight_0_is_not_needed() -> None:
     assert len(differences(model, PAIRS, decoder.name)) == 4
 
 
+@pytest.mark.parametrize("kind", ["in-place", "added"])
+def test_layers_above_a_summary_keep_their_numbers(kind: str) -> None:
+    connect = {"kind": "dense", "growth": 8, "summary_every": 3, "summary_layer": kind}
+    model = built(encoder={"layers": 6, "connect": connect, "fuse": {"kind": "average"}})
+    assert [each.layer for each in layer_losses(model, PAIRS)] == [0, 4, 5, 6]
+
+
 def test_the_mean_of_one_position_is_the_position() -> None:
     model = fused()
     pairs = [([EOS], [4, 5, 6])]
