@@ -133,12 +133,10 @@ def draw(
             axes.set_title(label(name), fontsize=style.caption, parse_math=False, family=families)
         for curve in of_panel:
             _draw_curve(axes, curve, x, window, colors_of_lines[curve.line], style)
+        marked = [curve for curve in of_panel if curve.best() is not None]
+        best = [_mark_best(axes, c, x, colors_of_lines[c.line], style) for c in marked]
         if len(runs) <= MOST_NUMBERS:
-            marked = [curve for curve in of_panel if curve.best() is not None]
-            hues = [colors_of_lines[curve.line] for curve in marked]
-            numbers.append(
-                [_write_best(axes, *each, x, style) for each in zip(marked, hues, strict=True)]
-            )
+            numbers.append([_write_best(axes, *each, style) for each in best])
     legend(figure, entries, families, style.font, loc="outside lower center", ncols=across)
     if title:
         figure.suptitle(label(title, 200), family=families, size=style.heading, parse_math=False)
@@ -235,18 +233,32 @@ def _draw_curve(axes: "Axes", curve: Curve, x: str, window: int, color: Any, sty
     )
 
 
-def _write_best(axes: "Axes", curve: Curve, color: Any, x: str, style: Style) -> "Annotation":
-    """Mark the best value of a validation curve by a star, and write the value beside it."""
-    from matplotlib.patheffects import withStroke
+class _Star(NamedTuple):
+    """The star at the best value of a validation curve."""
 
+    place: tuple[float, float]
+    is_highest: bool
+    color: Any
+
+
+def _mark_best(axes: "Axes", curve: Curve, x: str, color: Any, style: Style) -> _Star:
+    """Mark the best value of a validation curve by a star."""
     best = curve.best()
     assert best is not None
     place = ((curve.update if x == "updates" else curve.epoch)[best], curve.value[best])
     star: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 4}
     axes.plot(*place, "*", color=color, markersize=MARKER * style.font, **star)
-    above = curve.what in HIGHER_IS_BETTER
+    return _Star(place, curve.what in HIGHER_IS_BETTER, color)
+
+
+def _write_best(
+    axes: "Axes", place: tuple[float, float], above: bool, color: Any, style: Style
+) -> "Annotation":
+    """Write the best value of a validation curve above or below its star."""
+    from matplotlib.patheffects import withStroke
+
     return axes.annotate(
-        _short(curve.value[best]),
+        _short(place[1]),
         place,
         (0, style.font * (0.8 if above else -0.8)),
         textcoords="offset points",

@@ -394,6 +394,16 @@ def test_many_runs_have_many_colours(tmp_path: Path) -> None:
     assert len({str(line.get_color()) for line in figure.axes[0].lines}) == 15
 
 
+@pytest.mark.parametrize(("runs", "numbers"), [(6, 6), (7, 0)])
+def test_every_run_has_a_star_but_many_runs_have_no_numbers(runs: int, numbers: int) -> None:
+    records = [valid(1, 3.0), valid(2, 2.0)]
+    figure = draw(curves({str(i): records for i in range(runs)}, ["loss"]), "updates", 1)
+    [axes] = figure.axes
+    stars = [line for line in axes.lines if line.get_marker() == "*"]
+    assert [(star.get_xdata()[0], star.get_ydata()[0]) for star in stars] == [(2, 2.0)] * runs
+    assert len(axes.texts) == numbers
+
+
 def test_over_epochs(tmp_path: Path) -> None:
     drawn = curves(
         {"a": read_curve_records(write(tmp_path / "a", train(10, 2.0), train(20, 1.0)))}, ["loss"]
