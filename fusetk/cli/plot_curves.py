@@ -95,7 +95,12 @@ def command(
     """
     check_output(output)
     check_picture(output, size, style)
-    run_names = names.split(",") if names is not None else _folder_names(runs)
+    quantities = list(filter(None, _split(what or "")))
+    if what is not None and not quantities:
+        raise click.UsageError("--what has no quantity: give one, or leave --what out")
+    run_names = _folder_names(runs) if names is None else _split(names)
+    if not all(run_names):
+        raise click.UsageError("--names has an empty name: give a name for each run")
     if len(run_names) != len(runs):
         raise click.UsageError(
             f"--names has {len(run_names)} names for {len(runs)} runs; "
@@ -108,17 +113,20 @@ def command(
             "or give each run once"
         )
     metrics = {name: read_curve_records(run) for name, run in zip(run_names, runs, strict=True)}
-    quantities = [part.strip() for part in (what or "").split(",") if part.strip()]
     kinds = [kind for kind, selected in zip(RECORD_KINDS, (train, valid), strict=True) if selected]
     chosen = curves(metrics, quantities, kinds or RECORD_KINDS)
     plot(chosen, output, x=x, window=window, title=title, style=STYLES[style], size=size)
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")]
 
 
 def _folder_names(runs: tuple[Path, ...]) -> list[str]:
     """Return the folders' names, with as many parent folders as make them different."""
     parts = [run.resolve().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
+        names = [str(Path(*part[-depth:])) for part in parts]
         if len(set(names)) == len(names):
             return names
     return names

@@ -65,6 +65,7 @@ def test_curves_in_the_numbers(runs: Path) -> None:
         ("one", "train", "lr"),
         ("two", "train", "lr"),
     ]
+    assert curves("--train", "--names", "one, two", "--what", "lr,")[1] == ("two", "train", "lr")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,9 @@ def test_curves_in_the_numbers(runs: Path) -> None:
         (["z", "-o", "a.png"], "the run folder z does not exist"),
         (["x/base", "-o", "a.png", "--what", "blue"], "did you mean 'bleu'"),
         (["x/base", "-o", "a.png", "--names", "a,b"], "2 names for 1 runs"),
-        (["x/base", "x/base", "-o", "a.png"], "two runs have the name"),
+        (["x/base", "x/base", "-o", "a.png"], "two runs have the name '/"),
+        (["x/base", "y/base", "-o", "a.png", "--names", "a,"], "--names has an empty name"),
+        (["x/base", "-o", "a.png", "--what", ","], "--what has no quantity"),
         (["x/base", "-o", "a.png", "--smooth", "0"], "--smooth"),
         (["-o", "a.png"], "RUN"),
     ],
@@ -85,4 +88,5 @@ def test_mistakes(runs: Path, arguments: list[str], said: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert said in result.stderr and "Traceback" not in result.stderr
+    assert "'//" not in result.stderr
     assert not Path("a.png").exists()
