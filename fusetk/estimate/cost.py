@@ -102,17 +102,22 @@ def _stage_cost(
 ) -> StageCost:
     shapes, count = sample_batches(stage.batch, text, seed, stage.weights, number)
     costs = [batch_cost(model, shape, smoothing) for shape in shapes]
-    accumulate = stage.batch.accumulate
+    in_update = _batches_in_update(stage.batch.accumulate, count)
     tokens = float(np.mean([shape.target_tokens for shape in shapes]))
     pairs = float(np.mean([len(shape.target) for shape in shapes]))
     return StageCost(
-        batch=f"{accumulate} x {tokens:,.0f} target tokens ({pairs:,.0f} pairs)",
-        target_tokens=accumulate * tokens,
-        multiply_adds=accumulate * float(np.mean([cost.multiply_adds for cost in costs])),
+        batch=f"{in_update:.3g} x {tokens:,.0f} target tokens ({pairs:,.0f} pairs)",
+        target_tokens=in_update * tokens,
+        multiply_adds=in_update * float(np.mean([cost.multiply_adds for cost in costs])),
         activations=max(cost.activations for cost in costs),
         updates=_updates(stage, count),
         hours_limit=stage.end.hours,
     )
+
+
+def _batches_in_update(accumulate: int, in_epoch: int | None) -> float:
+    """Return the mean number of batches of an update; the last one of an epoch may have fewer."""
+    return in_epoch / -(-in_epoch // accumulate) if in_epoch else accumulate
 
 
 def _updates(stage: StageConfig, batches_in_epoch: int | None) -> int | None:

@@ -29,6 +29,7 @@ from fusetk.estimate.cost import (
 )
 from fusetk.estimate.devices import DEVICES
 from fusetk.estimate.operations import BatchShape, batch_cost, optimizer_bytes
+from fusetk.system import build_shapes
 from fusetk.training import optim
 from tests.contracts.systems import TARGET_SIZE, build
 
@@ -177,6 +178,22 @@ def test_updates_follow_from_epochs_or_are_given() -> None:
     assert updates("{epochs: 3, updates: 25}", 10) == 25
     assert updates("{epochs: 3}", None) is None
     assert updates("{patience: 3}", 10) is None
+
+
+@pytest.mark.parametrize(("accumulate", "batches"), [(1, 1), (4, 10 / 3), (100, 10)])
+def test_an_epoch_has_the_cost_of_its_batches(accumulate: int, batches: float) -> None:
+    """The last update of an epoch has fewer batches."""
+    batch = f"{{size: 10, unit: sentences, accumulate: {accumulate}}}"
+    settings = [f"training.stages.0.batch={batch}", "training.stages.0.end={epochs: 3}"]
+    recipe = recipes.load(RECIPE, settings)
+    [cost] = estimate(recipe, (20, 20), TextLengths(None, 5, 4, 100)).stages
+    shape = BatchShape([5] * 10, [4] * 10)
+    operations = batch_cost(
+        build_shapes(recipe, 20, 20).train(), shape, recipe.training.label_smoothing
+    ).multiply_adds
+    assert cost.multiply_adds == pytest.approx(batches * operations)
+    assert cost.target_tokens == pytest.approx(batches * 40)
+    assert cost.updates and cost.updates * batches == pytest.approx(30)
 
 
 def stage(updates: int | None, limit: float | None = None) -> StageCost:
