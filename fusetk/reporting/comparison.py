@@ -125,6 +125,9 @@ def compare(inputs: CompareInputs, metric: str, tokenized: bool, device: str) ->
         _translate(path, inputs.sources, tokenized, device) if lines is None else (str(path), lines)
         for path, lines in zip(inputs.systems, inputs.translations, strict=True)
     )
+    # Runs in different folders may have one name.
+    if first_name == second_name and inputs.systems[0] != inputs.systems[1]:
+        first_name, second_name = (f"{path} ({first_name})" for path in inputs.systems)
     sentences = compare_sentences(
         inputs.sources, first_lines, second_lines, inputs.references, metric, tokenized
     )

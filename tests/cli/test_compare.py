@@ -176,6 +176,17 @@ def test_runs_are_translated_as_decode_does(tmp_path: Path) -> None:
     assert piped.stdout == run(first_run, second_run, "-i", "src", "--all").stdout
 
 
+def test_runs_of_one_name_are_named_by_their_folders(tmp_path: Path) -> None:
+    for folder in ("x", "y"):
+        Path(folder).mkdir()
+        make_run(tmp_path / folder / "my")
+    write("src", ["Hund"])
+    head = run("x/my", "y/my", "-i", "src").stdout.splitlines()[:2]
+    assert head == [
+        f"{n}: {f}/my (my, update-0000001)" for n, f in (("first", "x"), ("second", "y"))
+    ]
+
+
 def test_on_a_terminal_words_are_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
