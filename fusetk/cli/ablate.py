@@ -69,6 +69,8 @@ def command(
     The loss is the mean over the target tokens, EOS included, in nats, without dropout and label
     smoothing. Pairs with a blank source are left out.
     """
+    if source == reference == "-":
+        raise click.UsageError("standard input can be only one of the files")
     if threads:
         import torch
 

@@ -114,6 +114,8 @@ def test_standard_input_has_the_source(run: Any) -> None:
 def test_errors_say_what_to_give(run: Any) -> None:
     Path("short.en").write_text("w7\n")
     assert "short.en" in call("short.en").stderr and call("short.en").exit_code == 2
+    twice = CliRunner().invoke(main, ["ablate", "-m", "runs/my", "-i", "-", "-r", "-"])
+    assert twice.exit_code == 2 and "standard input can be only one of the files" in twice.stderr
     Path("blank.de").write_text("\n" * 4)
     words = ["ablate", "-m", "runs/my", "-i", "blank.de", "-r", "a.en"]
     result = CliRunner().invoke(main, words)
