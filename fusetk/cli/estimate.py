@@ -6,6 +6,7 @@ import click
 
 from fusetk.cli.estimate_options import estimate_options
 from fusetk.cli.estimate_output import as_document, print_estimate
+from fusetk.cli.memory import memory_advice
 from fusetk.cli.recipes import load_recipe
 from fusetk.cli.tables import print_json
 from fusetk.cli.vocabulary_options import given_sizes
@@ -73,7 +74,8 @@ def command(
         )
     sizes = given_sizes(src_vocab_size, tgt_vocab_size) or vocabulary_sizes(recipe)
     text = text_of(recipe, src_length, tgt_length, pairs)
-    cost = estimate(recipe, sizes, text)
+    with memory_advice("give smaller --src-length and --tgt-length"):
+        cost = estimate(recipe, sizes, text)
     if device in DEVICES:
         sheet = DEVICES[device]
         training = recipe.training
@@ -99,7 +101,6 @@ def _measure(
     recipe: "Recipe", sizes: tuple[int, int], text: Any, device: str, updates: int
 ) -> tuple[float, str]:
     """Return the speed on this machine in multiply-adds a second, and how it was measured."""
-    from fusetk.cli.memory import memory_advice
     from fusetk.estimate.devices import DEVICES
     from fusetk.estimate.measure import measured_speed
     from fusetk.machine import device_of

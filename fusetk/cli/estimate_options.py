@@ -8,6 +8,8 @@ from fusetk.cli.parameters import Decorator, FiniteRange, all_of
 from fusetk.cli.vocabulary_options import VOCABULARY_OPTIONS
 from fusetk.estimate.devices import SHARE, UPDATES
 
+LONGEST = 100_000  # tokens of a sentence; batches of longer ones need too much memory
+
 OPTIONS: tuple[Decorator, ...] = (
     config_argument,
     set_option,
@@ -47,14 +49,14 @@ OPTIONS: tuple[Decorator, ...] = (
     *VOCABULARY_OPTIONS,
     click.option(
         "--src-length",
-        type=FiniteRange(1),
+        type=FiniteRange(1, LONGEST),
         metavar="L",
         help="Mean length of a source sentence in tokens. Default: that of the prepared text, or "
         "25.",
     ),
     click.option(
         "--tgt-length",
-        type=FiniteRange(1),
+        type=FiniteRange(1, LONGEST),
         metavar="L",
         help="Mean length of a target sentence in tokens. Default: as for --src-length.",
     ),

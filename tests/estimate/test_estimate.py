@@ -268,6 +268,20 @@ def test_a_share_needs_a_known_peak() -> None:
     assert result.exit_code == 2 and "--share needs --device" in result.stderr
 
 
+def test_sentences_that_need_too_much_memory_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["estimate", str(RECIPE), "--device", "h100", "--src-vocab-size", "20"]
+    result = CliRunner().invoke(main, [*command, "--src-length", "1e9"])
+    assert result.exit_code == 2
+    assert "--src-length: must be at least 1 and at most 100000" in result.stderr
+
+    def fail(self: BatchShape, multiple: int = 1) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(BatchShape, "batch", fail)
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2 and "give smaller --src-length" in result.stderr
+
+
 def test_a_data_sheet_is_not_measured() -> None:
     result = CliRunner().invoke(
         main, ["estimate", str(RECIPE), "--device", "h100", "--measure", "6"]
