@@ -1,6 +1,7 @@
 """Figures and numbers of training and validation curves."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +24,7 @@ from fusetk.plotting.figure import (
     style_axes,
 )
 from fusetk.plotting.style import SCREEN, Size, Style
-from fusetk.plotting.text_width import TextWidth
+from fusetk.plotting.text_width import TextWidth, missing_glyphs_ignored
 from fusetk.runs import HIGHER_IS_BETTER, OTHER_PARTS
 
 if TYPE_CHECKING:
@@ -140,8 +141,24 @@ def draw(
     legend(figure, entries, families, style.font, loc="outside lower center", ncols=across)
     if title:
         figure.suptitle(label(title, 200), family=families, size=style.heading, parse_math=False)
+    if size:
+        _check_room(figure)
     separate(figure, numbers)
     return figure
+
+
+def _check_room(figure: "Figure") -> None:
+    """Raise DataError if a figure has no room for its panels beside their labels."""
+    with warnings.catch_warnings(), missing_glyphs_ignored():
+        warnings.filterwarnings("error", message="constrained_layout not applied")
+        try:
+            figure.draw_without_rendering()
+        except UserWarning:
+            width, height = figure.get_size_inches()
+            raise DataError(
+                f"--size: {width:.3g} x {height:.3g} inches have no room for the panels and their "
+                "labels: give a larger size"
+            ) from None
 
 
 def _line_colors(curves: Sequence[Curve]) -> dict[tuple[bool, str], Any]:
@@ -295,7 +312,7 @@ def _style_panel(axes: "Axes", what: str, x: str, values: np.ndarray, style: Sty
 
 
 def _short(value: float) -> str:
-    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4g}"
+    return f"{value:.2f}" if 10 <= abs(value) < 100_000 else f"{value:.4g}"
 
 
 def _smoothed(curve: Curve, window: int) -> np.ndarray:

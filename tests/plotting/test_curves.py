@@ -404,6 +404,19 @@ def test_every_run_has_a_star_but_many_runs_have_no_numbers(runs: int, numbers: 
     assert len(axes.texts) == numbers
 
 
+def test_an_integer_that_is_too_large_for_a_float_is_infinite(tmp_path: Path) -> None:
+    records = read_curve_records(write(tmp_path / "a", train(1, 10**400), train(2, 1.0)))
+    [curve] = curves({"a": records}, ["loss"])
+    assert curve.value.tolist() == [math.inf, 1.0]
+
+
+def test_the_number_beside_a_star_is_short() -> None:
+    """The perplexity of a training that has diverged has 305 digits."""
+    records = [valid(1, 9.0, ppl=math.exp(700)), valid(2, 9.0, ppl=math.exp(699))]
+    [axes] = draw(curves({"a": records}, ["ppl"]), "updates", 1).axes
+    assert [text.get_text() for text in axes.texts] == ["3.731e+303"]
+
+
 def test_over_epochs(tmp_path: Path) -> None:
     drawn = curves(
         {"a": read_curve_records(write(tmp_path / "a", train(10, 2.0), train(20, 1.0)))}, ["loss"]
