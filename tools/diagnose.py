@@ -3,7 +3,7 @@
 The script computes loss and gradients on validation pairs and on as many training pairs, without
 dropout, in batches of the same pairs for all runs. For each layer of each stack it prints:
 
-- size: the root mean square of the layer's output (layer 0 is the embedding);
+- size: the root mean square of the layer's output, without padding (layer 0 is the embedding);
 - gradient: the root mean square of the gradient of the loss of a token for this output, times 1000;
 - parameters: the norm of the gradient of the mean loss of a token for the layer's parameters,
   divided by the norm of the parameters, times 1000;
@@ -19,6 +19,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,12 @@ def measure(model: Seq2Seq, corpus: Corpus, pairs: int) -> dict[str, Sums]:
             count += 1
             tokens += len(batch.target_index)
             for name, output in outputs.items():
+                real = partial(_real_positions, stacks(model)[name].name, batch)
                 for layer, tensor in _layers(output):
-                    sums[name][layer, "size"] += _rms(tensor)
+                    sums[name][layer, "size"] += _rms(real(tensor))
                     if tensor.grad is not None:
-                        sums[name][layer, "gradient"] += 1000 * _rms(tensor.grad)
-                    cosine = _cosine(tensor, output.output)
+                        sums[name][layer, "gradient"] += 1000 * _rms(real(tensor.grad))
+                    cosine = _cosine(real(tensor), real(output.output))
                     if cosine is not None:
                         sums[name][layer, "cosine"] += cosine
     for name, stack in stacks(model).items():
@@ -115,6 +117,15 @@ def measure(model: Seq2Seq, corpus: Corpus, pairs: int) -> dict[str, Sums]:
 def _layers(output: StackOutput) -> list[tuple[str, Tensor]]:
     names = [str(i) for i in range(len(output.history))]
     return [*zip(names, output.history, strict=True), (OUTPUT, output.output)]
+
+
+def _real_positions(side: str, batch: Batch, x: Tensor) -> Tensor:
+    """Return the rows (N, D) of x (B, T, D) without padding. Packed sentences are (1, N, D)."""
+    tokens = batch.src if side == "encoder" else batch.tgt_in
+    if x.shape[:2] != tokens.shape:
+        return x[0]
+    mask = batch.src_mask.flatten() if side == "encoder" else batch.target_index
+    return x.flatten(0, 1)[mask]
 
 
 def _rms(x: Tensor) -> float:
