@@ -16,7 +16,7 @@ SCRIPT = ROOT / "recipes" / "slurm" / "train.sbatch"
 
 SCONTROL = """#!/bin/sh
 case "$1 $2" in
-    "show hostnames") printf '127.0.0.1\\nother\\n' ;;
+    "show hostnames") echo 127.0.0.1; seq -f node%.0f 50000 ;;
     "show job") echo "JobId=$3 JobState=$(cat "$FAKE/state")" ;;
     requeue*) echo "$2" >> "$FAKE/requeued" ;;
 esac
