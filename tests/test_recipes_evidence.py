@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 import yaml
 
 from fusetk import config as configs
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, DataError
 from fusetk.files import lock
 from fusetk.recipe import load
 
@@ -236,6 +237,13 @@ def test_a_plan_names_its_tunings() -> None:
         plan(waves=[{"b": "more"}])
 
 
+def test_a_system_in_two_waves_and_an_unknown_key_of_trials_are_errors() -> None:
+    with pytest.raises(ValueError, match="a is in two waves"):
+        plan(waves=[{"a": "usual"}, {"a": "usual"}])
+    with pytest.raises(ValueError, match=r"trial.keys: ratte is not a key of a tuning"):
+        plan(trial={"epochs": 1, "keys": ["ratte"]})
+
+
 @pytest.mark.parametrize("task", ["multi30k", "iwslt14"])
 def test_the_plans_have_all_recipes_and_begin_with_their_values(task: str) -> None:
     path = RECIPES / "evidence" / "plans" / f"{task}.yaml"
@@ -302,6 +310,25 @@ def test_a_list_of_trainings_left_makes_no_folder(
     assert call(monkeypatch, *words) == 0
     assert "trainings left: " in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".queue.lock").mkdir()
+    with pytest.raises(DataError, match=r"\.queue\.lock cannot be written: Is a directory"):
+        call(monkeypatch, "--results", tmp_path / "a", "--out", tmp_path)
+
+
+def test_a_list_whose_reader_has_ended_has_no_traceback(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = [RECIPES / "evidence" / "run_queue.py", RECIPES / "evidence" / "plans" / "iwslt14.yaml"]
+    words += ["--recipes", RECIPES / "evidence" / "iwslt14", "--raw", "text", "--jobs", "1"]
+    words += ["--threads", "1", "--results", tmp_path / "a", "--out", tmp_path / "b", "--left"]
+    ran = subprocess.run([sys.executable, *words], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (ran.returncode, ran.stderr) == (1, "")
 
 
 class FakeQueue(run_queue.Queue):

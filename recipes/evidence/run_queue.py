@@ -95,12 +95,20 @@ class PlanConfig(Config):
 
     @model_validator(mode="after")
     def _names_exist(self) -> "PlanConfig":
+        seen: set[str] = set()
         for wave in self.waves:
             for system, name in wave.items():
                 if name not in self.tuning:
                     raise ValueError(f"{system}: the plan has no tuning {name}")
+                if system in seen:
+                    raise ValueError(f"{system} is in two waves: remove it from one of them")
+                seen.add(system)
+        tuned = {key for values in self.tuning.values() for key in values}
+        for key in self.trial.keys if self.trial else []:
+            if key not in tuned:
+                raise ValueError(f"trial.keys: {key} is not a key of a tuning")
         for system in (system for pair in self.claims for system in pair):
-            if not any(system in wave for wave in self.waves):
+            if system not in seen:
                 raise ValueError(f"claims: {system} is not in a wave of the plan")
         return self
 
@@ -506,14 +514,19 @@ def main() -> int:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(folder, error) from None
-    with open(options.out / ".queue.lock", "a") as file:
-        if not lock(file):
-            raise ConfigError(
-                f"another queue, or a training of a killed queue, still writes to {options.out}: "
-                "wait until it ends"
-            )
-        queue.locks = [file.fileno()]
-        return queue.run()
+    try:
+        with open(options.out / ".queue.lock", "a") as file:
+            if not lock(file):
+                raise ConfigError(
+                    f"another queue, or a training of a killed queue, still writes to "
+                    f"{options.out}: wait until it ends"
+                )
+            queue.locks = [file.fileno()]
+            return queue.run()
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise cannot_write(error.filename, error) from None
 
 
 if __name__ == "__main__":
@@ -522,3 +535,6 @@ if __name__ == "__main__":
     except FusetkError as error:
         print(f"run_queue.py: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except BrokenPipeError:  # the program that reads the output has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
