@@ -40,12 +40,12 @@ need_value() {
     [ "$2" -ge 2 ] || die "$1 needs a value; -h shows the usage"
 }
 
-# lines FILE: print the number of lines of FILE, or of FILE.gz.
+# lines FILE: print the number of lines of FILE, or of FILE.gz. The last one needs no newline.
 lines() {
     if [ -e "$1" ]; then
-        wc -l < "$1" | tr -d ' '
+        awk 'END { print NR }' < "$1"
     else
-        gzip -dc "$1.gz" | wc -l | tr -d ' '
+        gzip -dc "$1.gz" | awk 'END { print NR }'
     fi
 }
 

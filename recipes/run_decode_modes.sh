@@ -36,6 +36,12 @@ while [ $# -gt 0 ]; do
 done
 [ ${#positional[@]} -eq 3 ] || die "give RUN, SOURCE and REFERENCE; -h shows the usage"
 run=${positional[0]} source=${positional[1]} reference=${positional[2]}
+for model in "$run" ${other:+"$other"}; do
+    [ -d "$model" ] || die "there is no run $model"
+done
+for file in "$source" "$reference"; do
+    [ -f "$file" ] || die "there is no file $file"
+done
 need_fusetk
 case $source/,$reference/ in
     "$out"/* | *,"$out"/*)

@@ -58,11 +58,10 @@ number='^[1-9][0-9]*$'
 [[ $jobs =~ $number ]] || die "--jobs is a whole number above 0, not $jobs"
 [[ -z $threads || $threads =~ $number ]] ||
     die "--threads is a whole number above 0, not $threads"
-plan=$ROOT/recipes/evidence/plans/$task.yaml
-[ -e "$plan" ] || die "--task is multi30k or iwslt14, not $task"
 case $task in
     multi30k) check_multi30k "$data" ;;
     iwslt14) check_files "$data" {train,valid,test}.{de,en} ;;
+    *) die "--task is multi30k or iwslt14, not $task" ;;
 esac
 need_fusetk
 if [ -z "$threads" ]; then
@@ -71,7 +70,7 @@ if [ -z "$threads" ]; then
     [ "$threads" -gt 0 ] || threads=1
 fi
 
-exec python3 "$ROOT/recipes/evidence/run_queue.py" "$plan" --raw "$data" \
-    --recipes "$ROOT/recipes/evidence/$task" --jobs "$jobs" --threads "$threads" \
-    --out "${out:-$ROOT/work/evidence_$task}" --results "${results:-$ROOT/results/$task}" \
-    ${options[@]+"${options[@]}"}
+exec python3 "$ROOT/recipes/evidence/run_queue.py" \
+    "$ROOT/recipes/evidence/plans/$task.yaml" --recipes "$ROOT/recipes/evidence/$task" \
+    --raw "$data" --jobs "$jobs" --threads "$threads" --out "${out:-$ROOT/work/evidence_$task}" \
+    --results "${results:-$ROOT/results/$task}" ${options[@]+"${options[@]}"}

@@ -76,6 +76,12 @@ def test_a_file_that_is_cut_short_is_named(text):
     refused(call(text), f"{text}/val.de has 1013 lines and should have 1014")
 
 
+def test_the_last_line_needs_no_newline(text):
+    (text / "train.de").write_text("Ein Hund.\n" * 28_999 + "Ein Hund.")
+    (text / "val.de").write_text("Ein Hund.\n" * 1013)
+    refused(call(text), f"{text}/val.de has 1013 lines and should have 1014")
+
+
 def test_a_packed_file_that_is_cut_short_is_named(text):
     packed = text / "train.en.gz"
     packed.write_bytes(packed.read_bytes()[:-20])

@@ -32,6 +32,22 @@ def test_usage_and_errors():
         assert process.returncode != 0 and reason in process.stderr
 
 
+def test_a_missing_run_or_text_is_named(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "text").write_text("hund\n")
+    run, text, missing = (tmp_path / name for name in ("run", "text", "missing"))
+    for arguments, reason in (
+        ([missing, text, text], "there is no run"),
+        ([run, missing, text], "there is no file"),
+        ([run, text, missing], "there is no file"),
+        ([run, text, text, "--other", missing], "there is no run"),
+    ):
+        process = call(*arguments, "--out", tmp_path / "out")
+        assert process.returncode == 2
+        assert process.stderr == f"run_decode_modes.sh: {reason} {missing}\n"
+    assert not (tmp_path / "out").exists()
+
+
 def test_translations_of_other_inputs_are_not_reused(tmp_path):
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
