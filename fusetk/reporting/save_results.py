@@ -182,10 +182,12 @@ def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveR
     """Compare the results in the folder with the current recipes, and rename those that changed.
 
     For example, a run with another config becomes a result of its row if the recipe adopted its
-    values.
+    values. If this process is killed, each result is complete under its old or its new name, and
+    the next call continues.
     """
+    results = read_results(folder)
     changes: list[tuple[Path, str, RunResult]] = []
-    for path, result in read_results(folder).items():
+    for path, result in results.items():
         row = systems.get(result.system)
         if row is None:
             continue
@@ -197,26 +199,32 @@ def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveR
             changes.append((path, stem, current))
     moved = {path for path, _, _ in changes}
     source_of: dict[Path, Path] = {}
-    for path, stem, _ in changes:
+    copied: set[Path] = set()  # by a process that was killed before it removed the old file
+    for path, stem, current in changes:
         target = folder / f"{stem}.json"
         other = source_of.setdefault(target, path)
         if other is not path:
             raise DataError(
                 f"{other} and {path} have the same system, seed and config: remove one of them"
             )
-        if target.exists() and target not in moved:
+        if results.get(target) == current:
+            copied.add(path)
+        elif target in results and target not in moved:
             raise DataError(
                 f"{path} and {target} have the same system, seed and config: remove one of them"
             )
-    texts = [
-        {
+    waiting = {path: (stem, result) for path, stem, result in changes if path not in copied}
+    texts = {
+        path: {
             name: _read_translations(translations_path(folder, path.stem, name))
             for name in result.translations
         }
-        for path, _, result in changes
-    ]
-    for (path, stem, result), contents in zip(changes, texts, strict=True):
-        for name, content in contents.items():
+        for path, (_, result) in waiting.items()
+    }
+    while waiting:
+        path = _replaces_no_other(folder, waiting)
+        stem, result = waiting.pop(path)
+        for name, content in texts[path].items():
             write_if_changed(translations_path(folder, stem, name), content)
         write_if_changed(folder / f"{stem}.json", result_text(result).encode())
         if stem != path.stem:
@@ -224,9 +232,17 @@ def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveR
     names = {stem for _, stem, _ in changes}
     for path, _, result in changes:
         if path.stem not in names:
-            path.unlink()
             for name in result.translations:
-                translations_path(folder, path.stem, name).unlink()
+                translations_path(folder, path.stem, name).unlink(missing_ok=True)
+            path.unlink()
+
+
+def _replaces_no_other(folder: Path, waiting: Mapping[Path, tuple[str, RunResult]]) -> Path:
+    """Return a file whose new name is not that of another file that waits for its new name."""
+    for path, (stem, _) in waiting.items():
+        if folder / f"{stem}.json" not in waiting.keys() - {path}:
+            return path
+    return next(iter(waiting))
 
 
 def _read_translations(path: Path) -> bytes:

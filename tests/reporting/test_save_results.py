@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from click.testing import CliRunner, Result
 from fusetk import runs
 from fusetk.cli.main import main
 from fusetk.errors import DataError
-from fusetk.reporting import result_files
+from fusetk.reporting import result_files, save_results
 from fusetk.reporting.result_files import (
     columns_bytes,
     read_columns,
@@ -222,6 +223,56 @@ def test_another_config_gets_the_name_of_its_row_if_the_recipe_adopts_it(work: P
     renamed = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert "0 results written, 3 unchanged" in save_all(work)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == renamed
+
+
+@pytest.mark.parametrize("key", ["model.attention_dropout", RATE])
+def test_a_save_that_was_killed_while_it_renamed_results_continues(
+    work: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    make_run(
+        work / "runs" / "changed",
+        work / "recipes" / "fused.yaml",
+        work / "prepared",
+        1,
+        {"best": [*BAD[:2], *GOOD[2:]]},
+        [f"{key}=0.25"],
+    )
+    save_all(work)
+    path = work / "recipes" / "fused.yaml"
+    adopted = yaml.safe_load(path.read_text())
+    base = yaml.safe_load(Path(adopted["extends"]).read_text())["training"]["stages"]
+    if key == RATE:
+        base[0]["schedule"]["peak"] = 0.25
+        adopted["training"] = {"stages": base}
+    else:
+        adopted["model"]["attention_dropout"] = 0.25
+    path.write_text(yaml.safe_dump(adopted))
+
+    def contents(folder: Path) -> dict[str, bytes]:
+        return {name: (folder / name).read_bytes() for name in names(folder)}
+
+    shutil.copytree(work / "results", work / "expected")
+    save(work / "recipes", "--save", work / "expected")
+    write = save_results.write_if_changed
+    for number in itertools.count():
+        folder = work / f"killed{number}"
+        shutil.copytree(work / "results", folder)
+        left = [number]
+
+        def killed(path: Path, content: bytes, left: list[int] = left) -> bool:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            return write(path, content)
+
+        monkeypatch.setattr(save_results, "write_if_changed", killed)
+        finished = call(work / "recipes", "--save", folder).exit_code == 0
+        monkeypatch.setattr(save_results, "write_if_changed", write)
+        save(work / "recipes", "--save", folder)
+        assert contents(folder) == contents(work / "expected"), number
+        if finished:
+            break
+    assert number >= 6  # a result and its translations, of three runs
 
 
 def test_configs_that_differ_in_options_of_another_component_have_two_names(work: Path) -> None:
