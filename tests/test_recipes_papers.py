@@ -687,3 +687,16 @@ def test_systems_of_multi30k_from_raw_text_to_the_table(tmp_path):
     }
     table = ran.stdout[ran.stdout.index("Multi30k De-En") :]
     assert all(row in table for row in ("baseline", "RTAL EWP, both", "iterative, both"))
+
+
+@pytest.mark.parametrize(
+    ("row", "printed"),
+    [
+        ("nist_zhen/dec_avg", "MT06 41.43, MT04 48.38, MT05 41.19, MT08 34.66, average 41.49"),
+        ("iwslt14_deen/enc_sa_6hops", "33.40"),
+    ],
+)
+def test_describe_prints_published_scores_as_the_paper_does(row, printed):
+    arguments = ["describe", str(RECIPES / "mlrf" / f"{row}.yaml"), "--set", "model.width=8"]
+    ran = CliRunner().invoke(main, [*arguments, "--set", "model.heads=1"])
+    assert f"\nBLEU printed: {printed}\n" in ran.stdout

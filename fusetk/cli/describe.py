@@ -87,9 +87,15 @@ def command(
     if paper:
         click.echo(f"\n{paper.table}, {paper.row or 'all rows'}")
         click.echo(_comparison(paper, total if paper_total is None else paper_total))
-        click.echo(f"BLEU printed: {'none' if paper.bleu is None else paper.bleu}")
+        click.echo(f"BLEU printed: {_printed_bleu(paper)}")
         if paper.note:
             click.echo(f"note: {paper.note}")
+
+
+def _printed_bleu(paper: "PaperConfig") -> str:
+    if isinstance(paper.bleu, dict):
+        return ", ".join(f"{name} {value:.2f}" for name, value in paper.bleu.items())
+    return "none" if paper.bleu is None else f"{paper.bleu:.2f}"
 
 
 def _comparison(paper: "PaperConfig", count: int) -> str:
