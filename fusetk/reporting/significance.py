@@ -60,9 +60,10 @@ class PValues:
     def compare(self, base: SavedRun, run: SavedRun, column: ScoreColumn) -> float | None:
         """Return the p-value of the difference between two runs.
 
-        Return None if one of them has no translations, or if they were scored with different
-        references or settings. Raises DataError if a file is missing, or if the translations do
-        not have the recorded scores.
+        Return None if one of them has no translations, if they were scored with different
+        references or settings, or if a new test needs a test text that is missing; ``notes`` gets
+        the reason. Raises DataError if translations are missing, or if they do not have the
+        recorded scores.
         """
         first, second = base.saved_score(column), run.saved_score(column)
         if first is None or second is None or base is run:
@@ -86,7 +87,14 @@ class PValues:
             return None
         key = digest([first.references, first.signature, hypotheses, self.sampling])
         if key not in self._known:
-            references = self._references(run, column)
+            text = texts_path(self.folder, column.set_name, run.result.texts[column.set_name])
+            if not text.exists():
+                self.notes[
+                    f"differences in {column.metric} on {column.set_name} are not tested, because "
+                    f"{text} is missing"
+                ] = run.stem
+                return None
+            references = self._references(text, column)
             metric = make_metrics(references, [column.metric], _options(first.signature))[0]
             statistics = {
                 side.stem: metric.statistics(lines)
@@ -106,9 +114,8 @@ class PValues:
             return None
         return self._read_columns(translations_path(self.folder, run.stem, set_name), name)
 
-    def _references(self, run: SavedRun, column: ScoreColumn) -> list[list[str]]:
-        """Return the references that a column's metric scores against."""
-        path = texts_path(self.folder, column.set_name, run.result.texts[column.set_name])
+    def _references(self, path: Path, column: ScoreColumn) -> list[list[str]]:
+        """Return the references in a text file that a column's metric scores against."""
         ending = f".{text_kind(column.metric)}"
         self._read_columns(path, f"reference1{ending}")
         return [

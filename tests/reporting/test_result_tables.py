@@ -195,6 +195,18 @@ def test_p_values_are_kept(results: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert result.exit_code == 2 and f"{path} is damaged" in result.stderr
 
 
+def test_without_the_test_text_new_differences_are_not_tested(results: Path) -> None:
+    """A test text need not be public."""
+    scores = cells(results)["fused"]
+    shutil.rmtree(results / "texts")
+    shutil.rmtree(results / "significance", ignore_errors=True)
+    result = call(results)
+    assert result.exit_code == 0 and f"differences in multi-bleu on {SET} are not" in result.output
+    without = cells(results)["fused"]
+    assert without["multi-bleu best"] == scores["multi-bleu best"]
+    assert as_json(results)["fused"]["scores"][0]["test"]["p_values"] == {}
+
+
 def test_translations_without_the_recorded_score_are_an_error(results: Path) -> None:
     shutil.rmtree(results / "significance", ignore_errors=True)
     path = results / "translations"
