@@ -14,6 +14,7 @@ from fusetk.decoding import alignment
 from fusetk.decoding.ensemble import EQUAL_MEAN, EnsembleMean
 from fusetk.decoding.token_mask import SimpleRules
 from fusetk.models.seq2seq import Seq2Seq, State
+from fusetk.nn.exact import is_patched
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import KernelLinear
 from fusetk.nn.int8 import Int8Linear
@@ -133,17 +134,18 @@ class Scorer:
         self, features: Tensor, forbidden: Tensor, only: Tensor | None, count: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         output: Any = self.models[0].output
-        if type(output) is OutputProjection and features.dtype == torch.float32:
-            logits = features @ output.weight.t()
-            return fused_decoding.best_tokens(logits, output.bias, forbidden, only, count)
-        if isinstance(output, KernelLinear) and output.has_product:
-            return fused_decoding.best_tokens_of_map(
-                features.float(), output.blocked, output.bias, forbidden, only, count
-            )
-        if isinstance(output, Int8Linear):
-            sums, scales = output.sums(features)
-            sums = sums.to(torch.int32)
-            return fused_decoding.best_tokens(sums, output.bias, forbidden, only, count, scales)
+        if not is_patched(output):
+            if type(output) is OutputProjection and features.dtype == torch.float32:
+                logits = features @ output.weight.t()
+                return fused_decoding.best_tokens(logits, output.bias, forbidden, only, count)
+            if isinstance(output, KernelLinear) and output.has_product:
+                return fused_decoding.best_tokens_of_map(
+                    features.float(), output.blocked, output.bias, forbidden, only, count
+                )
+            if isinstance(output, Int8Linear):
+                sums, scales = output.sums(features)
+                sums = sums.to(torch.int32)
+                return fused_decoding.best_tokens(sums, output.bias, forbidden, only, count, scales)
         return fused_decoding.best_tokens(output(features).float(), None, forbidden, only, count)
 
     def _read(

@@ -13,6 +13,10 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scores import PENALTIES
 from fusetk.decoding.token_mask import length_limits
 from fusetk.errors import Diverged
+from fusetk.nn.fused import decoding as fused_decoding
+from fusetk.nn.inference_linear import KernelLinear
+from fusetk.nn.int8 import Int8Linear
+from fusetk.nn.output import OutputProjection
 from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
 
 SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS], [5, EOS], [6, 6, 7, EOS]]
@@ -88,6 +92,19 @@ def test_a_wide_enough_beam_is_exhaustive_search(penalty, alpha):
             SOURCES, search([model], *batch(SOURCES), settings), strict=True
         ):
             same(hypotheses, exhaustive(model, source, TOKENS, 5, settings)[:7])
+
+
+@pytest.mark.parametrize("kind", [OutputProjection, KernelLinear, Int8Linear])
+def test_the_search_runs_the_hooks_of_the_output_projection(kind):
+    settings = config(beam=100, n_best=7)
+    model = Echo(seed=0)
+    if kind is KernelLinear and not fused_decoding.has_products(torch.float32):
+        pytest.skip("there is no C++ compiler")
+    if kind is not OutputProjection:
+        model.output = kind(model.output.weight, model.output.bias)
+    model.output.register_forward_hook(lambda _module, _inputs, logits: -2 * logits)
+    for source, hypotheses in zip(SOURCES, search([model], *batch(SOURCES), settings), strict=True):
+        same(hypotheses, exhaustive(model, source, TOKENS, 5, settings)[:7])
 
 
 @pytest.mark.parametrize("stop", ["exact", "beam", "first"])
