@@ -99,7 +99,8 @@ class AttentionLayout(NamedTuple):
     """Whether a query attends to its own sentence. The keys and values of the sentence are in the
     same tensor, in the columns after the queries."""
     causal: bool
-    """Whether a query attends only to its own and earlier positions of its own sentence."""
+    """Whether a query attends only to its own and earlier positions of its own sentence. It has no
+    effect without ``own``."""
     source: Rows | None = None
     """The layout of keys and values in another tensor."""
 

@@ -40,6 +40,7 @@ CASES = [
     (False, True, False, 32),
     (True, True, True, 16),
     (True, True, True, 20),
+    (False, True, True, 20),
 ]
 
 

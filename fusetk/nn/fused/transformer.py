@@ -312,7 +312,9 @@ def _attention_arguments(
 ) -> Any:
     """Return the arguments that both passes have."""
     size = layout.width // layout.heads
-    arguments = fill(_Attention(), bf16=projected.dtype == torch.bfloat16, causal=layout.causal)
+    # The kernel applies `causal` to the last segment, which is the source without `own`.
+    causal = layout.causal and layout.own
+    arguments = fill(_Attention(), bf16=projected.dtype == torch.bfloat16, causal=causal)
     fill(arguments, sentences=layout.rows.sentences, offsets=layout.rows.offsets)
     fill(arguments, heads=layout.heads, size=size, scale=size**-0.5)
     fill(arguments, queries=projected, stride=projected.shape[-1])
