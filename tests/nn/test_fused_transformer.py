@@ -58,9 +58,10 @@ def test_residual_sum(dropout_mask, normalised) -> None:
 
 
 @fused
+@pytest.mark.parametrize("leading", [(3, 7), ()], ids=["positions", "one vector"])
 @pytest.mark.parametrize("dropout_mask", DROPOUT_MASKS)
-def test_feed_forward(dropout_mask) -> None:
-    x = torch.randn(3, 7, 10, requires_grad=True)
+def test_feed_forward(dropout_mask, leading) -> None:
+    x = torch.randn(*leading, 10, requires_grad=True)
     hidden, out = nn.Linear(10, 18), nn.Linear(18, 6)
     expected = out(dropped(F.relu(hidden(x)), dropout_mask))
     tensors = [x, *hidden.parameters(), *out.parameters()]

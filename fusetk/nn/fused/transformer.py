@@ -197,7 +197,7 @@ class _FeedForward(torch.autograd.Function):
     ) -> Tensor:
         dtype = product_dtype(x)
         with torch.autocast("cpu", enabled=False):
-            inputs = x.flatten(0, -2).to(dtype)
+            inputs = x.reshape(-1, x.shape[-1]).to(dtype)
             w1 = w1.to(dtype)
             w2 = w2.to(dtype)
             h = inputs @ w1.T
@@ -212,7 +212,7 @@ class _FeedForward(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs, w1, h, w2 = ctx.saved_tensors
-        grad = grads[0].flatten(0, -2).to(h.dtype).contiguous()
+        grad = grads[0].reshape(-1, grads[0].shape[-1]).to(h.dtype).contiguous()
         by_a = grad @ w2
         by_b1 = _activation_backward(h, by_a, ctx.dropout_mask)
         by_x = (by_a @ w1).to(ctx.x_dtype).view(*grads[0].shape[:-1], w1.shape[1])
