@@ -6,7 +6,8 @@
 
 #include <math.h>
 
-// Rows whose absolute values are all smaller become 0. fusetk/nn/int8.py has this constant, too.
+// Lower limit of a row's largest absolute value, so that no scale is 0. fusetk/nn/int8.py has this
+// constant, too.
 static const float SMALLEST = 1e-35f;
 
 // Round a row to int8, and return the scale that multiplies its numbers. The largest absolute value
