@@ -37,7 +37,7 @@ class InferenceLinear(nn.Module):
         """
         super().__init__()
         self.register_buffer("matrix", matrix)
-        self.register_buffer("bias", None if bias is None else bias.detach().float())
+        self.register_buffer("bias", None if bias is None else bias.detach().float().contiguous())
         self.matrix: Tensor
 
     @property

@@ -117,6 +117,19 @@ def test_residual_sum_and_normalisation(width):
     close(fused_decoding.add_bias(x.clone(), bias, relu=False), x + bias)
 
 
+def test_vectors_may_have_any_stride():
+    x, (weight, shift, bias) = torch.randn(4, 20), torch.randn(20, 3).unbind(1)
+    norm = nn.LayerNorm(20)
+    norm.weight, norm.bias = nn.Parameter(weight), nn.Parameter(shift)
+    close(fused_decoding.add_norm(x, None, bias, norm), norm(x + bias))
+    matrix = torch.randn(7, 20)
+    for kind in (KernelLinear, Int8Linear):
+        expected = kind(matrix, shift[:7].clone())(x)
+        assert torch.equal(kind(matrix, shift[:7])(x), expected)
+    _, _, log_z = fused_decoding.best_tokens(x.clone(), bias, torch.tensor([0]), None, 1)
+    close(log_z, (x + bias).logsumexp(1, keepdim=True))
+
+
 @pytest.mark.parametrize("size", [6, 32, 133, 300])
 @pytest.mark.parametrize("count", [1, 4, 20])
 @pytest.mark.parametrize("biased", [False, True])

@@ -149,6 +149,17 @@ def test_a_sublayer_may_return_another_type(dtype: torch.dtype) -> None:
     torch.testing.assert_close(residual.join(x, y), x + y)
 
 
+def test_parameters_may_have_any_stride() -> None:
+    x, (bias, gain) = torch.randn(2, 3, 6), torch.randn(6, 2).unbind(1)
+    ffn = FeedForward(6, 6, 5)
+    ffn.hidden.bias = nn.Parameter(bias)
+    torch.testing.assert_close(ffn(x), ffn.out(F.relu(ffn.hidden(x))))
+    sublayer = SubLayer("r", 0, 1, 6, "post", "layer", 0.0, "encoder", {"encoder": 1})
+    residual = PlainResidual(ResidualConfig(kind="plain"), sublayer)
+    residual.norm.weight = nn.Parameter(gain)
+    torch.testing.assert_close(residual.after(x, x), residual.norm(x + x))
+
+
 def test_feed_forward_without_biases() -> None:
     ffn = FeedForward(6, 8, 5)
     ffn.hidden = nn.Linear(6, 8, bias=False)

@@ -39,12 +39,19 @@ def usable(x: Tensor) -> bool:
 
 
 def _call(function: str, *arguments: Tensor | int | float | None) -> None:
-    """Call a function of ``decoding.cpp`` with the number of threads and ``arguments``."""
+    """Call a function of ``decoding.cpp`` with the number of threads and ``arguments``.
+
+    Vectors may have any stride, for example the parameters of a norm.
+    """
     kernels = library("decoding")
     assert kernels is not None
     converted: list[Any] = [INT(torch.get_num_threads())]
+    copies = []  # kept until the kernel has returned
     for argument in arguments:
         if isinstance(argument, Tensor):
+            if argument.dim() == 1 and not argument.is_contiguous():
+                argument = argument.contiguous()
+                copies.append(argument)
             converted.append(POINTER(argument.data_ptr()))
         elif isinstance(argument, float):
             converted.append(FLOAT(argument))
@@ -186,8 +193,6 @@ def best_tokens(
     are int32, and the scales multiply them.
     """
     logits = logits.contiguous()
-    if only is not None:
-        only = only.contiguous()
     rows, size = logits.shape
     results = _empty_results(rows, count)
     _call(
@@ -291,7 +296,7 @@ def best_tokens_of_map(
     _call(
         *(f"best_tokens_of_{NAMES[matrix.dtype]}", rows, size, width, x.contiguous(), matrix),
         *(scale, correction, bias, len(forbidden), forbidden),
-        *(None if only is None else only.contiguous(), count, *results),
+        *(only, count, *results),
     )
     return results
 
@@ -332,6 +337,10 @@ class BlockedMap(NamedTuple):
         return _MAP(matrix.element_size(), size, width, *pointers)
 
 
+def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
 class DecoderLayer:
     """A Transformer's decoder layer with ReLU, as ``decoder_layer`` reads it."""
 
@@ -348,13 +357,15 @@ class DecoderLayer:
         norm of attention to the source are None if self-attention is ``attend_mixed``.
         """
         # The struct has the addresses of these tensors.
-        self._tensors = maps, [norm and (norm.weight, norm.bias) for norm in norms]
+        vectors = [[] if n is None else _contiguous(n.weight, n.bias) for n in norms]
+        self._tensors = maps, vectors
         project, *_, hidden, _ = maps
         assert project is not None and hidden is not None
         self.width = project.blocked.width
         structs = [_MAP() if each is None else each.struct() for each in maps]
         layer_norms = [
-            _NORM() if n is None else _NORM(*map(address, (n.weight, n.bias)), n.eps) for n in norms
+            _NORM() if n is None else _NORM(*map(address, pair), n.eps)
+            for n, pair in zip(norms, vectors, strict=True)
         ]
         mixed = maps[2] is None
         self.struct = _LAYER(

@@ -71,8 +71,13 @@ _Loss = struct(
 
 
 def usable(x: Tensor, parameters: Iterable[Tensor] = ()) -> bool:
-    """Return whether the kernels compute on ``x`` with these parameters, which must be float32."""
-    return computes("transformer", x) and all(p.dtype == torch.float32 for p in parameters)
+    """Return whether the kernels compute on ``x`` with these parameters.
+
+    The parameters must be float32 and contiguous.
+    """
+    return computes("transformer", x) and all(
+        p.dtype == torch.float32 and p.is_contiguous() for p in parameters
+    )
 
 
 _call = partial(call, "transformer")
