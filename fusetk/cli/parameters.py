@@ -55,10 +55,10 @@ class FiniteRange(click.FloatRange):
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> float:
-        number: float = super().convert(value, parameter, context)
+        number: float = click.FLOAT.convert(value, parameter, context)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", parameter, context)
-        return number
+        return super().convert(number, parameter, context)
 
 
 def check_utf8(text: str, advice: str) -> None:

@@ -31,7 +31,7 @@ def pipeline(source=WORDS, target=WORDS) -> Pipeline:
 
 def translator(**options) -> Translator:
     model = Echo(vocabulary=4 + len(WORDS), source=4 + len(WORDS), seed=3, scale=4.0)
-    return Translator([model], pipeline(), SearchConfig(**({"beam": 3} | options)))
+    return Translator([model.eval()], pipeline(), SearchConfig(**({"beam": 3} | options)))
 
 
 LINES = [
