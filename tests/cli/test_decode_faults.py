@@ -110,6 +110,7 @@ def test_a_source_that_is_too_long(trained, caplog):
         (["-b", "0"], "beam"),
         (["-b", "two"], "two"),
         (["--device", "gpu"], "there is no device 'gpu'"),
+        (["--device", "cpu:3"], "device cpu:3 is not supported"),
         (["--device", "cuda:99"], "cuda:99"),
         (["--alignment", "9"], "has no layer 9"),
         (["--alignment", "most"], "most"),
