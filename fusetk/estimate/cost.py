@@ -106,7 +106,7 @@ def _stage_cost(
     tokens = float(np.mean([shape.target_tokens for shape in shapes]))
     pairs = float(np.mean([len(shape.target) for shape in shapes]))
     return StageCost(
-        batch=f"{in_update:.3g} x {tokens:,.0f} target tokens ({pairs:,.0f} pairs)",
+        batch=f"{round(in_update, 1):g} x {tokens:,.0f} target tokens ({pairs:,.0f} pairs)",
         target_tokens=in_update * tokens,
         multiply_adds=in_update * float(np.mean([cost.multiply_adds for cost in costs])),
         activations=max(cost.activations for cost in costs),

@@ -180,20 +180,26 @@ def test_updates_follow_from_epochs_or_are_given() -> None:
     assert updates("{patience: 3}", 10) is None
 
 
-@pytest.mark.parametrize(("accumulate", "batches"), [(1, 1), (4, 10 / 3), (100, 10)])
-def test_an_epoch_has_the_cost_of_its_batches(accumulate: int, batches: float) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "accumulate", "batches", "printed"),
+    [(100, 1, 1, "1"), (100, 4, 10 / 3, "3.3"), (100, 100, 10, "10"), (20_000, 1000, 1000, "1000")],
+)
+def test_an_epoch_has_the_cost_of_its_batches(
+    pairs: int, accumulate: int, batches: float, printed: str
+) -> None:
     """The last update of an epoch has fewer batches."""
     batch = f"{{size: 10, unit: sentences, accumulate: {accumulate}}}"
     settings = [f"training.stages.0.batch={batch}", "training.stages.0.end={epochs: 3}"]
     recipe = recipes.load(RECIPE, settings)
-    [cost] = estimate(recipe, (20, 20), TextLengths(None, 5, 4, 100)).stages
+    [cost] = estimate(recipe, (20, 20), TextLengths(None, 5, 4, pairs)).stages
+    assert cost.batch == f"{printed} x 40 target tokens (10 pairs)"
     shape = BatchShape([5] * 10, [4] * 10)
     operations = batch_cost(
         build_shapes(recipe, 20, 20).train(), shape, recipe.training.label_smoothing
     ).multiply_adds
     assert cost.multiply_adds == pytest.approx(batches * operations)
     assert cost.target_tokens == pytest.approx(batches * 40)
-    assert cost.updates and cost.updates * batches == pytest.approx(30)
+    assert cost.updates and cost.updates * batches == pytest.approx(3 * pairs / 10)
 
 
 def stage(updates: int | None, limit: float | None = None) -> StageCost:
