@@ -135,9 +135,9 @@ def draw(
         for curve in of_panel:
             _draw_curve(axes, curve, x, window, colors_of_lines[curve.line], style)
         marked = [curve for curve in of_panel if curve.best() is not None]
-        best = [_mark_best(axes, c, x, colors_of_lines[c.line], style) for c in marked]
+        stars = [_mark_best(axes, c, x, colors_of_lines[c.line], style) for c in marked]
         if len(runs) <= MOST_NUMBERS:
-            numbers.append([_write_best(axes, *each, style) for each in best])
+            numbers.append([_write_best(axes, star, style) for star in stars])
     legend(figure, entries, families, style.font, loc="outside lower center", ncols=across)
     if title:
         figure.suptitle(label(title, 200), family=families, size=style.heading, parse_math=False)
@@ -268,20 +268,18 @@ def _mark_best(axes: "Axes", curve: Curve, x: str, color: Any, style: Style) -> 
     return _Star(place, curve.what in HIGHER_IS_BETTER, color)
 
 
-def _write_best(
-    axes: "Axes", place: tuple[float, float], above: bool, color: Any, style: Style
-) -> "Annotation":
+def _write_best(axes: "Axes", star: _Star, style: Style) -> "Annotation":
     """Write the best value of a validation curve above or below its star."""
     from matplotlib.patheffects import withStroke
 
     return axes.annotate(
-        _short(place[1]),
-        place,
-        (0, style.font * (0.8 if above else -0.8)),
+        _short(star.place[1]),
+        star.place,
+        (0, style.font * (0.8 if star.is_highest else -0.8)),
         textcoords="offset points",
         ha="center",
-        va="bottom" if above else "top",
-        color=color,
+        va="bottom" if star.is_highest else "top",
+        color=star.color,
         size=style.font,
         zorder=5,
         path_effects=[withStroke(linewidth=2, foreground="white")],

@@ -54,7 +54,7 @@ class DistributedValidation:
         progress: Progress,
         optimizer: torch.optim.Optimizer | None,
         stop: Stop,
-        free_memory: Callable[[], bool] = lambda: False,
+        free_memory: Callable[[], bool],
     ) -> ValidationResults:
         """Return the metrics and the shares of the layers.
 

@@ -21,8 +21,8 @@ def test_shorter_registers(option, tmp_path):
     compiler = build._compiler("transformer")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
-    names = ("packed_attention", "fused_transformer", "convolution_kernels")
-    names += ("decoding_kernels", "product_kernels")
+    names = ["packed_attention", "fused_transformer", "convolution_kernels"]
+    names += ["decoding_kernels", "product_kernels"]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", *(FOLDER / f"test_{n}.py" for n in names)],
         env={**os.environ, "CXX": shlex.join([*compiler, option]), "XDG_CACHE_HOME": str(tmp_path)},
