@@ -259,7 +259,7 @@ def load_model(
             raise
         raise FusetkError(
             f"{folder} does not fit into the memory of {place} ({str(error).splitlines()[0]}): end "
-            "other programs there, or choose another --device"
+            "other programs on the device, or choose another --device"
         ) from None
     return Loaded(recipe, pipeline, model.eval(), folder, has_average)
 

@@ -13,7 +13,7 @@ from fusetk.special_tokens import BOS, EOS, PAD, SPECIAL, UNK
 
 __all__ = ["BOS", "EOS", "MANY_UNKNOWN", "PAD", "SPECIAL", "UNK", "Vocabulary"]
 
-MAX_DIGITS = 18  # of a count or an id
+MAX_DIGITS = 18  # the longest count or id
 MANY_UNKNOWN = 0.2  # share of unknown tokens above which there is a warning
 # The special tokens of Nematus' files, with the ids 0, 1 and, in newer files, 2.
 NEMATUS_SPECIAL = ("eos", "UNK", "<EOS>", "<UNK>", "<GO>")
@@ -57,8 +57,8 @@ class Vocabulary:
 
         Reads files written by ``save``, files of fairseq, lists of tokens, .yml files of Marian and
         .json files of Nematus and Sockeye. With ``bom``, a byte order mark at the start is dropped.
-        It can also be the first character of a token that ``save`` wrote. Raises DataError with the
-        malformed line.
+        Otherwise it belongs to the first token, as in a file that ``save`` wrote. Raises DataError
+        with the malformed line.
         """
         path = Path(path)
         counts = None
@@ -113,7 +113,7 @@ def split_at_count(line: str) -> tuple[str, str, str]:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a count or an id."""
+    """Whether a text can be a count or an id: a number of at most ``MAX_DIGITS`` digits."""
     return text.isdecimal() and len(text) <= MAX_DIGITS
 
 

@@ -30,7 +30,8 @@ _in_use = threading.Lock()
 def max_workers(device: torch.device) -> int:
     """Return how many batches can be searched at the same time on ``device``.
 
-    A listener sees the tensors of its own thread only, so it is the only worker.
+    A listener of ``trace`` records only the tensors of its own thread. This thread then does all
+    the work.
     """
     if device.type != "cpu" or trace.is_listening():
         return 1

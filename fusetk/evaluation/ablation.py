@@ -31,11 +31,11 @@ def layer_losses(model: Seq2Seq, pairs: Sequence[IdPair]) -> Iterator[LayerLoss]
     depths = {stack.fuse: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
     for fusion, means in _means(model, pairs).items():
         # The history of a stack with summary layers has none of the layers below the last summary.
-        hidden = depths.get(fusion, len(means) - 1) + 1 - len(means)
+        num_below = depths.get(fusion, len(means) - 1) + 1 - len(means)
         for index, mean in enumerate(means):
             with _reading(fusion, index, mean):
                 without = loss(model, pairs)
-            yield LayerLoss(fusion.name, index + hidden if index else 0, without)
+            yield LayerLoss(fusion.name, index + num_below if index else 0, without)
 
 
 def loss(model: Seq2Seq, pairs: Sequence[IdPair]) -> float:

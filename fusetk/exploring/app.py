@@ -30,7 +30,8 @@ from fusetk.serving.http import (
 TRANSLATE_KEYS = ("run", "text", "beam", "prefix", "target")
 HEATMAPS_KEYS = ("run", "text", "tokens", "what", "layer", "head")
 RELOAD_KEYS = ("run",)
-# Names of this machine in the header Host. Starlette 0.37 reads "[" in "[::1]:8080".
+# Names of this machine in the header Host. Old versions of Starlette end a name at the first colon,
+# so they read "[" in "[::1]:8080".
 LOCAL = ["127.0.0.1", "localhost", "[::1]", "["]
 
 Load = Callable[[int], Explorer]  # loads the run with this number, from 0

@@ -29,7 +29,7 @@ class StackConfig(Config):
     """One side of a model: its depth, its connection and its fusion."""
 
     layers_have_separate_inputs: ClassVar[bool] = False
-    """Whether the layers can read ``LayerInputs``. `coordinated` refuses them itself."""
+    """Whether the layers can read ``LayerInputs``; `coordinated` has a check of its own."""
 
     layers: int = Field(ge=1)
     """Number of layers."""

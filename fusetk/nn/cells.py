@@ -48,7 +48,7 @@ class Cell(nn.Module):
         self.width = width
         has_linear_map = kind in ("l-gru", "lau")
         self.gates = 3 if has_linear_map else 2
-        # The gates, the candidate and H.
+        # The gates, the candidate and, for L-GRU and LAU, H.
         inputs = 0 if kind == "t-gru" else self.gates + 1 + has_linear_map
         self.state = nn.Parameter(torch.empty(directions, width, (self.gates + 1) * width))
         self.bias = nn.Parameter(torch.zeros(directions, width))

@@ -238,7 +238,10 @@ def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveR
 
 
 def _replaces_no_other(folder: Path, waiting: Mapping[Path, tuple[str, RunResult]]) -> Path:
-    """Return a file whose new name is not that of another file that waits for its new name."""
+    """Return a file whose new name is not that of another file that waits for its new name.
+
+    If there is none, return the first file.
+    """
     for path, (stem, _) in waiting.items():
         if folder / f"{stem}.json" not in waiting.keys() - {path}:
             return path

@@ -144,7 +144,7 @@ class Trainer:
                     self._update(corpus, indices, len(updates))
                     interrupted = self.world.any(self.stop.signal is not None)
                 except Exception as error:
-                    # On a GPU, gradients may be summed while an update already uses them.
+                    # On a GPU, the optimiser may already have used gradients that are not summed.
                     if is_peer_failure(error) and self.device.type == "cpu":
                         self._save_after_failure()
                     raise

@@ -22,10 +22,10 @@ MISSING = "the step sentencepiece needs its library: pip install 'fusetk[sentenc
 class SentencePiece(LearnedStep):
     """Split raw text into subwords with SentencePiece (Kudo and Richardson 2018).
 
-    The subwords are the tokens: set `data.bpe` to null, and leave out the step `tokenize`. No step
-    that changes the text may follow. Spaces become parts of subwords, so text without spaces
-    between words needs no segmentation. Each side learns its own model. The step needs the extra
-    `sentencepiece`.
+    The subwords are the tokens: set `data.bpe` to null, and leave out the step `tokenize`. No later
+    step may change the same side of the text. Spaces become parts of subwords, so text without
+    spaces between words needs no segmentation. Each side learns its own model. The step needs the
+    extra `sentencepiece`.
     """
 
     step: Literal["sentencepiece"]

@@ -186,7 +186,7 @@ class SourcesConnection(Connection):
         self.map = nn.ModuleList()
 
     def register_output(self, width: int, starts_block: bool) -> None:
-        """Raise ConfigError if it is the output of a summary."""
+        """Raise ConfigError if a summary makes the output."""
         if starts_block:
             if self.map:
                 raise ConfigError(
