@@ -524,7 +524,7 @@ def main() -> int:
             queue.locks = [file.fileno()]
             return queue.run()
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None or isinstance(error, FileNotFoundError):
             raise
         raise cannot_write(error.filename, error) from None
 
