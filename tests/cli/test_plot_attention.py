@@ -118,9 +118,9 @@ def test_a_missing_translation_is_found_by_search(loaded: Any) -> None:
 def test_an_unknown_token_of_the_search_needs_no_warning(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [[SimpleNamespace(ids=[UNK, *loaded.pipeline.target_vocab.encode(["man"])])]]
+    n_best = [[SimpleNamespace(ids=[UNK, *loaded.pipeline.target_vocab.encode(["man"])])]]
     name = "fusetk.decoding.translate.Translator.translate_ids"
-    monkeypatch.setattr(name, lambda *arguments: found)
+    monkeypatch.setattr(name, lambda *arguments: n_best)
     result = run("-s", "Der Mann")
     assert result.stderr == "translation: <unk> man\n"
     assert panels()["decoder.layer1.cross"]["y"] == ["<unk>", "man", "</s>"]

@@ -116,28 +116,35 @@ def test_two_requests_at_once_get_their_own_answers(port: int) -> None:
             assert [answer["translations"] for _, answer in answers] == expected
 
 
+class SlowLoad:
+    """Loads a run as soon as ``go_on`` is set."""
+
+    def __init__(self, loaded: Any):
+        self.loaded = loaded
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, number: int) -> Any:
+        self.begun.set()
+        self.go_on.wait(20)
+        return self.loaded
+
+
 def test_the_queue_is_bounded(runs: list[Path]) -> None:
     from fusetk.exploring.app import ExploreLimits, make_explore_app
 
-    loading = threading.Event()
-    go_on = threading.Event()
-
-    def load(number: int) -> Any:
-        loading.set()
-        go_on.wait(20)
-        return plain
-
     plain = explorer(runs[0])
+    load = SlowLoad(plain)
     app = make_explore_app([plain], load, ExploreLimits(queue=1))
     with running(app) as port, ThreadPoolExecutor(3) as threads:
         first = threads.submit(ask, port, {}, "POST", "/reload")
-        assert loading.wait(20)
+        assert load.begun.wait(20)
         others = [threads.submit(ask, port, {"text": TEXT}) for _ in range(2)]
         done, _ = wait(others, 20, FIRST_COMPLETED)
         assert [request.result() for request in done] == [
             (503, {"error": "the queue is full: try again"})
         ]
-        go_on.set()
+        load.go_on.set()
         assert first.result()[0] == 200
         assert sorted(request.result()[0] for request in others) == [200, 503]
 
@@ -164,24 +171,17 @@ def test_a_run_is_loaded_again_and_a_damaged_one_keeps_the_old_model(
 def test_requests_behind_a_reload_use_the_new_model(runs: list[Path]) -> None:
     from fusetk.exploring.app import ExploreLimits, make_explore_app
 
-    loading = threading.Event()
-    go_on = threading.Event()
-
-    def load(number: int) -> Any:
-        loading.set()
-        go_on.wait(20)
-        return fused
-
     fused = explorer(runs[1])
+    load = SlowLoad(fused)
     app = make_explore_app([explorer(runs[0])], load, ExploreLimits())
     with running(app) as port, ThreadPoolExecutor(3) as threads:
         first = threads.submit(ask, port, {}, "POST", "/reload")
-        assert loading.wait(20)
+        assert load.begun.wait(20)
         heatmaps = {"text": TEXT, "tokens": ["DREI"], "what": "fuse"}
         second = threads.submit(ask, port, {"text": TEXT})
         third = threads.submit(ask, port, heatmaps, "POST", "/heatmaps")
         time.sleep(0.2)  # the requests reach the queue
-        go_on.set()
+        load.go_on.set()
         assert first.result()[0] == third.result()[0] == 200
         assert second.result()[1]["translations"] == fused.translate(Search(), TEXT)["translations"]
 
