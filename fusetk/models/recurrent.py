@@ -351,6 +351,10 @@ class Recurrent(DerivedTensor, Seq2Seq):
         """Return the matrix that projects the result of attention for the decoder's lowest cell."""
         return self.decoder.input_weight[0] if self.project is None else self.derived
 
+    def _derived_from(self) -> tuple[Tensor, Tensor]:
+        assert self.project is not None
+        return self.project.weight, self.decoder.input_weight
+
     def _derive(self) -> Tensor:
         """With ``project_context``, ``_decoder_input`` is the product of two matrices."""
         assert self.project is not None

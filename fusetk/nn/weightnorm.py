@@ -32,6 +32,10 @@ class NormedLinear(DerivedTensor):
     def out_features(self) -> int:
         return len(self.v)
 
+    def _derived_from(self) -> tuple[Tensor, Tensor]:
+        parameters = self._parameters  # faster than the attributes
+        return parameters["v"], parameters["g"]  # type: ignore[return-value]
+
     def _derive(self) -> Tensor:
         """Compute W in one pass; the backward pass computes both gradients in one pass."""
         return torch._weight_norm(self.v, self.g[:, None], 0)
