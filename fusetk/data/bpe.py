@@ -51,6 +51,15 @@ def learn(counts: Mapping[str, int], merges: int, min_frequency: int = 2) -> lis
     return ["#version: 0.2", *(f"{first} {second}" for first, second in pairs)]
 
 
+def fewer_merges(codes: Sequence[str], merges: int, min_frequency: int) -> str:
+    """Return a sentence if ``learn`` made fewer merges than ``merges``; otherwise nothing."""
+    learned = len(codes) - 1
+    if learned == merges:
+        return ""
+    times = "once" if min_frequency == 1 else f"{min_frequency} times"
+    return f"after {learned:,} of {merges:,} merges, no pair occurs {times} any more"
+
+
 class BPE:
     """Splits words into subwords by ``codes``, the lines of a file of merges.
 
