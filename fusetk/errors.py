@@ -13,6 +13,11 @@ def join_names(names: Sequence[str], conjunction: str = "and") -> str:
     return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
+def plural(number: int, noun: str) -> str:
+    """Return a noun in the form that follows a number of a message: 1 "line", 2 "lines"."""
+    return noun if number == 1 else f"{noun}s"
+
+
 def first_names(names: Sequence[str], most: int | None = 5, separator: str = ", ") -> str:
     """Return the first ``most`` names (None: all), and the number of the others."""
     first = names[:most]

@@ -33,6 +33,7 @@ from fusetk.errors import (
     ImportFailed,
     join_names,
     out_of_memory,
+    plural,
 )
 from fusetk.machine import describe_device, device_of
 from fusetk.models import Seq2Seq, build_model
@@ -229,7 +230,7 @@ def load_model(
     place = describe_device(model_device)
     if model_device.type == "cpu":
         threads = torch.get_num_threads()
-        place += f", {threads} thread{'s' if threads > 1 else ''}"
+        place += f", {threads} {plural(threads, 'thread')}"
     report(f"loading {folder}{update} on {place}")
     folder = folder.resolve()  # training may move the link while the files are read
     try:

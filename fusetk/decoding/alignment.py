@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, plural
 
 # Pattern for trace.listen: cross-attention, and mixed attention to source and target.
 PATTERN = "decoder.layer*.[cm]*"
@@ -89,12 +89,13 @@ def _resolve(number: int, known: Sequence[int], kind: str) -> int:
         return number
     if -len(known) <= number < 0:
         return known[number]
+    kinds = plural(len(known), kind)
     if len(known) == known[-1] - known[0] + 1 > 1:
         listed = f"{known[0]} to {known[-1]}"
     else:
         listed = ", ".join(map(str, known))
     raise ConfigError(
-        f"attention to the source has no {kind} {number}; this model has {kind} {listed}"
+        f"attention to the source has no {kind} {number}; this model has {kinds} {listed}"
     )
 
 

@@ -18,6 +18,7 @@ from fusetk.decoding.requests import (
 )
 from fusetk.decoding.stream import chunks
 from fusetk.display import Task
+from fusetk.errors import plural
 
 if TYPE_CHECKING:
     from fusetk.decoding.distributed import Chunk, ChunkOutput, Translate
@@ -179,7 +180,8 @@ class Speed:
         self.tokens += output.tokens
 
     def __str__(self) -> str:
-        sentences = f"{self.sentences:,} sentences in {self.seconds:.2f} s"
+        noun = plural(self.sentences, "sentence")
+        sentences = f"{self.sentences:,} {noun} in {self.seconds:.2f} s"
         sentence_rate = f"{self.sentences / self.seconds:,.1f} sentences/s"
         token_rate = f"{self.tokens / self.seconds:,.0f} target tokens/s"
         return f"{sentences}: {sentence_rate}, {token_rate}"

@@ -8,6 +8,7 @@ from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding.scores import PENALTIES
 from fusetk.decoding.target_scores import IdPair, check_length, score_targets
 from fusetk.decoding.translate import Translator
+from fusetk.errors import plural
 
 
 class ScoreRule(NamedTuple):
@@ -120,9 +121,17 @@ class CorpusScore:
             return "no sentence was scored"
         numbers = self.numbers()
         blank = f", {self.blank:,} without a source" if self.blank else ""
+        sentences, tokens, words = (
+            f"{number:,} {plural(number, noun)}"
+            for number, noun in (
+                (self.sentences, "sentence"),
+                (self.tokens, "token"),
+                (self.words, "word"),
+            )
+        )
         return (
-            f"{self.sentences:,} sentences{blank}, {self.tokens:,} tokens ({self.unknown:,} "
-            f"unknown), {self.words:,} words: log-probability {self.score:.4f}, "
+            f"{sentences}{blank}, {tokens} ({self.unknown:,} unknown), {words}: "
+            f"log-probability {self.score:.4f}, "
             f"perplexity {numbers['perplexity']:.4f} a token, "
             f"{numbers['word_perplexity']:.4f} a word"
         )

@@ -9,6 +9,7 @@ from fusetk import display
 from fusetk.data.vocab import MANY_UNKNOWN
 from fusetk.decoding.output_file import OutputFile
 from fusetk.decoding.stream import chunks
+from fusetk.errors import plural
 from fusetk.evaluation.rescore import CorpusScore, Rescorer
 from fusetk.evaluation.rescore_rows import RescoreInputs, ScoreFormat, read_rows
 
@@ -62,4 +63,5 @@ def rescore_input(
         f"{corpus.sentences / seconds:,.1f} sentences/s, "
         f"{corpus.tokens / seconds:,.0f} target tokens/s"
     )
-    report(f"{corpus.sentences:,} sentences in {seconds:.2f} s: {speed}")
+    noun = plural(corpus.sentences, "sentence")
+    report(f"{corpus.sentences:,} {noun} in {seconds:.2f} s: {speed}")

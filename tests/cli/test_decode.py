@@ -91,6 +91,8 @@ def test_lines_in_lines_out_and_the_speed_on_standard_error(trained):
         and "sentences/s" in result.stderr
         and "target tokens/s" in result.stderr
     )
+    single = decode("-m", trained, lines=LINES[:1]).stderr
+    assert "on cpu, 1 thread\n" in single and "\n1 sentence in" in single
     assert decode("-m", trained, "--quiet").stderr == ""
     assert output("-m", trained, "--batch-tokens", 1) == translations
     assert output("-m", trained / "checkpoints" / "best") == translations

@@ -165,6 +165,8 @@ def test_the_summary(trained, files):
     assert (
         json.loads(lines("-m", trained, "--summary", "--json", given="\n")[0])["perplexity"] is None
     )
+    single = call("-m", trained, given="Hund\t\n").stderr
+    assert "\n1 sentence, 1 token (0 unknown), 1 word: " in single and "\n1 sentence in" in single
 
 
 def test_scores_do_not_depend_on_chunks_and_batches(trained, files, monkeypatch):

@@ -43,6 +43,9 @@ def test_plain_lines(files: Path) -> None:
     assert "ref_len=13" in bleu
     assert chrf.startswith("chrf: chrF2 = ")
     assert result.stderr == ""
+    Path("word").write_text("Ja\n")
+    head = run("word", "-r", "word").stdout.splitlines()[0]
+    assert head == "scored: word (1 sentence, 1 word) against word (1 word)"
 
 
 def test_every_metric_has_its_line(files: Path) -> None:

@@ -75,9 +75,12 @@ def test_layers_and_heads(
 @pytest.mark.parametrize(
     "which, said",
     [
-        (AttentionHeads(2), "attention to the source has no layer 2; this model has layer 1, 3"),
+        (AttentionHeads(2), "attention to the source has no layer 2; this model has layers 1, 3"),
         (AttentionHeads(-3), "no layer -3"),
-        (AttentionHeads(1, 4), "attention to the source has no head 4; this model has head 1 to 3"),
+        (
+            AttentionHeads(1, 4),
+            "the source has no head 4; this model has heads 1 to 3",
+        ),
         (AttentionHeads(None, -4), "no head -4"),
     ],
 )

@@ -71,4 +71,5 @@ def test_training_uses_and_logs_the_setting_and_restores_it(
     train_module.train(load(toy, overrides[:1]), tmp_path / "other", "cpu", quiet=True)
     log = (tmp_path / "other" / "log.txt").read_text()
     kernels = " and kernels" if products.used_in_training else ""
-    assert f"cpu, float32 products by {choices().ways['float32 products']}{kernels}, " in log
+    products_way = choices().ways["float32 products"]
+    assert f"cpu, float32 products by {products_way}{kernels}, 1 thread, fp32\n" in log
