@@ -9,7 +9,7 @@ import click
 from fusetk.cli.common_options import inform
 from fusetk.cli.memory import memory_advice
 from fusetk.cli.options import check_ensemble
-from fusetk.cli.rescore_checks import check_options, checked_inputs
+from fusetk.cli.rescore_checks import check_options, checked_inputs, texts
 from fusetk.cli.rescore_options import rescore_options
 from fusetk.data.text import check_inputs_and_output
 from fusetk.decoding.ensemble import SETTINGS
@@ -54,8 +54,9 @@ def command(**options: Any) -> None:
     from fusetk.evaluation.rescore_files import rescore_input
     from fusetk.evaluation.rescore_rows import RescoreInputs, ScoreFormat
 
-    files = (options["files"], options["tsv"], options["n_best"], options["json_lines"])
-    inputs = checked_inputs(RescoreInputs(*files))
+    files = texts(options["files"], options["source"], options["target"])
+    lists = (options["tsv"], options["n_best"], options["json_lines"])
+    inputs = checked_inputs(RescoreInputs(files, *lists))
     check_options(inputs, options)
     check_ensemble(options, options["models"])
     if options["output"] != "-":

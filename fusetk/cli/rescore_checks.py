@@ -22,6 +22,22 @@ NUM_ARGUMENTS = {
 }
 
 
+def texts(arguments: tuple[str, ...], source: str | None, target: str | None) -> tuple[str, ...]:
+    """Return SRC and TGT, and after them the arguments that are too many.
+
+    ``source`` and ``target`` are the values of -i and -r. Each of them that is None is the next
+    argument, if there is one. Raises UsageError if only TGT is given.
+    """
+    remaining = list(arguments)
+    if source is None and remaining:
+        source = remaining.pop(0)
+    if target is None and remaining:
+        target = remaining.pop(0)
+    if source is None and target is not None:
+        raise click.UsageError("--reference needs the source text: give SRC, too")
+    return tuple(name for name in (source, target, *remaining) if name is not None)
+
+
 def checked_inputs(inputs: "RescoreInputs") -> "RescoreInputs":
     """Return the inputs, with standard input as the default.
 

@@ -20,6 +20,15 @@ OPTIONS: tuple[Decorator, ...] = (
     click.argument("files", nargs=-1, metavar="[SRC [TGT]]"),
     models_option,
     click.option(
+        "-i",
+        "--input",
+        "source",
+        metavar="SRC",
+        help="Text of the source, plain or .gz; - is standard input. SRC and TGT can also be given "
+        "without options.",
+    ),
+    click.option("-r", "--reference", "target", metavar="TGT", help="Text of the target."),
+    click.option(
         "--tsv",
         metavar="FILE",
         help="File with lines of a source, a tab and a target; - is standard input, the default.",

@@ -139,6 +139,16 @@ def test_word_scores(trained, files):
     assert lines("-m", trained, *files, "--word-scores", "--no-end-mark")[2] == "0.000000"
 
 
+def test_files_are_arguments_or_options(trained, files):
+    source, target = files
+    as_arguments = call("-m", trained, source, target).stdout
+    for words in (("-i", source, "-r", target), ("-i", source, target), (source, "-r", target)):
+        assert call("-m", trained, *words).stdout == as_arguments
+    assert refused("-m", trained, "-r", target).endswith("give SRC, too\n")
+    assert "give SRC and TGT" in refused("-m", trained, "-i", source)
+    assert "give SRC and TGT" in refused("-m", trained, "-i", source, "-r", target, "more")
+
+
 def test_the_summary(trained, files):
     scores = [score for token_scores in wanted(trained) if token_scores for score in token_scores]
     summary = json.loads(lines("-m", trained, *files, "--summary", "--json")[0])
