@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TextIO
 
 import yaml
 
-from fusetk.config.messages import items
+from fusetk.config.messages import items, shown
 from fusetk.config.schema import NULL_WORDS, Config
 from fusetk.errors import ConfigError
 from fusetk.files import is_stream, similar_names
@@ -199,7 +199,7 @@ def _parse_yaml(path: Path, text: str) -> Document:
     if not isinstance(values, dict):
         raise ConfigError(
             f"{path}: a config must be a mapping of sections (model: ..., training: ...), "
-            f"but the file holds a {type(values).__name__}"
+            f"but the file holds {shown(values)}"
         )
     return Document(values, origins)
 
