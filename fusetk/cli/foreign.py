@@ -92,6 +92,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "tgt_file_prefix": ("--prefix",),
     "unnormalized": ("-n 0",),
     "use_cpu": ("--device cpu",),
+    "vocabulary_threshold": ("--threshold",),
     "weights": ("--ensemble-weights",),
     "workers": ("--jobs", "--threads"),
 }
@@ -99,6 +100,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 CHECKPOINT = "use --set model.encoder.checkpoint=true and --set model.decoder.checkpoint=true"
 LAYERS = "use --set model.encoder.layers=N and --set model.decoder.layers=N"
 MAX_LENGTH = "the step filter in data.steps drops long pairs: {{step: filter, max_length: N}}"
+HYPOTHESIS = "give the translations without an option: fusetk score HYP -r REF"
 PREFIXES = "data.train lists prefixes; data.source and data.target are the suffixes of the files"
 TORCHRUN = "torchrun --nproc-per-node N starts N processes"
 # Options without an equivalent in these commands, and the advice for each.
@@ -125,6 +127,8 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "gen_subset": (("decode",), "give the text to translate: fusetk decode -m RUN FILE"),
     "gradient_checkpointing": (("train",), CHECKPOINT),
     "guided_alignment": (("train",), "fusetk has no guided alignment"),
+    "i": (("score",), HYPOTHESIS),
+    "input": (("score",), HYPOTHESIS),
     "json_input": (("decode",), "the input is plain text; --constraints FILE has its constraints"),
     "layers": (("train",), LAYERS),
     "learning_rate_reduce_num_not_improved": (

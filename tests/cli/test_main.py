@@ -187,6 +187,11 @@ def refused(*words: str) -> str:
             "set the key decoding.max_source_length in the config.yaml of the run",
         ),
         ("prep a.yaml --workers 3", "use --jobs"),
+        ("text apply-bpe --vocabulary-threshold 50", "use --threshold"),
+        (
+            "score --input a -r b",
+            "give the translations without an option: fusetk score HYP -r REF",
+        ),
     ],
 )
 def test_options_of_other_toolkits_are_translated(words: str, here: str) -> None:
