@@ -80,8 +80,8 @@ def test_a_vocabulary_is_extended_at_its_end(toy: Path, parent: Path, tmp_path: 
     for side in ("source_vocab", "target_vocab"):
         before, after = getattr(old, side).tokens, getattr(new, side).tokens
         assert after[: len(before)] == before and "ß" in after[len(before) :]
-    prepare(second(toy, parent, tmp_path, f"data.vocabulary.size={len(before)}",
-                   "data.vocabulary.extend=true").data)  # fmt: skip
+    options = [f"data.vocabulary.size={len(before)}", "data.vocabulary.extend=true"]
+    prepare(second(toy, parent, tmp_path, *options).data)
     assert Pipeline.load(tmp_path / "prepared" / "text").target_vocab.tokens == before
 
 
