@@ -85,9 +85,12 @@ class System:
         sources = _texts(sources, "sources")
         targets = _texts(targets, "targets")
         if len(sources) != len(targets):
+            lines = (
+                f"{len(texts)} {side} {plural(len(texts), 'line')}"
+                for side, texts in (("source", sources), ("target", targets))
+            )
             raise DataError(
-                f"{len(sources)} source lines and {len(targets)} target lines cannot be scored: "
-                "give a target for each source"
+                f"{' and '.join(lines)} cannot be scored: give a target for each source"
             )
         encode = self._translator({}).encode
         pairs = [

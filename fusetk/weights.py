@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fusetk import runs
-from fusetk.errors import CheckpointError, UnreadableFile
+from fusetk.errors import CheckpointError, UnreadableFile, join_names
 from fusetk.files import checksum
 from fusetk.runs import MODEL, STATE, checkpoints, is_intact, unreadable
 
@@ -129,9 +129,10 @@ def damaged(
                 f"{problem}; use checkpoints/{path.name}, the newest complete one{resume}"
             )
     if complete:
-        names = ", ".join(path.name for path in complete)
+        names = join_names([path.name for path in complete])
+        verb = "does" if len(complete) == 1 else "do"
         return CheckpointError(
-            f"{problem}; {names} do not fit it either: if config.yaml, the folder text, or the "
+            f"{problem}; {names} {verb} not fit it either: if config.yaml, the folder text, or the "
             "code of a class outside fusetk was changed, restore the original"
         )
     return CheckpointError(

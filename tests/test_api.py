@@ -171,7 +171,7 @@ def test_it_scores_what_it_finds_as_the_search_did(tmp_path: Path) -> None:
     )
     assert scores == pytest.approx([best.score for _, best in best_of_line], abs=1e-4)
     assert system.score(LINES[:1], ["hund hund hund hund"])[0] < scores[0]
-    with pytest.raises(DataError, match="2 source lines and 1 target lines"):
+    with pytest.raises(DataError, match="2 source lines and 1 target line cannot"):
         system.score(["a", "b"], ["c"])
 
 

@@ -318,6 +318,11 @@ def test_a_changed_config_is_named_where_no_checkpoint_fits(toy: Path, copy: Pat
         "do not fit it either: if config.yaml, the folder text, or the code of a class" in said
         and "update-0000006" in said
     )
+    for folder in (copy / "checkpoints").glob("update-*"):
+        if folder.name < "update-0000006":
+            shutil.rmtree(folder)
+    said = refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
+    assert "; update-0000006 does not fit it either: " in said
 
 
 def test_a_run_with_a_missing_module_is_not_a_changed_run(copy: Path) -> None:
