@@ -13,7 +13,7 @@ def apply_nice_to_session(timeout: float = 3.0) -> None:
 
     Linux may divide the time of the processors between sessions (autogroups). A nice value then
     has no effect on the processes of other sessions, unless their sessions have nice values, too.
-    A user without rights may change one in each 0.1 seconds; ``timeout`` is in seconds.
+    From users without rights, it accepts one change in 0.1 seconds; ``timeout`` is in seconds.
     """
     nice = os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
     if nice == 0 or os.getsid(0) != os.getpid():
