@@ -6,6 +6,7 @@ counts characters, so a word with a wrong inflection is partly right.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
@@ -14,6 +15,9 @@ from fusetk.decoding.sentence_utility import TranslationPair, utility
 from fusetk.evaluation.metrics import score
 
 SENTENCE_METRICS = ("chrf", "sacrebleu")  # the first is the default
+# The largest number of pairs of equal words in two translations that are compared completely. The
+# comparison looks at all of these pairs for each span that it finds.
+MAX_EQUAL_PAIRS = 20_000
 
 _WORD = re.compile(r"(\s*)(\w+(?:['’-]\w+)*|\S)")  # a word or punctuation mark, and space before it
 
@@ -133,13 +137,20 @@ def rank_by_gain(sentences: Sequence[ComparedSentence]) -> list[ComparedSentence
 
 
 def diff_words(first: str, second: str) -> tuple[list[DiffSpan], list[DiffSpan]]:
-    """Split both translations into spans of words that they share and words that they do not."""
+    """Split both translations into spans of words that they share and words that they do not.
+
+    If the translations repeat words hundreds of times, words that are more than 1 % of the second
+    one are shared only at the start of a part, or beside a rarer word. Otherwise the comparison
+    would take minutes.
+    """
     pieces = [_WORD.findall(text) for text in (first, second)]  # (space, word)
     words = [[word for _, word in side] for side in pieces]
     first_spans: list[DiffSpan] = []
     second_spans: list[DiffSpan] = []
-    opcodes = SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes()
-    for kind, first_start, first_end, second_start, second_end in opcodes:
+    counts = Counter(words[1])
+    repetitive = sum(counts[word] for word in words[0]) > MAX_EQUAL_PAIRS
+    matcher = SequenceMatcher(None, words[0], words[1], autojunk=repetitive)
+    for kind, first_start, first_end, second_start, second_end in matcher.get_opcodes():
         first_spans += _span(pieces[0][first_start:first_end], kind == "equal")
         second_spans += _span(pieces[1][second_start:second_end], kind == "equal")
     return first_spans, second_spans

@@ -273,6 +273,15 @@ def test_differing_words(first: str, second: str, marks: tuple[str, str]) -> Non
         assert " ".join(span.text for span in side if not span.same) == mark
 
 
+def test_words_repeated_hundreds_of_times_are_compared_in_few_spans() -> None:
+    """A span for each of these words would take minutes in longer texts."""
+    spans = diff_words("a dog" + " the" * 300 + " ran", "a dog" + " the ," * 150 + " ran")
+    assert [[(span.text[:5], span.same) for span in side] for side in spans] == [
+        [("a dog", True), ("the t", False), ("ran", True)],
+        [("a dog", True), (", the", False), ("ran", True)],
+    ]
+
+
 def test_equal_gains_keep_their_order() -> None:
     sentences = compare_sentences(["x"] * 4, ["b", "a", "b", "a"], ["a", "a", "a", "b"], ["a"] * 4)
     assert [case.line for case in rank_by_gain(sentences)] == [1, 3, 2, 4]
