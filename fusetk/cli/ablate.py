@@ -91,7 +91,7 @@ def command(
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
     rescorer = Rescorer(translator, BATCH_TOKENS)
     rows, _ = read_rows(RescoreInputs((source, reference)), rescorer, tokenized, "")
-    pairs = [pair for row in rows for pair in row.pairs if pair is not None]
+    pairs = [pair.ids for row in rows for pair in row.pairs if pair is not None]
     if not pairs:
         raise DataError(f"{source} and {reference} have no pair of sentences")
     with display.Display(quiet), display.task("", "layers") as done:

@@ -32,10 +32,17 @@ class ScoreRule(NamedTuple):
         return self.score(scores) / PENALTIES[self.penalty](length, self.normalize)
 
 
+class RescorePair(NamedTuple):
+    """A source and a target that is scored."""
+
+    ids: IdPair
+    words: int  # of the target, before the split into subwords
+
+
 class ScoredTarget(NamedTuple):
     """The models' scores of a target sentence."""
 
-    tokens: list[str]
+    tokens: list[str]  # the unknown ones as <unk>
     scores: list[float]  # natural-log probabilities of the tokens, then of EOS
     words: int  # before the split into subwords
     unknown: int  # unknown tokens
@@ -50,34 +57,37 @@ class Rescorer:
         # Called with the number of pairs after each batch.
         self.on_batch: Callable[[int], None] = lambda pairs: None
 
-    def pair(self, source: list[int], target: list[int]) -> IdPair | None:
-        """Return the ids of a sentence and its translation; None if the source has no tokens.
+    def pair(self, source: list[int], target: Sequence[str]) -> RescorePair | None:
+        """Return the ids of a source and the tokens of its translation as a pair.
 
-        Raises DataError if the source or the target exceeds the positions of the models.
+        It is None if the source has no tokens. Raises DataError if the source or the target exceeds
+        the positions of the models.
         """
-        pair = [*source, EOS], target
-        check_length(self.translator.models, [pair])
-        return pair if source else None
+        pipeline = self.translator.pipeline
+        ids = [*source, EOS], pipeline.target_vocab.encode(target)
+        check_length(self.translator.models, [ids])
+        # The number of words is that of the text: `<unk>` does not show whether it ends a word.
+        return RescorePair(ids, pipeline.num_words(target)) if source else None
 
-    def __call__(self, pairs: Sequence[IdPair | None]) -> list[ScoredTarget | None]:
+    def __call__(self, pairs: Sequence[RescorePair | None]) -> list[ScoredTarget | None]:
         """Return the scores of each pair, in order; None for a pair that is None."""
         results = iter(
             score_targets(
                 self.translator.models,
-                [pair for pair in pairs if pair is not None],
+                [pair.ids for pair in pairs if pair is not None],
                 self.translator.config.ensemble_mean,
                 self.batch_tokens,
                 on_batch=self.on_batch,
             )
         )
         return [
-            None if pair is None else self._scored(pair[1], next(results).scores) for pair in pairs
+            None if pair is None else self._scored(pair, next(results).scores) for pair in pairs
         ]
 
-    def _scored(self, target: Sequence[int], scores: list[float]) -> ScoredTarget:
-        pipeline = self.translator.pipeline
-        tokens = pipeline.target_vocab.decode(target)
-        return ScoredTarget(tokens, scores, pipeline.num_words(tokens), target.count(UNK))
+    def _scored(self, pair: RescorePair, scores: list[float]) -> ScoredTarget:
+        _, target = pair.ids
+        tokens = self.translator.pipeline.target_vocab.decode(target)
+        return ScoredTarget(tokens, scores, pair.words, target.count(UNK))
 
 
 class CorpusScore:

@@ -16,11 +16,10 @@ from fusetk.decoding.requests import (
     open_texts,
     parallel_lines,
 )
-from fusetk.decoding.target_scores import IdPair
 from fusetk.errors import DataError, join_names
-from fusetk.evaluation.rescore import Rescorer, ScoredTarget, ScoreRule
+from fusetk.evaluation.rescore import RescorePair, Rescorer, ScoredTarget, ScoreRule
 
-Encode = Callable[[str, str], list[int]]  # side, line
+Tokens = Callable[[str, str], list[str]]  # side, line
 
 BAR = "|||"
 FEATURE = re.compile(r"(?:^|\s)\S+=\s+[-+.0-9]")  # a name and the start of its number
@@ -46,11 +45,11 @@ class RescoreInputs(NamedTuple):
 
 
 class RescoreRow(NamedTuple):
-    """A line of the input, and its pairs of source and target ids."""
+    """A line of the input, and its pairs of source and target."""
 
     # None for a pair of lines, the fields of a line of an n-best list, or a JSON object
     content: list[str] | dict[str, Any] | None
-    pairs: list[IdPair | None]
+    pairs: list[RescorePair | None]
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -66,16 +65,16 @@ def read_rows(
     """
     texts, ready = open_texts(inputs.names)
     names = [display_name(name) for name in inputs.names]
-    encode = partial(rescorer.translator.encode, tokenized=tokenized)
+    tokens = partial(rescorer.translator.tokens, tokenized=tokenized)
     if inputs.json_lines is not None:
         return _read_objects(names[0], texts[0], rescorer, feature), ready
     if inputs.n_best is not None:
-        return _read_n_best(names, texts, encode, rescorer, feature), ready
+        return _read_n_best(names, texts, tokens, rescorer, feature), ready
     if inputs.tsv is not None:
         pairs = _split_at_tabs(names[0], texts[0])
     else:
         pairs = _parallel_pairs(names, texts)
-    return _encode_pairs(join_names(names), pairs, encode, rescorer), ready
+    return _encode_pairs(join_names(names), pairs, tokens, rescorer), ready
 
 
 @contextmanager
@@ -88,11 +87,13 @@ def _located(name: str, number: int) -> Iterator[None]:
 
 
 def _encode_pairs(
-    name: str, pairs: Iterator[Sequence[str]], encode: Encode, rescorer: Rescorer
+    name: str, pairs: Iterator[Sequence[str]], tokens: Tokens, rescorer: Rescorer
 ) -> Iterator[RescoreRow]:
+    vocabulary = rescorer.translator.pipeline.source_vocab
     for number, (source, target) in enumerate(pairs, 1):
         with _located(name, number):
-            pair = rescorer.pair(encode("source", source), encode("target", target))
+            source_ids = vocabulary.encode(tokens("source", source))
+            pair = rescorer.pair(source_ids, tokens("target", target))
         yield RescoreRow(None, [pair])
 
 
@@ -120,7 +121,7 @@ def _parallel_pairs(
 def _read_n_best(
     names: Sequence[str],
     texts: Sequence[Iterator[str]],
-    encode: Encode,
+    tokens: Tokens,
     rescorer: Rescorer,
     feature: str,
 ) -> Iterator[RescoreRow]:
@@ -130,7 +131,7 @@ def _read_n_best(
     """
     source_name, name = names
     source_lines, entries = texts
-    source = _SourceLines(source_name, source_lines, encode, rescorer)
+    source = _SourceLines(source_name, source_lines, tokens, rescorer)
     for number, entry in enumerate(entries, 1):
         with _located(name, number):
             fields = _n_best_fields(entry)
@@ -138,7 +139,7 @@ def _read_n_best(
             if len(fields) < 3 or not match:
                 raise DataError(f"{entry[:40]!r} is not `ID ||| text ||| features ||| score`")
             source_ids = source.ids_of(int(match[1]))
-            pair = rescorer.pair(source_ids, encode("target", fields[1].strip()))
+            pair = rescorer.pair(source_ids, tokens("target", fields[1].strip()))
             if pair is None:
                 raise DataError(
                     f"its source, line {source.num_read} of {source_name}, is blank, so it has no "
@@ -169,11 +170,11 @@ def _n_best_fields(entry: str) -> list[str]:
 class _SourceLines:
     """The source of an n-best list, read as far as the list needs it."""
 
-    def __init__(self, name: str, lines: Iterator[str], encode: Encode, rescorer: Rescorer):
+    def __init__(self, name: str, lines: Iterator[str], tokens: Tokens, rescorer: Rescorer):
         self.name = name
         self.lines = lines
-        self.encode = encode
-        self.rescorer = rescorer
+        self.tokens = tokens
+        self.translator = rescorer.translator
         self.num_read = 0
         self.ids: list[int] = []  # of the last line that was read
 
@@ -192,8 +193,9 @@ class _SourceLines:
                     f"{self.name} has {self.num_read} lines, so it has no line for ID {line_id}, "
                     "counted from 0"
                 )
-            ids = [*self.encode("source", skipped[-1]), EOS]
-            self.ids = self.rescorer.translator.truncate(ids, self.num_read)[:-1]
+            vocabulary = self.translator.pipeline.source_vocab
+            ids = [*vocabulary.encode(self.tokens("source", skipped[-1])), EOS]
+            self.ids = self.translator.truncate(ids, self.num_read)[:-1]
         return self.ids
 
 
@@ -210,8 +212,7 @@ def _read_objects(
                 json.dumps(content, ensure_ascii=False).encode()  # refuse half of a surrogate pair
                 source = pipeline.source_vocab.encode(_tokens(content["source_tokens"]))[:limit]
                 targets = [
-                    pipeline.target_vocab.encode(_tokens(translation["tokens"]))
-                    for translation in content["translations"]
+                    _tokens(translation["tokens"]) for translation in content["translations"]
                 ]
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)

@@ -12,8 +12,11 @@ from click.testing import CliRunner, Result
 
 from fusetk import system
 from fusetk.cli.main import main
+from fusetk.data.bpe import BPE
+from fusetk.data.pipeline import Pipeline
 from fusetk.data.vocab import EOS
 from fusetk.decoding.target_scores import score_targets
+from fusetk.runs import TEXT
 from tests.cli import test_decode
 from tests.cli.test_decode import make_run
 
@@ -177,6 +180,21 @@ def test_the_summary(trained, files):
     )
     single = call("-m", trained, given="Hund\t\n").stderr
     assert "\n1 sentence, 1 token (0 unknown), 1 word: " in single and "\n1 sentence in" in single
+
+
+def test_a_word_with_unknown_subwords_is_one_word(tmp_path):
+    run = make_run(tmp_path)
+    pipeline = Pipeline.load(run / TEXT)
+    codes = BPE(["#version: 0.2", "h u", "hu n", "hun d</w>"])
+    pipeline.bpe = {"source": codes, "target": codes}
+    pipeline.save(run / TEXT)
+    [text] = lines("-m", run, "--summary", "--json", given="hund\tкот hund кит\n")
+    tokens = {"source_tokens": ["hund"], "translations": [{"tokens": ["к@@", "о@@", "т", "hund"]}]}
+    given = json.dumps(tokens)
+    [search] = lines("-m", run, "--json-lines", "-", "--summary", "--json", given=given)
+    for summary, unknown, words in ((text, 6, 3), (search, 3, 2)):
+        numbers = json.loads(summary)
+        assert (numbers["unknown"], numbers["words"]) == (unknown, words + 1), "EOS is a word"
 
 
 def test_scores_do_not_depend_on_chunks_and_batches(trained, files, monkeypatch):

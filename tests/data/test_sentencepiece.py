@@ -75,8 +75,9 @@ def test_rescore_counts_the_words_of_target_tokens(side: Side, words: int) -> No
     text = Text([SentencePiece(step="sentencepiece", side=side)], "zh", "en")
     translator = Translator([], Pipeline(text, {}, (vocabulary, vocabulary)), SearchConfig())
     rescorer = Rescorer(translator, batch_tokens=1)
-    assert rescorer._scored(vocabulary.encode(tokens), []).words == words
-    assert rescorer._scored([], []).words == 0
+    for target, expected in ((tokens, words), ([], 0)):
+        pair = rescorer.pair([5], target)
+        assert pair is not None and rescorer._scored(pair, []).words == expected
 
 
 def test_raw_text_returns_unchanged(toy: Path, tmp_path: Path) -> None:
