@@ -202,15 +202,15 @@ class _SourceLines:
 def _read_objects(
     name: str, lines: Iterator[str], rescorer: Rescorer, feature: str
 ) -> Iterator[RescoreRow]:
-    """Read the output of ``fusetk decode --json``; truncate long sources as search does."""
-    pipeline = rescorer.translator.pipeline
-    limit = rescorer.translator.max_source_length
+    """Read the output of ``fusetk decode --json``; truncate long sources, with a warning."""
+    translator = rescorer.translator
     for number, line in enumerate(lines, 1):
         with _located(name, number):
             try:
                 content = json.loads(line)
                 json.dumps(content, ensure_ascii=False).encode()  # refuse half of a surrogate pair
-                source = pipeline.source_vocab.encode(_tokens(content["source_tokens"]))[:limit]
+                vocabulary = translator.pipeline.source_vocab
+                source = vocabulary.encode(_tokens(content["source_tokens"]))
                 targets = [
                     _tokens(translation["tokens"]) for translation in content["translations"]
                 ]
@@ -221,6 +221,7 @@ def _read_objects(
                 ) from None
             if any(feature in translation for translation in content["translations"]):
                 raise _feature_exists(feature)
+            source = translator.truncate([*source, EOS], number)[:-1]
             pairs = [rescorer.pair(source, target) for target in targets]
         yield RescoreRow(content, pairs)
 

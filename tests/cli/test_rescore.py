@@ -325,6 +325,15 @@ def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
         assert "standard input, line 1: this is not a line of `fusetk decode --json`" in said
 
 
+def test_a_json_source_that_is_too_long_is_truncated_with_a_warning(trained, tmp_path, caplog):
+    short = make_run(tmp_path, max_source_length=2)
+    for run, warned in ((trained, True), (short, False)):
+        [given] = lines("-m", run, "--json", given="Ein Hund läuft.\n", command="decode")
+        caplog.clear()
+        lines("-m", short, "--json-lines", "-", given=given)
+        assert ("line 1 has 4 tokens: only the first 2 are" in caplog.text) == warned
+
+
 def test_an_ensemble(trained, other, files):
     first, second, both, mean, weighted = (
         [float(line) for line in lines(*options, *files, "--no-end-mark") if line]
