@@ -1,6 +1,7 @@
 """The ``fusetk`` command. It imports a subcommand when it is called, so ``--help`` is fast."""
 
 import atexit
+import errno
 import gc
 import importlib
 import os
@@ -69,8 +70,7 @@ class _LazyGroup(click.Group):
                 click.echo(f"fusetk: {error}", err=True)
                 sys.exit(error.exit_code)
             except OSError as error:  # from the help or the version of `fusetk`
-                _print_system_error(error)
-                sys.exit(2)
+                sys.exit(_print_system_error(error))
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         for word in args:
@@ -87,8 +87,7 @@ class _LazyGroup(click.Group):
             context.exit(0)
         except OSError as error:
             print_traceback(context)
-            _print_system_error(error)
-            context.exit(2)
+            context.exit(_print_system_error(error))
         except KeyboardInterrupt:
             from fusetk.cli.interrupted import advice
 
@@ -136,9 +135,17 @@ class _LazyGroup(click.Group):
         return super().resolve_command(context, args)
 
 
-def _print_system_error(error: OSError) -> None:
+def _print_system_error(error: OSError) -> int:
+    """Print an error of the system as one sentence; return the exit status."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        from fusetk.data.text import cannot_write
+
+        full = cannot_write(error.filename or "standard output", error)
+        click.echo(f"fusetk: {full}", err=True)
+        return full.exit_code
     where = error.filename or "the output"
     click.echo(f"fusetk: {where}: {error.strerror or error}", err=True)
+    return FusetkError.exit_code
 
 
 def _collect_less_garbage() -> None:

@@ -149,11 +149,12 @@ def test_the_shell_closes_streams(closed, code, said, place):
     (place / "NEW").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("words", ["--help", "--version", "text --help"])
-def test_help_on_a_full_disk_is_one_sentence(words):
+@pytest.mark.parametrize("words", ["--help", "--version", "text --help", "score TEXT TEXT"])
+def test_a_full_disk_is_one_sentence(words, place):
     command = f"{shlex.join(FUSETK)} {words} > /dev/full"
-    ran = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert (ran.returncode, ran.stderr) == (2, "fusetk: the output: No space left on device\n")
+    ran = subprocess.run(command, shell=True, cwd=place, capture_output=True, text=True)
+    said = "fusetk: standard output cannot be written: No space left on device; make room on the "
+    assert (ran.returncode, ran.stderr) == (74, f"{said}disk, and run the same command again\n")
 
 
 def without_reader(arguments: list[str], stream: str, cwd: Path, **options: object) -> int:
