@@ -20,21 +20,27 @@ class LineReader:
         self.lines: deque[bytes] = deque()
         self.partial: list[bytes] = []  # pieces of a line whose end has not been read
         self.at_end = False
+        self.error: OSError | None = None  # of a read in ``ready``
 
     def __iter__(self) -> Iterator[bytes]:
         while True:
             while not self.lines and not self.at_end:
+                if self.error:
+                    raise self.error
                 self._read()
             if not self.lines:
                 return
             yield self.lines.popleft()
 
     def ready(self) -> bool:
-        """Whether the next line, or the end, comes within ``POLL_SECONDS``."""
-        while not self.lines and not self.at_end:
+        """Whether the next line, the end or an error of reading comes within ``POLL_SECONDS``."""
+        while not (self.lines or self.at_end or self.error):
             if not select.select([self.file], [], [], POLL_SECONDS)[0]:
                 return False
-            self._read()
+            try:
+                self._read()
+            except OSError as error:  # `__iter__` raises it in the place of the next line
+                self.error = error
         return True
 
     def _read(self) -> None:

@@ -1,5 +1,6 @@
 """Text in, text out: order, batches, blank lines, long lines, chunks."""
 
+import errno
 import io
 import logging
 import math
@@ -191,4 +192,19 @@ def test_lines_before_a_broken_one_come_first():
     stream = chunks(decode_lines(iter([b"a\n", b"b\n", b"\xff\n", b"c\n"]), "it"), 10)
     assert next(stream) == ["a", "b"]
     with pytest.raises(DataError, match="it, line 3"):
+        next(stream)
+
+
+def test_lines_before_an_error_of_reading_come_first(tmp_path):
+    class Failing(io.FileIO):
+        def readinto(self, buffer):
+            if self.tell():
+                raise OSError(errno.EIO, "Input/output error")
+            return super().readinto(buffer)
+
+    (tmp_path / "text").write_text("a\nb\nc")
+    reader = LineReader(io.BufferedReader(Failing(tmp_path / "text")))
+    stream = chunks(decode_lines(reader, "it"), 10, reader.ready)
+    assert next(stream) == ["a", "b"]
+    with pytest.raises(DataError, match="it: reading failed after line 2: Input/output error"):
         next(stream)
