@@ -50,6 +50,8 @@ def build_model(config: ModelConfig, source_size: int, target_size: int) -> Seq2
         advice = ""
         if (isinstance(error, AttributeError) and not place) or "Module.__init__" in str(error):
             advice = ". Does its __init__ call super().__init__ with all arguments?"
+        elif isinstance(error, TypeError) and not place and ".__init__()" in str(error):
+            advice = ". Does its __init__ have the arguments of the classes in fusetk?"
         raise ConfigError(
             f"a model with {' or '.join(kinds)} cannot be built: {type(error).__name__}: "
             f"{' '.join(str(error).split())}{place}{advice}"

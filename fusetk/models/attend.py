@@ -250,9 +250,12 @@ def build_attended_sources(
 ) -> AttendedSources:
     """Build the class that ``config.kind`` names; for the arguments see ``AttendedSources``.
 
-    Raises ValueError if no class has this name, and ConfigError if a layer would read no source.
+    Raises ValueError if no class has this name, and ConfigError if ``widths`` is not a property or
+    if a layer would read no source.
     """
     attended = attended_sources_class(config)(config, history_widths, output_width, layers)
+    if callable(attended.widths):
+        raise ConfigError(f"{class_name(attended)}.widths is a method: make it a @property")
     for layer in range(layers):
         attended.indices_of(layer)
     return attended

@@ -427,8 +427,9 @@ def _computations(
     )
     yield (
         "the logits of a target must be the same token by token, as in search, and at once, as in "
-        "training. A position must not read later positions, and a module must not store values "
-        "between calls",
+        "training. A fusion, connection or residual connection must not read other positions. A "
+        "model must not read later positions, and reads earlier ones from the state of decode. A "
+        "module must not store values between calls",
         real(torch.cat(one_by_one(tgt_in, model.start(model.encode(src, src_mask))), 1)),
         padded,
     )

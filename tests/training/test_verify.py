@@ -194,6 +194,11 @@ class InPlaceConnection(AverageConnection):
         return outputs[-1].add_(outputs[0])
 
 
+class NoWidth(AverageConnection):
+    def register_input(self) -> Any:
+        pass
+
+
 class InPlaceResidual(PlainResidual):
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
         return super().after(stream.add_(1), y)
@@ -223,6 +228,11 @@ class NoList(AttendedSources):
 class InPlaceSource(NoList):
     def sources(self, memory: Memory) -> list[Tensor]:
         return [memory.history[-1].add_(memory.history[0])]
+
+
+class WidthsMethod(NoList):
+    def widths(self) -> Any:  # type: ignore[override]
+        return [self.output_width]
 
 
 class TooMany(NoList):
@@ -399,7 +409,11 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("encoder.fuse", MeanOfPositions, "alone and in a batch"),
         ("decoder.fuse", MeanOfPositions, "token by token"),
         ("decoder.fuse", SumOfPasses, "two equal passes"),
-        ("decoder.fuse", EarlierPositions, "token by token"),
+        (
+            "decoder.fuse",
+            EarlierPositions,
+            "token by token.* residual connection must not read other positions",
+        ),
         ("decoder.fuse", EarlierSentences, "packed sentences"),
         ("decoder.fuse", Shorter, r"Shorter \(decoder.fuse\) returned the shape \(3, 6, 16\)"),
         (
@@ -424,6 +438,8 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.fuse", NotFinite, "not finite before any update"),
         ("decoder.fuse", InPlace, "InPlace changes its input in place"),
         ("encoder.fuse", Scaled, "Scaled changes its input in place"),
+        ("decoder.connect", NoWidth, r"NoWidth.register_input \(decoder.connect\) returned None"),
+        ("decoder.attend", WidthsMethod, "WidthsMethod.widths is a method: make it a @property"),
         ("decoder.connect", InPlaceConnection, "InPlaceConnection changes its input in place"),
         ("encoder.residual", InPlaceResidual, "InPlaceResidual changes its input in place"),
         ("decoder.attend", InPlaceSource, "InPlaceSource changes its input in place"),
@@ -522,6 +538,10 @@ class Fails(Fusion):
     def __init__(self, config, widths, width, name):
         super().__init__(config, widths, width, name)
         self.missing = widths[100]
+
+class FewArguments(Fusion):
+    def __init__(self, config):
+        super().__init__(config, [], 1, "")
 """
 
 
@@ -532,6 +552,7 @@ class Fails(Fusion):
         ("NaNInTraining", r"the gradient of \S+ is not finite with the initial weights"),
         ("NoInit", "broken_rule:NoInit cannot be built: AttributeError.* call super"),
         ("Fails", r"cannot be built: IndexError: .*broken_rule.py, line \d+\)"),
+        ("FewArguments", r"__init__\(\) takes 2 .* have the arguments of the classes in fusetk"),
     ],
 )
 def test_training_refuses_a_class_that_is_wrong(
