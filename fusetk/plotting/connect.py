@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fusetk.decoding.target_scores import IdPair
-from fusetk.errors import DataError, Diverged
+from fusetk.errors import DataError, Diverged, class_name
 from fusetk.evaluation.forward_trace import (
     UNKNOWN_WORDS,
     ForwardTrace,
@@ -26,6 +26,7 @@ from fusetk.models.connect import CONNECTIONS, Connection
 from fusetk.models.residual import RESIDUALS, Residual
 from fusetk.models.residual.separate import SeparateResidual
 from fusetk.models.stack import Stack
+from fusetk.nn.shape_check import is_outside
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.panel import Panel, near_square, split_rows
 
@@ -105,6 +106,7 @@ def trace_readings(model: "Seq2Seq", pairs: Sequence[IdPair]) -> list[Readings]:
 def _no_weights(model: "Seq2Seq") -> str:
     """Return the reason why a model has no weights of connections."""
     names: dict[str, None] = {}
+    advice = ""
     for module in model.modules():
         for site, base, known in (
             ("connect", Connection, CONNECTIONS),
@@ -112,10 +114,13 @@ def _no_weights(model: "Seq2Seq") -> str:
         ):
             if isinstance(module, base) and not isinstance(module, SeparateResidual):
                 kinds = [kind for kind, cls in known.items() if cls is type(module)]
-                names[f"{site}: {kinds[0] if kinds else type(module).__name__}"] = None
+                names[f"{site}: {kinds[0] if kinds else class_name(module)}"] = None
+                if is_outside(module):
+                    advice = "; docs/extending.md has the names of weights for trace.record"
     others = [name for name in names if name not in ("connect: last", "residual: plain")]
     if others:
-        return f"{' and '.join(others)} {'has' if len(others) == 1 else 'have'} no weights to draw"
+        verb = "has" if len(others) == 1 else "have"
+        return f"{' and '.join(others)} {verb} no weights to draw{advice}"
     return "every layer of this model reads the layer below it (connect: last, residual: plain)"
 
 

@@ -13,6 +13,7 @@ from fusetk.errors import DataError, Diverged
 from fusetk.fusion.linear import ScalarMix
 from fusetk.models.residual import RESIDUALS, ResidualBuilder
 from fusetk.models.residual.laurel import LaurelWeightsResidual
+from fusetk.models.residual.plain import PlainResidual
 from fusetk.plotting import connect
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.panel import Panel
@@ -175,6 +176,16 @@ def test_a_model_without_weights_names_its_connections() -> None:
         connect.panels(transformer(dense, {"layers": 2}))
     with pytest.raises(DataError, match="reads the layer below it"):
         connect.panels(transformer({"layers": 2}, {"layers": 2}))
+
+
+class Doubled(PlainResidual):
+    """A residual connection outside fusetk, which records nothing."""
+
+
+def test_the_error_about_an_outside_class_without_weights_names_the_page() -> None:
+    model = noisy({"residual": f"{__name__}:Doubled"}, {})
+    with pytest.raises(DataError, match=rf"{__name__}:Doubled has no weights.*docs/extending.md"):
+        connect.panels(model)
 
 
 def test_a_record_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
