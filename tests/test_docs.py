@@ -433,6 +433,19 @@ def test_the_parts_on_the_page_extending(
     assert [schedule.rate(t) for t in (1, 4)] == [0.1, 0.025]
 
 
+def test_the_model_on_the_page_extending(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = [text for _, text in blocks(ROOT / "docs/extending.md")]
+    [code] = [text for text in pieces if text.startswith("# my_model.py")]
+    (tmp_path / "my_model.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loaded = recipe.load(toy, ["model.kind=my_model:RunningMean", "model.scale=0.5"])
+    model: Any = build_model(loaded.model, 20, 20)
+    assert model.scale == 0.5
+    assert not verify(model, 20, 20, ["my_model"])
+
+
 # The site -----------------------------------------------------------------------------------------
 
 
