@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fusetk.config import place_outside_libraries
 from fusetk.errors import FusetkError, class_name
 from fusetk.processes import World
 from fusetk.runs import LOWER_IS_BETTER, STATE
@@ -159,18 +160,24 @@ def update_schedule(
 ) -> str | None:
     """Give the schedule the result of a validation, and store its new state in ``progress``.
 
-    Returns a message if the learning rate changes, else None. Raises FusetkError if JSON cannot
-    represent the state of a schedule outside fusetk.
+    Returns a message if the learning rate changes, else None. Raises FusetkError if a schedule
+    outside fusetk fails, or if JSON cannot represent its state.
     """
     update = progress.stage_update + 1
     rate = schedule.rate(update, progress.schedule_state)
-    state = schedule.after_validation(
-        progress.schedule_state, value, metric in LOWER_IS_BETTER, progress.stage_epoch
-    )
+    name = class_name(schedule)
+    try:
+        state = schedule.after_validation(
+            progress.schedule_state, value, metric in LOWER_IS_BETTER, progress.stage_epoch
+        )
+    except Exception as error:
+        raise FusetkError(
+            "the method after_validation(state, value, lower_is_better, epoch) of the schedule "
+            f"{name} failed: {type(error).__name__}: {error}{place_outside_libraries(error)}"
+        ) from error
     try:
         progress.schedule_state = json.loads(json.dumps(dict(state)))
     except (TypeError, ValueError) as error:
-        name = class_name(schedule)
         raise FusetkError(
             f"the schedule {name} has a state that a checkpoint cannot hold ({error}): return a "
             "dict that JSON can represent from after_validation"

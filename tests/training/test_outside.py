@@ -473,6 +473,14 @@ def test_a_schedule_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         rate_of_update(Own(0.5), 3, {})
 
 
+def test_a_schedule_that_fails_after_a_validation_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Own, "after_validation", lambda self, state, value: state)
+    with pytest.raises(FusetkError, match=r"lower_is_better, epoch\) of .*:Own failed: TypeError"):
+        update_schedule(Progress(), Own(0.5), "loss", 1.0)
+
+
 def test_a_schedule_reads_only_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = iter((0.5, 0.25))
     monkeypatch.setattr(Own, "rate", lambda self, update, state: next(rates))
