@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from fusetk.config import ComponentConfig, resolve
-from fusetk.errors import ConfigError
+from fusetk.config import ComponentConfig, place_outside_libraries, resolve
+from fusetk.errors import ConfigError, FusetkError
 
 if TYPE_CHECKING:
     import torch
@@ -223,13 +223,22 @@ def builder(kind: str) -> Builder:
 def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Optimizer":
     """Build the optimiser that ``config.kind`` names, for parameters or parameter groups.
 
-    Raises ConfigError if a function outside fusetk does not return a ``torch.optim.Optimizer`` of
-    all trainable parameters whose method ``step`` needs no closure.
+    Raises ConfigError if a function outside fusetk fails, or does not return a
+    ``torch.optim.Optimizer`` of all trainable parameters whose method ``step`` needs no closure.
     """
     import torch
 
     all_parameters = list(parameters)
-    optimizer = builder(config.kind)(config, all_parameters)
+    build_optimizer = builder(config.kind)
+    try:
+        optimizer = build_optimizer(config, all_parameters)
+    except FusetkError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"the optimiser {config.kind} cannot be built with (config, parameters): "
+            f"{type(error).__name__}: {error}{place_outside_libraries(error)}"
+        ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"{config.kind} returned {type(optimizer).__name__}, which is not an optimiser: return "

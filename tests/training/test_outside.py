@@ -587,6 +587,34 @@ def test_the_config_of_a_fusion_has_the_options_of_its_base(
         recipe_with(toy, "Own", module="outside_config")
 
 
+CHECKED = """
+from fusetk.fusion.base import LayerFusion, LayerFusionConfig
+
+class Checked(LayerFusionConfig):
+    {method}
+
+class Own(LayerFusion):
+    Config = Checked
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("def check(self): pass", r"TypeError: Checked\.check\(\) takes 1 .*: correct the methods"),
+        ("def check(self, layers): self.no", r"AttributeError: .*outside_check\.py, line 5\)"),
+    ],
+)
+def test_a_config_class_whose_check_fails_is_named(
+    toy: Path, outside: Callable[[str, str], None], method: str, message: str
+) -> None:
+    outside("outside_check", CHECKED.format(method=method))
+    sys.modules.pop("outside_check", None)
+    for kind in ("outside_check:Own", "{kind: 'outside_check:Own'}"):
+        with pytest.raises(ConfigError, match=f"outside_check:Own cannot be checked: {message}"):
+            load(toy, [f"model.decoder.fuse={kind}"])
+
+
 def test_a_fusion_must_return_a_tensor_of_the_shape_of_the_layers() -> None:
     for result, message in ((None, "the type NoneType"), (torch.ones(1), r"the shape \(1,\)")):
 
@@ -608,6 +636,16 @@ def of_two_groups(config: ComponentConfig, parameters: Any) -> torch.optim.Optim
         [p for p in parameters if p.requires_grad and (p.dim() > 1) == wide] for wide in (0, 1)
     ]
     return torch.optim.SGD([{"params": group} for group in groups], lr=0.0)
+
+
+def without_config(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.0)
+
+
+def test_an_optimiser_that_cannot_be_built_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(optim.OPTIMIZERS, "short", without_config)
+    with pytest.raises(ConfigError, match=r"short cannot be built with .config, param.*TypeError"):
+        build(ComponentConfig(kind="short"), nn.Linear(2, 2).parameters())
 
 
 def with_closure(config: ComponentConfig, parameters: Any) -> torch.optim.Optimizer:
