@@ -14,8 +14,13 @@ def join_names(names: Sequence[str], conjunction: str = "and") -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a noun in the form that follows a number of a message: 1 "line", 2 "lines"."""
+    """Return ``noun`` for 1, and its regular plural for other numbers."""
     return noun if number == 1 else f"{noun}s"
+
+
+def quantity(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 line" or "2,000 lines"."""
+    return f"{number:,} {plural(number, noun)}"
 
 
 def first_names(names: Sequence[str], most: int | None = 5, separator: str = ", ") -> str:

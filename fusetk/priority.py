@@ -5,15 +5,16 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-SESSION_PRIORITY = Path("/proc/self/autogroup")
+AUTOGROUP_FILE = Path("/proc/self/autogroup")
 
 
 def apply_nice_to_session(timeout: float = 3.0) -> None:
-    """Give the session of this process its nice value, if the process leads the session.
+    """Set the nice value of the session to that of this process, if it leads the session.
 
-    Linux may divide the time of the processors between sessions (autogroups). A nice value then
-    has no effect on the processes of other sessions, unless their sessions have nice values, too.
-    From users without rights, it accepts one change in 0.1 seconds; ``timeout`` is in seconds.
+    Linux may divide the time of the processors between sessions (autogroups, sched(7)). Between
+    processes of different sessions, only the nice values of the sessions count. Linux limits all
+    users except root to one change in 0.1 seconds. This function tries again for ``timeout``
+    seconds.
     """
     nice = os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
     if nice == 0 or os.getsid(0) != os.getpid():
@@ -22,7 +23,7 @@ def apply_nice_to_session(timeout: float = 3.0) -> None:
     with suppress(OSError):
         while time.monotonic() < end:
             try:
-                SESSION_PRIORITY.write_text(str(nice))
+                AUTOGROUP_FILE.write_text(str(nice))
                 return
             except BlockingIOError:
                 time.sleep(0.1)

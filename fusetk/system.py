@@ -33,7 +33,7 @@ from fusetk.errors import (
     ImportFailed,
     join_names,
     out_of_memory,
-    plural,
+    quantity,
 )
 from fusetk.machine import describe_device, device_of
 from fusetk.models import Seq2Seq, build_model
@@ -85,12 +85,10 @@ class System:
         sources = _texts(sources, "sources")
         targets = _texts(targets, "targets")
         if len(sources) != len(targets):
-            lines = (
-                f"{len(texts)} {side} {plural(len(texts), 'line')}"
-                for side, texts in (("source", sources), ("target", targets))
-            )
             raise DataError(
-                f"{' and '.join(lines)} cannot be scored: give a target for each source"
+                f"{quantity(len(sources), 'source line')} and "
+                f"{quantity(len(targets), 'target line')} cannot be scored: give a target for each "
+                "source"
             )
         encode = self._translator({}).encode
         pairs = [
@@ -233,7 +231,7 @@ def load_model(
     place = describe_device(model_device)
     if model_device.type == "cpu":
         threads = torch.get_num_threads()
-        place += f", {threads} {plural(threads, 'thread')}"
+        place += f", {quantity(threads, 'thread')}"
     report(f"loading {folder}{update} on {place}")
     folder = folder.resolve()  # training may move the link while the files are read
     try:

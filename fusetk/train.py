@@ -15,7 +15,7 @@ from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import UNITS
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
-from fusetk.errors import ConfigError, FusetkError, Interrupted, out_of_memory, plural
+from fusetk.errors import ConfigError, FusetkError, Interrupted, out_of_memory, quantity
 from fusetk.files import remove_temporary_files, write_if_changed
 from fusetk.machine import (
     Choices,
@@ -168,8 +168,9 @@ def _train(
         for change in changes:
             log.line(f"changed: {change}")
         if trainer.finished():
+            updates = quantity(trainer.progress.update, "update")
             log.line(
-                f"nothing to do: training ended after {_updates(trainer.progress)}; "
+                f"nothing to do: training ended after {updates}; "
                 f"raise training.stages.N.end to continue ({run})"
             )
             return
@@ -184,16 +185,13 @@ def _train(
 
 def _end(progress: Progress, run: Path) -> list[str]:
     """Return the last lines of a log."""
+    updates = quantity(progress.update, "update")
     if progress.best is not None:
-        return [f"done: {_updates(progress)}; best at update {progress.best_update}; {run}"]
+        return [f"done: {updates}; best at update {progress.best_update}; {run}"]
     return [
         f"warning: {NO_BEST}, so the checkpoints are of no use: {RESTART}",
-        f"done: {_updates(progress)}; none is the best; {run}",
+        f"done: {updates}; none is the best; {run}",
     ]
-
-
-def _updates(progress: Progress) -> str:
-    return f"{progress.update} {plural(progress.update, 'update')}"
 
 
 def _build_model(
@@ -357,11 +355,11 @@ def _run_header(recipe: Recipe, pipeline: Pipeline, trainer: Trainer, matmul: st
     segmentations = ""
     if trainer.corpus.segmentations:
         segmentations = f" in {len(trainer.corpus.segmentations)} segmentations by BPE dropout"
-    threads = torch.get_num_threads()
+    threads = quantity(torch.get_num_threads(), "thread")
     limited = f" of at most {batch.token_limit:,} tokens" if batch.token_limit else ""
     return [
         f"{version}, torch {torch.__version__}, {describe_device(device)}, "
-        f"float32 products {matmul}, {threads} {plural(threads, 'thread')}{processes}, "
+        f"float32 products {matmul}, {threads}{processes}, "
         f"{recipe.training.precision}{compiled}",
         f"{recipe.model.kind}, {parameters:,} parameters; "
         f"vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",

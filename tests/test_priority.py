@@ -11,26 +11,26 @@ import pytest
 from fusetk import priority
 
 COMMAND = """
-import os, sys
-from pathlib import Path
+import os
 from fusetk.cli.main import main
+from fusetk.priority import AUTOGROUP_FILE
 
 nice = os.nice(7)
 try:
     main(["--version"])
 except SystemExit:
-    print(nice, Path("/proc/self/autogroup").read_text())
+    print(nice, AUTOGROUP_FILE.read_text())
 """
 
 
-@pytest.mark.skipif(not priority.SESSION_PRIORITY.exists(), reason="sessions have no priorities")
+@pytest.mark.skipif(not priority.AUTOGROUP_FILE.exists(), reason="sessions have no priorities")
 def test_a_nice_command_gives_its_own_session_its_nice_value() -> None:
-    """Linux ignores nice values between sessions, and the trainings of a queue have their own."""
+    """Linux ignores nice values between sessions. Each training of a queue has its own session."""
     words = [sys.executable, "-c", COMMAND]
     leader = subprocess.check_output(words, text=True, start_new_session=True)
     nice, *_, of_session = leader.splitlines()[1].split()
     assert of_session == nice
-    before = priority.SESSION_PRIORITY.read_text()
+    before = priority.AUTOGROUP_FILE.read_text()
     member = subprocess.check_output(words, text=True)
     assert member.splitlines()[1].split(maxsplit=1)[1] == before.strip()
 
@@ -53,7 +53,7 @@ def test_a_refused_priority_is_set_again_until_the_timeout(
             if len(written) < 3:
                 raise BlockingIOError(errno.EAGAIN, "try again")
 
-    monkeypatch.setattr(priority, "SESSION_PRIORITY", Refuses())
+    monkeypatch.setattr(priority, "AUTOGROUP_FILE", Refuses())
     priority.apply_nice_to_session(timeout=0.05)
     assert written == ["7"]
     priority.apply_nice_to_session()
@@ -61,9 +61,9 @@ def test_a_refused_priority_is_set_again_until_the_timeout(
 
 
 @pytest.mark.usefixtures("leader")
-def test_systems_without_priorities_of_sessions_are_ignored(
+def test_a_system_without_autogroups_is_no_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(priority, "SESSION_PRIORITY", tmp_path / "missing" / "autogroup")
+    monkeypatch.setattr(priority, "AUTOGROUP_FILE", tmp_path / "missing" / "autogroup")
     priority.apply_nice_to_session()
     assert not (tmp_path / "missing").exists()

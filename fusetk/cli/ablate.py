@@ -9,7 +9,7 @@ from fusetk.cli.common_options import inform
 from fusetk.cli.options import device_option, quiet_option, threads_option, tokenized_option
 from fusetk.cli.parameters import FilePath
 from fusetk.cli.tables import print_json, show
-from fusetk.errors import DataError, plural
+from fusetk.errors import DataError, quantity
 
 
 @click.command(
@@ -107,5 +107,5 @@ def command(
         [f"{each.fusion}, layer {each.layer}", f"{each.loss:.4f}", f"{each.loss - loss:+.4f}"]
         for each in losses
     ]
-    title = f"loss of {len(pairs):,} {plural(len(pairs), 'sentence pair')}"
+    title = f"loss of {quantity(len(pairs), 'sentence pair')}"
     show(title, ["without", "loss", "difference"], [["-", f"{loss:.4f}", ""], *cells], [])

@@ -1,7 +1,6 @@
 """The ``fusetk`` command. It imports a subcommand when it is called, so ``--help`` is fast."""
 
 import atexit
-import errno
 import gc
 import importlib
 import os
@@ -14,7 +13,7 @@ from fusetk import __version__
 from fusetk.cli import streams
 from fusetk.cli.common_options import print_traceback, with_common_options
 from fusetk.cli.parameters import check_utf8
-from fusetk.errors import EXIT_INTERRUPTED, FusetkError
+from fusetk.errors import EXIT_INTERRUPTED, FusetkError, OutputDiskFull
 from fusetk.priority import apply_nice_to_session
 
 COLLECT_AFTER = 10_000  # new objects between two runs of the garbage collector
@@ -136,11 +135,11 @@ class _LazyGroup(click.Group):
 
 
 def _print_system_error(error: OSError) -> int:
-    """Print an error of the system as one sentence; return the exit status."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        from fusetk.data.text import cannot_write
+    """Print an error of the operating system. Return the exit status."""
+    from fusetk.data.text import cannot_write
 
-        full = cannot_write(error.filename or "standard output", error)
+    full = cannot_write(error.filename or "the output", error)
+    if isinstance(full, OutputDiskFull):
         click.echo(f"fusetk: {full}", err=True)
         return full.exit_code
     where = error.filename or "the output"

@@ -9,7 +9,7 @@ import click
 from fusetk.cli.common_options import inform
 from fusetk.cli.memory import memory_advice
 from fusetk.cli.options import check_ensemble
-from fusetk.cli.rescore_checks import check_options, checked_inputs, texts
+from fusetk.cli.rescore_checks import check_options, checked_inputs, named_files
 from fusetk.cli.rescore_options import rescore_options
 from fusetk.data.text import check_inputs_and_output
 from fusetk.decoding.ensemble import SETTINGS
@@ -39,8 +39,10 @@ def command(**options: Any) -> None:
     ||| score` and any further fields. A feature has a name, as in `LogProb= -1.5`. The list is
     printed with `Rescore= value` at the end of the features. IDs count from 0 and must not
     decrease. With --json-lines, each translation in the output of `fusetk decode --json` gets one
-    more number. A printed text may be split into other tokens than those of the search.
-    --json-lines reads the tokens of the search, so the scores equal those of the search.
+    more number. With both, a source that is too long for the model is truncated, with a warning.
+
+    A printed text may be split into other tokens than those of the search. --json-lines reads the
+    tokens of the search, so the scores equal those of the search.
 
     The summary, on standard error, has the perplexity per token and per word; EOS counts in both.
     The perplexity per word can be compared between models with different subwords.
@@ -54,7 +56,7 @@ def command(**options: Any) -> None:
     from fusetk.evaluation.rescore_files import rescore_input
     from fusetk.evaluation.rescore_rows import RescoreInputs, ScoreFormat
 
-    files = texts(options["files"], options["source"], options["target"])
+    files = named_files(options["files"], options["source"], options["target"])
     lists = (options["tsv"], options["n_best"], options["json_lines"])
     inputs = checked_inputs(RescoreInputs(files, *lists))
     check_options(inputs, options)

@@ -22,11 +22,13 @@ NUM_ARGUMENTS = {
 }
 
 
-def texts(arguments: tuple[str, ...], source: str | None, target: str | None) -> tuple[str, ...]:
-    """Return SRC and TGT, and after them the arguments that are too many.
+def named_files(
+    arguments: tuple[str, ...], source: str | None, target: str | None
+) -> tuple[str, ...]:
+    """Return the names of the files: SRC, TGT and any further arguments.
 
-    ``source`` and ``target`` are the values of -i and -r. Each of them that is None is the next
-    argument, if there is one. Raises UsageError if only TGT is given.
+    ``source`` and ``target`` are the values of -i and -r. The next argument replaces a value that
+    is None. Raises UsageError if TGT has no SRC.
     """
     remaining = list(arguments)
     if source is None and remaining:

@@ -24,10 +24,16 @@ OPTIONS: tuple[Decorator, ...] = (
         "--input",
         "source",
         metavar="SRC",
-        help="Text of the source, plain or .gz; - is standard input. SRC and TGT can also be given "
-        "without options.",
+        help="File with source sentences, plain or .gz; - is standard input. SRC and TGT can also "
+        "be given without -i and -r.",
     ),
-    click.option("-r", "--reference", "target", metavar="TGT", help="Text of the target."),
+    click.option(
+        "-r",
+        "--reference",
+        "target",
+        metavar="TGT",
+        help="File with their translations, line by line.",
+    ),
     click.option(
         "--tsv",
         metavar="FILE",

@@ -49,7 +49,7 @@ def learn_bpe(
     inputs: tuple[Path, ...], output: Path | None, merges: int, min_frequency: int
 ) -> None:
     """Learn byte pair encoding from tokenised text."""
-    from fusetk.data.bpe import fewer_merges, learn, word_frequencies
+    from fusetk.data.bpe import fewer_merges_message, learn, word_frequencies
 
     if inputs.count(Path("-")) > 1:
         raise DataError("-i - is given twice, but standard input can be read only once")
@@ -61,7 +61,7 @@ def learn_bpe(
         source = inputs[0] if inputs else "standard input"
         raise DataError(f"{source} has no words to learn from; give text with words")
     codes = learn(counts, merges, min_frequency)
-    if fewer := fewer_merges(codes, merges, min_frequency):
-        inform(fewer)
+    if message := fewer_merges_message(codes, merges, min_frequency):
+        inform(message)
     with output_to(output, *files) as out:
         out.writelines(f"{line}\n" for line in codes)

@@ -5,6 +5,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fusetk.errors import quantity
+
 WHOLE_NUMBER = "must be a whole number"
 NUMBER = "must be a number"
 TEXT = "must be text"
@@ -60,7 +62,8 @@ def reason(error: Mapping[str, Any], may_be_null: bool = False) -> str:
         bound, key = (
             ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
         )
-        return f"must have {bound} {items(context[key])}, but it has {context['actual_length']}"
+        items = quantity(context[key], "item")
+        return f"must have {bound} {items}, but it has {context['actual_length']}"
     if kind == "literal_error":
         return unknown_choice("value", value, _quoted(context["expected"]))
     if kind == "union_tag_invalid":
@@ -95,10 +98,6 @@ def shown(value: object) -> str:
     if isinstance(value, list):
         return "a list" if value else "an empty list"
     return repr(value)
-
-
-def items(count: int) -> str:
-    return f"{count} item" if count == 1 else f"{count} items"
 
 
 def _advice(required: str, value: object) -> str:

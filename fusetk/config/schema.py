@@ -230,15 +230,18 @@ def place_outside_libraries(error: BaseException, called: bool = True) -> str:
     return ""
 
 
+def outside_error(error: BaseException) -> str:
+    """Return the type, the text and the place outside of libraries of an error, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}{place_outside_libraries(error)}"
+
+
 def outside_kinds(values: Any) -> set[str]:
-    """Return the kinds `package.module:Name` in the plain values of a config."""
-    if isinstance(values, dict):
-        kind = values.get("kind")
-        own = {kind} if isinstance(kind, str) and ":" in kind else set()
-        return own.union(*map(outside_kinds, values.values()))
-    if isinstance(values, list | tuple):
-        return set().union(*map(outside_kinds, values))
-    return set()
+    """Return the kinds ``package.module:Name`` in the plain values of a config."""
+    if isinstance(values, dict | list | tuple):
+        parts = values.values() if isinstance(values, dict) else values
+        return set().union(*map(outside_kinds, parts))
+    return {values} if isinstance(values, str) and re.fullmatch(r"[\w.]+:\w+", values) else set()
 
 
 class component:

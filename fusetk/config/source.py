@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TextIO
 
 import yaml
 
-from fusetk.config.messages import items, shown
+from fusetk.config.messages import shown
 from fusetk.config.schema import NULL_WORDS, Config
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, quantity
 from fusetk.files import is_stream, similar_names
 
 Place = tuple[str | int, ...]  # keys and list indices, from the top of the config
@@ -353,8 +353,9 @@ def _key_in(container: Any, part: str, path: Sequence[str | int], override: str)
         return part
     if not part.isdecimal() or int(part) >= len(container):
         raise ConfigError(
-            f"--set {override}: {'.'.join(map(str, path))} is a list of {items(len(container))}; "
-            f"{_index_advice(len(container))} instead of {part!r}"
+            f"--set {override}: {'.'.join(map(str, path))} is a list of "
+            f"{quantity(len(container), 'item')}; {_index_advice(len(container))} instead of "
+            f"{part!r}"
         )
     return int(part)
 

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from fusetk.config import messages
 from fusetk.config.foreign_keys import fusetk_key, system_kind, value_advice
-from fusetk.config.schema import Config, component, nullable, place_outside_libraries
+from fusetk.config.schema import Config, component, nullable, outside_error, outside_kinds
 from fusetk.config.source import Document, Place
 from fusetk.errors import ConfigError, FusetkError, ImportFailed
 
@@ -27,7 +27,8 @@ def parse(document: Document, config: type[C], subject: str = "the config has") 
 
     Raises ConfigError that lists every error with its path, the place where the key was written
     and, for a misspelt key, the nearest known key. It is ImportFailed if a component outside fusetk
-    cannot be imported. If the check of a config class outside fusetk fails, it names the class.
+    cannot be imported. If a check of a config class outside fusetk fails, the error names the
+    class.
     """
     try:
         return config.model_validate(document.values)
@@ -38,22 +39,13 @@ def parse(document: Document, config: type[C], subject: str = "the config has") 
         kind = ImportFailed if failed_import else ConfigError
         raise config_error(sentences, subject, kind) from None
     except Exception as error:
-        kinds = sorted(_outside_names(document.values))
+        kinds = sorted(outside_kinds(document.values))
         if not kinds or isinstance(error, FusetkError):
             raise
         raise ConfigError(
-            f"a config with {' or '.join(kinds)} cannot be checked: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}{place_outside_libraries(error)}: correct the methods "
-            "of the config class"
+            f"a config with {' or '.join(kinds)} cannot be checked: {outside_error(error)}: "
+            "correct the methods of the config class"
         ) from error
-
-
-def _outside_names(values: Any) -> set[str]:
-    """Return the texts ``package.module:Name`` in the values of a config."""
-    if isinstance(values, dict | list):
-        parts = values.values() if isinstance(values, dict) else values
-        return set().union(*map(_outside_names, parts))
-    return {values} if isinstance(values, str) and re.fullmatch(r"[\w.]+:\w+", values) else set()
 
 
 def config_error(

@@ -100,10 +100,10 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
             display.tracked(learned, "learning BPE of both languages", "languages", len(counts))
         )
     if not options.codes:
-        names = [""] if options.joint else [f"{language}: " for language in languages(config)]
-        for name, lines in zip(names, codes[: len(names)], strict=True):
-            if fewer := bpe.fewer_merges(lines, merges, options.min_frequency):
-                build.report(f"bpe: {name}{fewer}")
+        prefixes = [""] if options.joint else [f"{language}: " for language in languages(config)]
+        for prefix, lines in zip(prefixes, codes, strict=False):
+            if message := bpe.fewer_merges_message(lines, merges, options.min_frequency):
+                build.report(f"bpe: {prefix}{message}")
     for language, lines in zip(languages(config), codes, strict=True):
         name = "words/bpe.codes" if options.one_list else f"words/bpe.codes.{language}"
         with writer(build.new(name)) as file:

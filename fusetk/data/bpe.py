@@ -51,13 +51,13 @@ def learn(counts: Mapping[str, int], merges: int, min_frequency: int = 2) -> lis
     return ["#version: 0.2", *(f"{first} {second}" for first, second in pairs)]
 
 
-def fewer_merges(codes: Sequence[str], merges: int, min_frequency: int) -> str:
-    """Return a sentence if ``learn`` made fewer merges than ``merges``; otherwise nothing."""
+def fewer_merges_message(codes: Sequence[str], merges: int, min_frequency: int) -> str:
+    """Return a message if ``codes`` has fewer than ``merges`` merges, else an empty text."""
     learned = len(codes) - 1
     if learned == merges:
         return ""
     times = "once" if min_frequency == 1 else f"{min_frequency} times"
-    return f"after {learned:,} of {merges:,} merges, no pair occurs {times} any more"
+    return f"only {learned:,} of {merges:,} merges were learned: no other pair occurs {times}"
 
 
 class BPE:

@@ -20,7 +20,7 @@ class LineReader:
         self.lines: deque[bytes] = deque()
         self.partial: list[bytes] = []  # pieces of a line whose end has not been read
         self.at_end = False
-        self.error: OSError | None = None  # of a read in ``ready``
+        self.error: OSError | None = None  # the error that a read in ``ready`` raised
 
     def __iter__(self) -> Iterator[bytes]:
         while True:

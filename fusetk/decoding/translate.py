@@ -297,7 +297,7 @@ class Translator:
         if limit == self.config.max_source_length:
             reason = "decoding.max_source_length"
         log.warning(
-            "line %d has %d tokens: only the first %d are translated (%s); split the line",
+            "line %d has %d tokens: only the first %d are read (%s); shorten the line",
             line,
             len(tokens) - 1,
             limit,

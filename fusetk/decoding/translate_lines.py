@@ -18,7 +18,7 @@ from fusetk.decoding.requests import (
 )
 from fusetk.decoding.stream import chunks
 from fusetk.display import Task
-from fusetk.errors import plural
+from fusetk.errors import quantity
 
 if TYPE_CHECKING:
     from fusetk.decoding.distributed import Chunk, ChunkOutput, Translate
@@ -180,11 +180,15 @@ class Speed:
         self.tokens += output.tokens
 
     def __str__(self) -> str:
-        noun = plural(self.sentences, "sentence")
-        sentences = f"{self.sentences:,} {noun} in {self.seconds:.2f} s"
-        sentence_rate = f"{self.sentences / self.seconds:,.1f} sentences/s"
-        token_rate = f"{self.tokens / self.seconds:,.0f} target tokens/s"
-        return f"{sentences}: {sentence_rate}, {token_rate}"
+        return describe_speed(self.sentences, self.tokens, self.seconds)
+
+
+def describe_speed(sentences: int, tokens: int, seconds: float) -> str:
+    """Return a sentence about the speed of a computation."""
+    return (
+        f"{quantity(sentences, 'sentence')} in {seconds:.2f} s: {sentences / seconds:,.1f} "
+        f"sentences/s, {tokens / seconds:,.0f} target tokens/s"
+    )
 
 
 def translate_input(

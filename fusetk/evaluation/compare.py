@@ -15,8 +15,8 @@ from fusetk.decoding.sentence_utility import TranslationPair, utility
 from fusetk.evaluation.metrics import score
 
 SENTENCE_METRICS = ("chrf", "sacrebleu")  # the first is the default
-# The largest number of pairs of equal words in two translations that are compared completely. The
-# comparison looks at all of these pairs for each span that it finds.
+# Limit of the pairs of equal words of two translations for an exact comparison, whose time grows
+# with these pairs times the spans.
 MAX_EQUAL_PAIRS = 20_000
 
 _WORD = re.compile(r"(\s*)(\w+(?:['’-]\w+)*|\S)")  # a word or punctuation mark, and space before it
@@ -139,9 +139,9 @@ def rank_by_gain(sentences: Sequence[ComparedSentence]) -> list[ComparedSentence
 def diff_words(first: str, second: str) -> tuple[list[DiffSpan], list[DiffSpan]]:
     """Split both translations into spans of words that they share and words that they do not.
 
-    If the translations repeat words hundreds of times, words that are more than 1 % of the second
-    one are shared only at the start of a part, or beside a rarer word. Otherwise the comparison
-    would take minutes.
+    If more than ``MAX_EQUAL_PAIRS`` pairs of words are equal, a word that makes up more than 1 % of
+    the longer translation does not begin a shared span (``autojunk`` of difflib). Otherwise the
+    comparison could take minutes.
     """
     pieces = [_WORD.findall(text) for text in (first, second)]  # (space, word)
     words = [[word for _, word in side] for side in pieces]
@@ -149,10 +149,15 @@ def diff_words(first: str, second: str) -> tuple[list[DiffSpan], list[DiffSpan]]
     second_spans: list[DiffSpan] = []
     counts = Counter(words[1])
     repetitive = sum(counts[word] for word in words[0]) > MAX_EQUAL_PAIRS
-    matcher = SequenceMatcher(None, words[0], words[1], autojunk=repetitive)
-    for kind, first_start, first_end, second_start, second_end in matcher.get_opcodes():
-        first_spans += _span(pieces[0][first_start:first_end], kind == "equal")
-        second_spans += _span(pieces[1][second_start:second_end], kind == "equal")
+    # difflib examines only the frequencies of its second sequence, from 200 words on.
+    swapped = repetitive and len(words[0]) > len(words[1])
+    shorter, longer = words[::-1] if swapped else words
+    matcher = SequenceMatcher(None, shorter, longer, autojunk=repetitive)
+    for kind, *bounds in matcher.get_opcodes():
+        if swapped:
+            bounds = bounds[2:] + bounds[:2]
+        first_spans += _span(pieces[0][bounds[0] : bounds[1]], kind == "equal")
+        second_spans += _span(pieces[1][bounds[2] : bounds[3]], kind == "equal")
     return first_spans, second_spans
 
 

@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fusetk.data.vocab import EOS, UNK
+from fusetk.data.vocab import UNK
 from fusetk.decoding.scores import PENALTIES
 from fusetk.decoding.target_scores import IdPair, check_length, score_targets
 from fusetk.decoding.translate import Translator
-from fusetk.errors import plural
+from fusetk.errors import quantity
 
 
 class ScoreRule(NamedTuple):
@@ -42,7 +42,7 @@ class RescorePair(NamedTuple):
 class ScoredTarget(NamedTuple):
     """The models' scores of a target sentence."""
 
-    tokens: list[str]  # the unknown ones as <unk>
+    tokens: list[str]  # `<unk>` for each unknown token
     scores: list[float]  # natural-log probabilities of the tokens, then of EOS
     words: int  # before the split into subwords
     unknown: int  # unknown tokens
@@ -58,16 +58,16 @@ class Rescorer:
         self.on_batch: Callable[[int], None] = lambda pairs: None
 
     def pair(self, source: list[int], target: Sequence[str]) -> RescorePair | None:
-        """Return the ids of a source and the tokens of its translation as a pair.
+        """Return the pair to score, from source ids with EOS and the tokens of the target.
 
-        It is None if the source has no tokens. Raises DataError if the source or the target exceeds
+        Return None if the source has only EOS. Raises DataError if the source or the target exceeds
         the positions of the models.
         """
         pipeline = self.translator.pipeline
-        ids = [*source, EOS], pipeline.target_vocab.encode(target)
+        ids = source, pipeline.target_vocab.encode(target)
         check_length(self.translator.models, [ids])
-        # The number of words is that of the text: `<unk>` does not show whether it ends a word.
-        return RescorePair(ids, pipeline.num_words(target)) if source else None
+        # Words are counted before unknown tokens become `<unk>`, which may end a word or not.
+        return RescorePair(ids, pipeline.num_words(target)) if len(source) > 1 else None
 
     def __call__(self, pairs: Sequence[RescorePair | None]) -> list[ScoredTarget | None]:
         """Return the scores of each pair, in order; None for a pair that is None."""
@@ -131,16 +131,9 @@ class CorpusScore:
             return "no sentence was scored"
         numbers = self.numbers()
         blank = f", {self.blank:,} without a source" if self.blank else ""
-        sentences, tokens, words = (
-            f"{number:,} {plural(number, noun)}"
-            for number, noun in (
-                (self.sentences, "sentence"),
-                (self.tokens, "token"),
-                (self.words, "word"),
-            )
-        )
         return (
-            f"{sentences}{blank}, {tokens} ({self.unknown:,} unknown), {words}: "
+            f"{quantity(self.sentences, 'sentence')}{blank}, {quantity(self.tokens, 'token')} "
+            f"({self.unknown:,} unknown), {quantity(self.words, 'word')}: "
             f"log-probability {self.score:.4f}, "
             f"perplexity {numbers['perplexity']:.4f} a token, "
             f"{numbers['word_perplexity']:.4f} a word"

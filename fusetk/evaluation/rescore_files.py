@@ -9,7 +9,7 @@ from fusetk import display
 from fusetk.data.vocab import MANY_UNKNOWN
 from fusetk.decoding.output_file import OutputFile
 from fusetk.decoding.stream import chunks
-from fusetk.errors import plural
+from fusetk.decoding.translate_lines import describe_speed
 from fusetk.evaluation.rescore import CorpusScore, Rescorer
 from fusetk.evaluation.rescore_rows import RescoreInputs, ScoreFormat, read_rows
 
@@ -59,9 +59,4 @@ def rescore_input(
             "%.0f %% of the target tokens are unknown: are source and target swapped?",
             100 * corpus.unknown / corpus.tokens,
         )
-    speed = (
-        f"{corpus.sentences / seconds:,.1f} sentences/s, "
-        f"{corpus.tokens / seconds:,.0f} target tokens/s"
-    )
-    noun = plural(corpus.sentences, "sentence")
-    report(f"{corpus.sentences:,} {noun} in {seconds:.2f} s: {speed}")
+    report(describe_speed(corpus.sentences, corpus.tokens, seconds))

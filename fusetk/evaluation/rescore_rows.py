@@ -2,9 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,10 +15,9 @@ from fusetk.decoding.requests import (
     open_texts,
     parallel_lines,
 )
+from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError, join_names
 from fusetk.evaluation.rescore import RescorePair, Rescorer, ScoredTarget, ScoreRule
-
-Tokens = Callable[[str, str], list[str]]  # side, line
 
 BAR = "|||"
 FEATURE = re.compile(r"(?:^|\s)\S+=\s+[-+.0-9]")  # a name and the start of its number
@@ -65,16 +63,15 @@ def read_rows(
     """
     texts, ready = open_texts(inputs.names)
     names = [display_name(name) for name in inputs.names]
-    tokens = partial(rescorer.translator.tokens, tokenized=tokenized)
     if inputs.json_lines is not None:
         return _read_objects(names[0], texts[0], rescorer, feature), ready
     if inputs.n_best is not None:
-        return _read_n_best(names, texts, tokens, rescorer, feature), ready
+        return _read_n_best(names, texts, rescorer, tokenized, feature), ready
     if inputs.tsv is not None:
         pairs = _split_at_tabs(names[0], texts[0])
     else:
         pairs = _parallel_pairs(names, texts)
-    return _encode_pairs(join_names(names), pairs, tokens, rescorer), ready
+    return _encode_pairs(join_names(names), pairs, rescorer, tokenized), ready
 
 
 @contextmanager
@@ -87,13 +84,13 @@ def _located(name: str, number: int) -> Iterator[None]:
 
 
 def _encode_pairs(
-    name: str, pairs: Iterator[Sequence[str]], tokens: Tokens, rescorer: Rescorer
+    name: str, pairs: Iterator[Sequence[str]], rescorer: Rescorer, tokenized: bool
 ) -> Iterator[RescoreRow]:
-    vocabulary = rescorer.translator.pipeline.source_vocab
+    translator = rescorer.translator
     for number, (source, target) in enumerate(pairs, 1):
         with _located(name, number):
-            source_ids = vocabulary.encode(tokens("source", source))
-            pair = rescorer.pair(source_ids, tokens("target", target))
+            source_ids = [*translator.encode("source", source, tokenized), EOS]
+            pair = rescorer.pair(source_ids, translator.tokens("target", target, tokenized))
         yield RescoreRow(None, [pair])
 
 
@@ -121,8 +118,8 @@ def _parallel_pairs(
 def _read_n_best(
     names: Sequence[str],
     texts: Sequence[Iterator[str]],
-    tokens: Tokens,
     rescorer: Rescorer,
+    tokenized: bool,
     feature: str,
 ) -> Iterator[RescoreRow]:
     """Read a Moses n-best list, the second text, and its source, the first text.
@@ -131,7 +128,8 @@ def _read_n_best(
     """
     source_name, name = names
     source_lines, entries = texts
-    source = _SourceLines(source_name, source_lines, tokens, rescorer)
+    translator = rescorer.translator
+    source = _SourceLines(source_name, source_lines, translator, tokenized)
     for number, entry in enumerate(entries, 1):
         with _located(name, number):
             fields = _n_best_fields(entry)
@@ -139,7 +137,8 @@ def _read_n_best(
             if len(fields) < 3 or not match:
                 raise DataError(f"{entry[:40]!r} is not `ID ||| text ||| features ||| score`")
             source_ids = source.ids_of(int(match[1]))
-            pair = rescorer.pair(source_ids, tokens("target", fields[1].strip()))
+            target = translator.tokens("target", fields[1].strip(), tokenized)
+            pair = rescorer.pair(source_ids, target)
             if pair is None:
                 raise DataError(
                     f"its source, line {source.num_read} of {source_name}, is blank, so it has no "
@@ -170,16 +169,19 @@ def _n_best_fields(entry: str) -> list[str]:
 class _SourceLines:
     """The source of an n-best list, read as far as the list needs it."""
 
-    def __init__(self, name: str, lines: Iterator[str], tokens: Tokens, rescorer: Rescorer):
+    def __init__(self, name: str, lines: Iterator[str], translator: Translator, tokenized: bool):
         self.name = name
         self.lines = lines
-        self.tokens = tokens
-        self.translator = rescorer.translator
+        self.translator = translator
+        self.tokenized = tokenized
         self.num_read = 0
         self.ids: list[int] = []  # of the last line that was read
 
     def ids_of(self, line_id: int) -> list[int]:
-        """Return the ids of a line. Raises DataError if it precedes the last one or is missing."""
+        """Return the ids of a line, with EOS.
+
+        Raises DataError if the line precedes the last one or is missing.
+        """
         number = line_id + 1
         if number < self.num_read:
             raise DataError(
@@ -193,9 +195,8 @@ class _SourceLines:
                     f"{self.name} has {self.num_read} lines, so it has no line for ID {line_id}, "
                     "counted from 0"
                 )
-            vocabulary = self.translator.pipeline.source_vocab
-            ids = [*vocabulary.encode(self.tokens("source", skipped[-1])), EOS]
-            self.ids = self.translator.truncate(ids, self.num_read)[:-1]
+            ids = self.translator.encode("source", skipped[-1], self.tokenized)
+            self.ids = self.translator.truncate([*ids, EOS], self.num_read)
         return self.ids
 
 
@@ -221,7 +222,7 @@ def _read_objects(
                 ) from None
             if any(feature in translation for translation in content["translations"]):
                 raise _feature_exists(feature)
-            source = translator.truncate([*source, EOS], number)[:-1]
+            source = translator.truncate([*source, EOS], number)
             pairs = [rescorer.pair(source, target) for target in targets]
         yield RescoreRow(content, pairs)
 

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from fusetk.errors import quantity
 from fusetk.evaluation.metric import Metric, MetricOptions, Score
 from fusetk.evaluation.metrics import DEFAULT_METRICS, METRICS, make_metrics
 from fusetk.evaluation.significance import (
@@ -140,7 +141,7 @@ def few_lines_warnings(columns: Sequence[SystemScores]) -> list[str]:
         for name, result in (column.tests or {}).items():
             may_differ = result.p is not None and result.p < 1
             if may_differ and result.differ is not None and 0 < result.differ < FEW_LINES:
-                lines = "1 line" if result.differ == 1 else f"{result.differ} lines"
+                lines = quantity(result.differ, "line")
                 warnings.append(
                     f"{column.first.metric}: {name} and {first} differ in {lines}; "
                     "with so few lines, p is too small"

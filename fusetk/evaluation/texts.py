@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.data.text import FilePair, display_name, read_lines, standard_input, unequal
-from fusetk.errors import DataError, join_names, plural
+from fusetk.errors import DataError, join_names, quantity
 from fusetk.evaluation.metric import Metric, MetricOptions
 from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS
 from fusetk.evaluation.multi_bleu import split_compounds, split_words
@@ -87,13 +87,9 @@ def _read_text(file: str) -> ScoredText:
 
 def describe_inputs(hypothesis: ScoredText, references: Sequence[ScoredText]) -> str:
     """Return a sentence about the size of a hypothesis and its references."""
-
-    def words(text: ScoredText) -> str:
-        return f"{text.words} {plural(text.words, 'word')}"
-
-    sides = ", ".join(f"{text.file} ({words(text)})" for text in references)
-    sentences = len(hypothesis.lines)
-    size = f"{sentences} {plural(sentences, 'sentence')}, {words(hypothesis)}"
+    sides = ", ".join(f"{text.file} ({quantity(text.words, 'word')})" for text in references)
+    sentences = quantity(len(hypothesis.lines), "sentence")
+    size = f"{sentences}, {quantity(hypothesis.words, 'word')}"
     return f"{hypothesis.file} ({size}) against {sides}"
 
 

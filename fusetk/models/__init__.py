@@ -4,7 +4,7 @@ To add a backbone, write its file and add it to ``MODELS``. A class outside fuse
 config as ``package.module:Name``.
 """
 
-from fusetk.config import outside_kinds, place_outside_libraries, resolve
+from fusetk.config import outside_error, outside_kinds, place_outside_libraries, resolve
 from fusetk.errors import ConfigError, FusetkError, out_of_memory
 from fusetk.models.conv import Conv
 from fusetk.models.coordinated import Coordinated
@@ -51,9 +51,8 @@ def build_model(config: ModelConfig, source_size: int, target_size: int) -> Seq2
         if (isinstance(error, AttributeError) and not place) or "Module.__init__" in str(error):
             advice = ". Does its __init__ call super().__init__ with all arguments?"
         elif isinstance(error, TypeError) and not place and ".__init__()" in str(error):
-            advice = ". Does its __init__ have the arguments of the classes in fusetk?"
+            advice = ". Does its __init__ have the arguments of its base class?"
         raise ConfigError(
-            f"a model with {' or '.join(kinds)} cannot be built: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}{place}{advice}"
+            f"a model with {' or '.join(kinds)} cannot be built: {outside_error(error)}{advice}"
         ) from error
     return model

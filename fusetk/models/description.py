@@ -1,5 +1,6 @@
 """A short description of a model for messages and pages."""
 
+from fusetk.errors import quantity
 from fusetk.models.seq2seq import ModelConfig
 
 USUAL = ("last", "top", "plain")  # kinds of connections that the phrase does not name
@@ -13,7 +14,7 @@ def summary(config: ModelConfig) -> str:
         if stack is None:
             continue
         if hasattr(stack, "layers"):
-            phrase = f"{side} of {stack.layers} layer{'s' if stack.layers > 1 else ''}"
+            phrase = f"{side} of {quantity(stack.layers, 'layer')}"
         else:
             phrase = f"{side} of depth {stack.depth}"
         for site in ("connect", "residual", "fuse", "attend"):

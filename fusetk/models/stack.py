@@ -177,7 +177,7 @@ class Stack(nn.Module):
             label = f"summary{summaries}" if planned.is_added else f"layer{planned.layer + 1}"
             self.labels.append(label)
             build = summary if planned.is_added else layer
-            self.input_widths.append(self._checked_width(self.connect.register_input()))
+            self.input_widths.append(self._registered_width(self.connect.register_input))
             module = build(planned, f"{name}.{label}", self.input_widths[i])
             self.output_widths.append(module.width)
             self.layers.append(module)
@@ -189,18 +189,22 @@ class Stack(nn.Module):
 
         widths_to_fuse = self.history_widths
         if self.uses_top_input:
-            widths_to_fuse = [self._checked_width(self.connect.register_top_input())]
+            widths_to_fuse = [self._registered_width(self.connect.register_top_input)]
         self.readout = self.ends.readout() if self.uses_top_input else nn.Identity()
         self.fuse = build_fusion(config.fuse, widths_to_fuse, widths[-1], f"{name}.fuse")
         self.out_width = self.fuse.out_width
 
-    def _checked_width(self, width: Any) -> int:
-        """Return a width that the connection registered. Raises ConfigError if it is not one."""
+    def _registered_width(self, register: Callable[[], int]) -> int:
+        """Return the width of an input of the connection.
+
+        Raises ConfigError if ``register`` does not return a positive int.
+        """
+        width: Any = register()
         if isinstance(width, int) and width > 0:
             return width
         raise ConfigError(
-            f"{class_name(self.connect)}.register_input ({self.connect.name}) returned {width!r}; "
-            "it must return the width of the input that forward makes"
+            f"{class_name(self.connect)}.{register.__name__} ({self.connect.name}) returned "
+            f"{width!r}: return the width of the input that forward makes"
         )
 
     def _feeds_connection(self, i: int) -> bool:

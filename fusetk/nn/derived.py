@@ -9,16 +9,16 @@ T = TypeVar("T", bound="DerivedTensor")
 
 
 class DerivedTensor(nn.Module):
-    """A module whose tensor ``derived`` depends on some of its parameters only.
+    """A module whose tensor ``derived`` depends only on two of its parameters.
 
-    In evaluation without gradients, the tensor is computed once and cached. Another or a changed
-    parameter discards it, and so does a change of the mode, the number type or the device. Changes
-    of ``parameter.data`` and changes under ``torch.inference_mode`` do not: call ``train()`` after
-    them.
+    In evaluation without gradients, the tensor is cached. It is computed again after a parameter is
+    replaced or changed in place, and after a change of the mode, the number type or the device.
+    Changes of ``parameter.data`` are not noticed, nor are changes in place of parameters that were
+    created under ``torch.inference_mode``. The caller must call ``train()`` after such a change.
     """
 
-    _cached: Tensor | None = None
-    _cached_state: tuple[Tensor, Tensor, int] | None = None
+    # The parameters, the number of their changes, and the tensor.
+    _cache: tuple[Tensor, Tensor, int, Tensor] | None = None
 
     def _derive(self) -> Tensor:
         raise NotImplementedError
@@ -29,36 +29,28 @@ class DerivedTensor(nn.Module):
 
     @property
     def derived(self) -> Tensor:
+        # torch.compile cannot trace the number of changes.
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._derive()
         first, second = self._derived_from()
-        state = self._cached_state
-        if (
-            self._cached is None
-            or state is None
-            or state[0] is not first
-            or state[1] is not second
-            or state[2] != _changes(first, second)
-        ):
-            self._cached = self._derive()
-            self._cached_state = first, second, _changes(first, second)
-        return self._cached
-
-    def _discard(self) -> None:
-        self._cached = self._cached_state = None
+        changes = _changes(first, second)
+        cache = self._cache
+        if cache is None or cache[0] is not first or cache[1] is not second or cache[2] != changes:
+            cache = self._cache = first, second, changes, self._derive()
+        return cache[3]
 
     def train(self: T, mode: bool = True) -> T:
-        self._discard()
+        self._cache = None
         return super().train(mode)
 
     def _apply(self: T, *args: Any, **kwargs: Any) -> T:  # to() and similar call it
-        self._discard()
+        self._cache = None
         return super()._apply(*args, **kwargs)
 
 
 def _changes(first: Tensor, second: Tensor) -> int:
-    """Return the number of changes in place of two tensors."""
+    """Return the number of changes in place of two tensors; 0 if they are not counted."""
     try:
         return first._version + second._version
-    except RuntimeError:  # tensors of torch.inference_mode do not count their changes
+    except RuntimeError:  # tensors of torch.inference_mode
         return 0

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fusetk.decoding.target_scores import IdPair
-from fusetk.errors import DataError, Diverged, class_name
+from fusetk.errors import DataError, Diverged, class_name, quantity
 from fusetk.evaluation.forward_trace import (
     UNKNOWN_WORDS,
     ForwardTrace,
@@ -116,7 +116,7 @@ def _no_weights(model: "Seq2Seq") -> str:
                 kinds = [kind for kind, cls in known.items() if cls is type(module)]
                 names[f"{site}: {kinds[0] if kinds else class_name(module)}"] = None
                 if is_outside(module):
-                    advice = "; docs/extending.md has the names of weights for trace.record"
+                    advice = "; record them with trace.record, by the names in docs/extending.md"
     others = [name for name in names if name not in ("connect: last", "residual: plain")]
     if others:
         verb = "has" if len(others) == 1 else "have"
@@ -233,8 +233,8 @@ def _check_shapes(
         if values.shape[2 * by_position :] != shape:
             rest = ", ".join(map(str, shape))
             raise DataError(
-                f"the record {name}.{kind} has the shape {values.shape}, but {n} "
-                f"stream{'s' if n > 1 else ''} need ({rest}) or (B, T, {rest}): change the tensor "
+                f"the record {name}.{kind} has the shape {values.shape}, but "
+                f"{quantity(n, 'stream')} need ({rest}) or (B, T, {rest}): change the tensor "
                 "that the residual connection records"
             )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fusetk.decoding.target_scores import IdPair
 from fusetk.decoding.translate import Translator
-from fusetk.errors import DataError
+from fusetk.errors import DataError, quantity
 from fusetk.evaluation.layer_shares import find_fusions, trace_fusions
 from fusetk.plotting import attention, connect, fusion
 from fusetk.plotting.attention import TokenPair
@@ -50,7 +50,7 @@ def make_pages(
     if choices.corpus:
         page, count = mean_page(translator, choices, sentences, reader)
         pages = [page]
-        addition = f", mean over {count:,} sentence{'s' if count > 1 else ''}"
+        addition = f", mean over {quantity(count, 'sentence')}"
     else:
         pages = sentence_pages(translator, choices, sentences, reader, report)
         addition = ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.text import FilePair, read_lines, read_pairs, standard_input
 from fusetk.data.vocab import EOS, UNK
-from fusetk.errors import DataError, first_names
+from fusetk.errors import DataError, first_names, quantity
 
 if TYPE_CHECKING:
     from fusetk.decoding.target_scores import IdPair
@@ -151,7 +151,7 @@ class Reader:
         ]
         for reason, numbers in self.skipped.items():
             if numbers:
-                count = f"{len(numbers)} line{'s' if len(numbers) > 1 else ''}"
+                count = quantity(len(numbers), "line")
                 lines = first_names([str(number) for number in numbers], MAX_NAMED, " ")
                 messages.append(f"skipped {count} ({reason}): {lines}")
         return messages

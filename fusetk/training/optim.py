@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from fusetk.config import ComponentConfig, place_outside_libraries, resolve
+from fusetk.config import ComponentConfig, outside_error, resolve
 from fusetk.errors import ConfigError, FusetkError
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Op
     except Exception as error:
         raise ConfigError(
             f"the optimiser {config.kind} cannot be built with (config, parameters): "
-            f"{type(error).__name__}: {error}{place_outside_libraries(error)}"
+            f"{outside_error(error)}"
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(

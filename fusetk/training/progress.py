@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusetk.config import place_outside_libraries
+from fusetk.config import outside_error
 from fusetk.errors import FusetkError, class_name
 from fusetk.processes import World
 from fusetk.runs import LOWER_IS_BETTER, STATE
@@ -173,7 +173,7 @@ def update_schedule(
     except Exception as error:
         raise FusetkError(
             "the method after_validation(state, value, lower_is_better, epoch) of the schedule "
-            f"{name} failed: {type(error).__name__}: {error}{place_outside_libraries(error)}"
+            f"{name} failed: {outside_error(error)}"
         ) from error
     try:
         progress.schedule_state = json.loads(json.dumps(dict(state)))

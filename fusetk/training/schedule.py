@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fusetk.config import ComponentConfig, place_outside_libraries, resolve
+from fusetk.config import ComponentConfig, outside_error, resolve
 from fusetk.errors import ConfigError, FusetkError, class_name
 
 ScheduleState = Mapping[str, Any]
@@ -356,7 +356,7 @@ def build(config: ComponentConfig, width: int) -> Schedule:
     except Exception as error:
         raise ConfigError(
             f"the schedule {config.kind} cannot be built with (config, width): "
-            f"{type(error).__name__}: {error}{place_outside_libraries(error)}"
+            f"{outside_error(error)}"
         ) from error
     return schedule
 
@@ -386,7 +386,7 @@ def _checked_rate(schedule: Schedule, update: int, state: ScheduleState) -> floa
     except Exception as error:
         raise FusetkError(
             f"the method rate(update, state) of the schedule {name} failed for update {update} of "
-            f"its stage: {type(error).__name__}: {error}{place_outside_libraries(error)}"
+            f"its stage: {outside_error(error)}"
         ) from error
     try:
         # A schedule outside fusetk may return a number of NumPy or a tensor.

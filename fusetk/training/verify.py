@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fusetk.config import place_outside_libraries
+from fusetk.config import outside_error
 from fusetk.data.batch import pad
 from fusetk.errors import ConfigError, FusetkError, class_name, first_names, out_of_memory
 from fusetk.fusion.base import Fusion, LayerFusion
@@ -68,10 +68,7 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
     except Exception as error:
         if out_of_memory(error):
             raise
-        raise ConfigError(
-            f"a model with {names} cannot compute: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}{place_outside_libraries(error)}"
-        ) from error
+        raise ConfigError(f"a model with {names} cannot compute: {outside_error(error)}") from error
     return warnings
 
 
@@ -427,9 +424,9 @@ def _computations(
     )
     yield (
         "the logits of a target must be the same token by token, as in search, and at once, as in "
-        "training. A fusion, connection or residual connection must not read other positions. A "
-        "model must not read later positions, and reads earlier ones from the state of decode. A "
-        "module must not store values between calls",
+        "training. A fusion, connection or residual connection must not read other positions. The "
+        "method decode must not read later positions, and its state must hold what the next call "
+        "needs of earlier ones. A module must not store values between calls",
         real(torch.cat(one_by_one(tgt_in, model.start(model.encode(src, src_mask))), 1)),
         padded,
     )

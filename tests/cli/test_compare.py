@@ -282,6 +282,11 @@ def test_words_repeated_hundreds_of_times_are_compared_in_few_spans() -> None:
     ]
 
 
+def test_the_order_of_long_and_short_translations_does_not_matter() -> None:
+    long, short = "a dog" + " the" * 600 + " ran", "a dog" + " the ," * 75 + " ran"
+    assert diff_words(long, short) == diff_words(short, long)[::-1]
+
+
 def test_equal_gains_keep_their_order() -> None:
     sentences = compare_sentences(["x"] * 4, ["b", "a", "b", "a"], ["a", "a", "a", "b"], ["a"] * 4)
     assert [case.line for case in rank_by_gain(sentences)] == [1, 3, 2, 4]

@@ -5,6 +5,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fusetk import trace
+from fusetk.errors import quantity
 from fusetk.models.connect.base import ConnectConfig, SourcesConnection
 from fusetk.nn.combine import weighted_sum
 
@@ -23,8 +24,8 @@ class DepthWeightedConfig(ConnectConfig):
         if self.period >= inputs:
             advice = f"give at most {inputs - 1}" if inputs > 1 else "choose another connection"
             raise ValueError(
-                f"period {self.period} has no effect, because this stack has only {inputs} "
-                f"input{'s' if inputs > 1 else ''} that could be a sum (one of each layer, and the "
+                f"period {self.period} has no effect, because this stack has only "
+                f"{quantity(inputs, 'input')} that could be a sum (one of each layer, and the "
                 f"output with fuse: last): {advice}"
             )
         highest = (inputs - 1) // self.period * self.period  # outputs below the highest sum
