@@ -153,8 +153,8 @@ def test_the_shell_closes_streams(closed, code, said, place):
 def test_a_full_disk_is_one_sentence(words, place):
     command = f"{shlex.join(FUSETK)} {words} > /dev/full"
     ran = subprocess.run(command, shell=True, cwd=place, capture_output=True, text=True)
-    said = "fusetk: standard output cannot be written: No space left on device; make room on the "
-    assert (ran.returncode, ran.stderr) == (74, f"{said}disk, and run the same command again\n")
+    said = "fusetk: the output cannot be written: No space left on device; make room on the disk, "
+    assert (ran.returncode, ran.stderr) == (74, f"{said}and run the same command again\n")
 
 
 def without_reader(arguments: list[str], stream: str, cwd: Path, **options: object) -> int:

@@ -552,7 +552,7 @@ class FewArguments(Fusion):
         ("NaNInTraining", r"the gradient of \S+ is not finite with the initial weights"),
         ("NoInit", "broken_rule:NoInit cannot be built: AttributeError.* call super"),
         ("Fails", r"cannot be built: IndexError: .*broken_rule.py, line \d+\)"),
-        ("FewArguments", r"__init__\(\) takes 2 .* have the arguments of the classes in fusetk"),
+        ("FewArguments", r"__init__\(\) takes 2 .* have the arguments of its base class"),
     ],
 )
 def test_training_refuses_a_class_that_is_wrong(
