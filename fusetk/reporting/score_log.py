@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from fusetk.data.text import cannot_write
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import Score
-from fusetk.files import locked, replace_file
+from fusetk.files import lock, replace_file
 from fusetk.runs import is_finite_number, updates_and_data
 
 NAME = "scores.json"
+LOCK = ".scores.lock"  # a training holds the lock of the run folder itself
 FORMAT = 1
 
 
@@ -92,7 +93,8 @@ def write(run: Path, records: Sequence[ScoreRecord]) -> Path:
     """
     path = run / NAME
     try:
-        with locked(run):
+        with open(run / LOCK, "a") as file:
+            lock(file, wait=True)
             keys = {record.key for record in records}
             others = [record for record in read(run) if record.key not in keys]
             scores = [record._asdict() for record in (*others, *records)]

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import sacrebleu
@@ -14,7 +15,9 @@ from click.testing import CliRunner, Result
 from fusetk.cli.main import main
 from fusetk.evaluation.metrics import METRICS, score
 from fusetk.evaluation.significance import SAMPLES
+from fusetk.files import lock
 from fusetk.reporting import score_log
+from fusetk.runs import RunLock
 
 HYPOTHESIS = ["the cat sat on the mat .", "a dog ran home ."]
 REFERENCE = ["the cat sat on a mat .", "a big dog ran home ."]
@@ -477,6 +480,29 @@ def test_the_same_again_replaces_and_another_checkpoint_adds(folder: Path) -> No
         and values["best"] == pytest.approx(100)
         and values["average-5"] < 100
     )
+
+
+def test_scores_do_not_wait_for_the_end_of_a_training(folder: Path) -> None:
+    record = score_log.ScoreRecord("test", "best", "chrf", 50.0, "", "", 1, "abc")
+    thread = Thread(target=score_log.write, args=(folder, [record]))
+    with RunLock(folder) as training:
+        training.take()
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+    assert score_log.read(folder) == [record]
+
+
+def test_two_processes_record_scores_one_after_the_other(folder: Path) -> None:
+    record = score_log.ScoreRecord("test", "best", "chrf", 50.0, "", "", 1, "abc")
+    thread = Thread(target=score_log.write, args=(folder, [record]))
+    with open(folder / score_log.LOCK, "a") as other:
+        assert lock(other)
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive() and score_log.read(folder) == []
+    thread.join(10)
+    assert score_log.read(folder) == [record]
 
 
 def test_a_checkpoint_that_the_run_does_not_have_is_a_warning(folder: Path) -> None:
