@@ -1,6 +1,6 @@
 """The exponential moving average (EMA) of the weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -32,21 +32,35 @@ class Ema:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Within this context the average replaces the weights of the model."""
-        self._exchange()
+        # At the end of the context the memory may be exhausted. Without the buffers, some weights
+        # would then remain exchanged, and the next checkpoint would have them.
+        sizes: dict[torch.dtype, int] = {}
+        for weight, _ in self._pairs():
+            sizes[weight.dtype] = max(weight.numel(), sizes.get(weight.dtype, 0))
+        device = next(iter(self.weights.values())).device
+        buffers = {
+            dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in sizes.items()
+        }
+        self._exchange(buffers)
         try:
             yield
         finally:
-            self._exchange()
+            self._exchange(buffers)
 
     def load(self, mean: dict[str, Tensor]) -> None:
         """Replace the average by the one of a checkpoint, given as full tensors by name."""
         for name, tensor in mean.items():
             self.mean[name].copy_(shard_like(tensor, self.mean[name]))
 
-    def _exchange(self) -> None:
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each weight, or this process' shard of it, and its average."""
         for name, parameter in self.weights.items():
-            weight = local(parameter.detach())
-            mean = local(self.mean[name])
-            previous = weight.clone()
+            yield local(parameter.detach()), local(self.mean[name])
+
+    def _exchange(self, buffers: Mapping[torch.dtype, Tensor]) -> None:
+        """Exchange weights and averages without new memory."""
+        for weight, mean in self._pairs():
+            previous = buffers[weight.dtype][: weight.numel()].view(weight.shape)
+            previous.copy_(weight)
             weight.copy_(mean)
             mean.copy_(previous)

@@ -1,10 +1,13 @@
 """The moving average of the weights (EMA): formula, use in validation and decoding, resume."""
 
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusetk import runs, system
 from fusetk import train as train_module
@@ -36,6 +39,38 @@ def test_the_formula() -> None:
         raise RuntimeError
     torch.testing.assert_close(dict(model.named_parameters()), raw)
     torch.testing.assert_close(ema.mean, expected)
+
+
+class NoMemory(TorchDispatchMode):
+    """Within this context each operation that needs memory for its result fails."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        memory = {each.untyped_storage().data_ptr() for each in args if isinstance(each, Tensor)}
+        if result.untyped_storage().data_ptr() not in memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return result
+
+
+def test_the_weights_return_if_the_memory_is_exhausted() -> None:
+    """An error of a validation may refer to all of the memory."""
+    model = nn.Linear(3, 2)
+    ema = Ema(model, 0.4)
+    for p in model.parameters():
+        p.data += 1
+    raw, mean = (
+        {name: p.detach().clone() for name, p in tensors}
+        for tensors in (model.named_parameters(), ema.mean.items())
+    )
+    stack = ExitStack()
+    stack.enter_context(ema.in_place())
+    torch.testing.assert_close(dict(model.named_parameters()), mean)
+    with NoMemory():
+        stack.close()
+    torch.testing.assert_close(dict(model.named_parameters()), raw)
+    torch.testing.assert_close(ema.mean, mean)
 
 
 def test_validation_checkpoints_and_translation_use_the_average(toy: Path, tmp_path: Path) -> None:
