@@ -1,5 +1,6 @@
 """The training loop: stages of updates, with validations and checkpoints between them."""
 
+import copy
 import math
 import time
 from collections.abc import Sequence
@@ -187,11 +188,11 @@ class Trainer:
         progress = self.progress
         stage = self.stages.config(progress)
         update = progress.stage_update + 1
-        rate = rate_of_update(self.schedule, update, progress.schedule_state)
         size = update_size(indices, corpus.source.lengths, corpus.target.lengths)
         tokens = size.target_tokens
         scale = self.gradient_check.scale(progress)
         try:
+            rate = rate_of_update(self.schedule, update, progress.schedule_state)
             losses = self.gradients.compute(corpus, indices, tokens, progress.update, scale)
         except Exception:
             self._save_after_failure()
@@ -228,11 +229,11 @@ class Trainer:
             self.checkpoints.save(self.progress, self.optimizer)
             self.reporter.restart()
 
-    def _save_after_failure(self) -> None:
+    def _save_after_failure(self, failed: str = "the next update") -> None:
         """Save the complete updates since the last checkpoint, without the other processes.
 
-        Weights and optimiser state must be those after an update. Errors are ignored, because the
-        failure itself is reported.
+        The log says what ``failed``. Weights and optimiser state must be those after an update.
+        Errors are ignored, because the failure itself is reported.
         """
         progress = self.progress
         saved = progress.validated or progress.update in progress.saved
@@ -242,7 +243,7 @@ class Trainer:
             if self.world.size == 1:  # a report sums the losses of all processes
                 self.reporter.report(progress)
             self.checkpoints.save_alone(progress, self.optimizer)
-            self.log.line(f"the next update failed: saved after update {progress.update}")
+            self.log.line(f"{failed} failed: saved after update {progress.update}")
 
     def _free_memory(self) -> bool:
         """Delete the CUDA graphs for a validation. Return whether there were any."""
@@ -267,15 +268,21 @@ class Trainer:
         results, layer_shares = self.validation(
             self.progress, self.optimizer, self.stop, self._free_memory
         )
-        best_before = self.progress.best
+        before = copy.deepcopy(self.progress)
         is_best = self.progress.add_validation(metric, results)
         seconds = time.perf_counter() - start
         self.reporter.validation(self.progress, metric, results, is_best, seconds, layer_shares)
         # A validation with the best value again and a lower loss is the new best one. The schedule,
         # which does not see the loss, would count it as worse.
-        is_tie = is_best and results[metric] == best_before
+        is_tie = is_best and results[metric] == before.best
         if due and not is_tie:
-            change = update_schedule(self.progress, self.schedule, metric, results[metric])
+            try:
+                change = update_schedule(self.progress, self.schedule, metric, results[metric])
+            except Exception:
+                # A resumed run repeats the validation and gives the result to the schedule.
+                self.progress = before
+                self._save_after_failure("the schedule")
+                raise
             if change:
                 self.log.line(change)
         # The checkpoint must contain the duration of the validation, because a resumed run does not

@@ -268,6 +268,48 @@ def test_a_schedule_with_a_wrong_rate_is_named(
             train_module.train(load(toy, [schedule]), tmp_path / str(wrong), "cpu", quiet=True)
 
 
+class Failing(Schedule):
+    Config = ComponentConfig
+    uses_validation = True
+
+    def __init__(self, config: ComponentConfig, width: int):
+        pass
+
+    def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
+        return 0.01 / state.get("validations", 1)
+
+    def after_validation(
+        self, state: ScheduleState, value: float, lower_is_better: bool, epoch: int
+    ) -> ScheduleState:
+        return {"validations": state.get("validations", 0) + 1}
+
+
+@pytest.mark.parametrize(("method", "update"), [("rate", 5), ("after_validation", 6)])
+def test_a_schedule_that_fails_loses_no_update(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, update: int
+) -> None:
+    settings = [
+        f"training.stages.0.schedule={__name__}:Failing",
+        "training.validation.every_updates=3",
+    ]
+    method_before = getattr(Failing, method)
+
+    def failing(self: Schedule, *arguments: Any) -> Any:
+        if arguments[0] in (6, {"validations": 1}):  # update 6, or the state at update 6
+            raise ZeroDivisionError
+        return method_before(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Failing, method, failing)
+        with pytest.raises(FusetkError, match=f"the method {method}"):
+            train_module.train(load(toy, settings), tmp_path / "a", "cpu", quiet=True)
+    assert (tmp_path / "a/checkpoints/last").resolve().name == runs.checkpoint_name(update)
+    for name in ("a", "b"):
+        train_module.train(load(toy, settings), tmp_path / name, "cpu", quiet=True)
+    assert lines(tmp_path / "a", "valid") == lines(tmp_path / "b", "valid")
+    assert files(tmp_path / "a", 8) == files(tmp_path / "b", 8)
+
+
 def test_a_run_without_a_best_checkpoint_says_so(toy: Path, tmp_path: Path) -> None:
     settings = ["training.stages.0.schedule={kind: constant, rate: 1e30}", "training.max_skipped=9"]
     train_module.train(load(toy, settings), tmp_path / "run", "cpu", quiet=True)
