@@ -22,8 +22,8 @@ from fusetk.training.progress import Progress
 class AppendingFile:
     """A file to which lines are appended. A write error never stops training.
 
-    Lines that cannot be written are buffered and retried with the next line, and the first error is
-    reported. ``logging.FileHandler`` drops such lines.
+    Lines that cannot be written are buffered and retried with the next line and at the end, and the
+    first error is reported. ``logging.FileHandler`` drops such lines.
     """
 
     def __init__(self, path: Path):
@@ -35,6 +35,15 @@ class AppendingFile:
     def add(self, text: str) -> None:
         """Append a line, after the buffered lines."""
         self._buffer += text.encode() + b"\n"
+        self._write()
+
+    def close(self) -> None:
+        """Close the file after a last attempt to write the buffered lines."""
+        self._write()
+        with suppress(OSError):
+            self._file.close()
+
+    def _write(self) -> None:
         try:
             while self._buffer:
                 written = self._file.write(self._buffer) or 0
@@ -46,10 +55,6 @@ class AppendingFile:
                     "training continues, and lines are kept in memory until it can be written"
                 )
             self._reported = True
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._file.close()
 
 
 class _StandardError:

@@ -775,6 +775,15 @@ def test_lines_wait_until_there_is_space(
     assert (tmp_path / "lines").read_text() == expected and capsys.readouterr().err.count("\n") == 1
 
 
+def test_the_last_lines_are_written_when_there_is_space_at_the_end(tmp_path: Path) -> None:
+    file = log.AppendingFile(tmp_path / "lines")
+    with file_limit(10):
+        file.add("the last validation")
+    assert (tmp_path / "lines").read_text() == "the last v"
+    file.close()
+    assert (tmp_path / "lines").read_text() == "the last validation\n"
+
+
 def test_config_and_pipeline_are_never_half_written(toy: Path, copy: Path) -> None:
     """After an error, config.yaml and the text pipeline are complete."""
     before = {
