@@ -86,18 +86,26 @@ def lock(file: IO[Any] | int, wait: bool = False) -> bool:
     """Lock an open file or folder until it is closed.
 
     Return False if another process holds the lock and ``wait`` is not set. Return True without a
-    lock if the system or the file system does not support locks.
+    lock if the system or the file system does not support it.
+    """
+    return try_lock(file, wait) is not False
+
+
+def try_lock(file: IO[Any] | int, wait: bool = False) -> bool | None:
+    """Lock as ``lock`` does, but return None if the lock is not supported.
+
+    NFS supports it only for files that are open for writing, and therefore not for folders.
     """
     try:
         import fcntl
     except ImportError:
-        return True
+        return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True
+        return None
     return True
 
 

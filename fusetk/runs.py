@@ -8,12 +8,13 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from fusetk.errors import CheckpointError, ConfigError, DataError, UnreadableFile
-from fusetk.files import checksum, digest, lock, replace_file, similar_names
+from fusetk.files import checksum, digest, replace_file, similar_names, try_lock
 
 CONFIG = "config.yaml"
 TEXT = "text"
@@ -31,6 +32,8 @@ LOG = "log.txt"
 SESSIONS = "sessions.jsonl"
 # Empty file in a run folder until the first session is recorded.
 STARTING = ".starting"
+# Empty file that a training locks if the file system, such as NFS, cannot lock the run folder.
+LOCK = ".lock"
 
 FORMAT = 1
 STATE = "state.json"
@@ -385,7 +388,14 @@ class RunLock:
         if self.descriptor is not None or not self.run.is_dir() or os.name != "posix":
             return
         self.descriptor = os.open(self.run, os.O_RDONLY)
-        if not lock(self.descriptor):
+        taken = try_lock(self.descriptor)
+        if taken is None:
+            with suppress(OSError):  # the first write of the training reports it
+                file = os.open(self.run / LOCK, os.O_WRONLY | os.O_CREAT, 0o666)
+                os.close(self.descriptor)
+                self.descriptor = file
+                taken = try_lock(file)
+        if taken is False:
             raise ConfigError(
                 f"another fusetk train is running in {self.run}: "
                 "wait until it ends, or choose another --run"

@@ -1,5 +1,7 @@
 """The training loop: resuming is exact, stages restart, and the best checkpoint is kept."""
 
+import errno
+import fcntl
 import gc
 import json
 import math
@@ -390,6 +392,26 @@ def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> N
         other.communicate(b"\n")
     assert files(tmp_path, 8) == before
     train_module.train(load(toy), tmp_path, "cpu", quiet=True)
+
+
+def test_two_trainings_in_one_folder_on_nfs_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS locks only files that are open for writing, see flock(2)."""
+    flock = fcntl.flock
+
+    def flock_of_nfs(descriptor: int, operation: int) -> None:
+        if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
+    for _ in range(2):  # the first one releases the lock
+        with runs.RunLock(tmp_path) as one, runs.RunLock(tmp_path) as other:
+            one.take()
+            with pytest.raises(ConfigError, match="another fusetk train is running"):
+                other.take()
+    runs.check_run_folder(tmp_path)  # the file is not one of the user's
 
 
 def test_a_training_that_begins_meanwhile_keeps_its_files(
