@@ -41,7 +41,8 @@ class PartialResults(NamedTuple):
     """The results of one process."""
 
     sums: LossSums  # of its part of the validation corpus
-    translations: dict[int, str]  # by position in the corpus; empty without BLEU
+    # By position in the corpus; empty without BLEU, None if training has diverged.
+    translations: dict[int, str] | None
     train: LossSums | None = None  # of the training pairs; None without ``train_pairs``
     # Fusion -> layer -> share; None without ``share_pairs``, and in processes other than rank 0.
     layer_shares: dict[str, dict[str, float]] | None = None
@@ -110,7 +111,7 @@ class Validator:
     def combine(self, parts: Sequence[PartialResults]) -> dict[str, float]:
         """Return the metrics over the parts of all processes: loss per token, ppl and accuracy.
 
-        BLEU is included if it is configured.
+        BLEU is included if it is configured. It is NaN if training has diverged.
         """
         loss, accuracy = _means([part.sums for part in parts])
         results = {"loss": loss, "ppl": perplexity(loss), "accuracy": accuracy}
@@ -118,10 +119,17 @@ class Validator:
             train = _means([part.train for part in parts if part.train is not None])
             results["train_loss"], results["train_accuracy"] = train
         if self.translates:
-            translations = {i: text for part in parts for i, text in part.translations.items()}
-            hypotheses = [translations[i] for i in range(len(self.corpus))]
-            results["bleu"] = corpus_bleu(hypotheses, *self.references)
+            results["bleu"] = self._bleu([part.translations for part in parts])
         return results
+
+    def _bleu(self, parts: Sequence[dict[int, str] | None]) -> float:
+        translations: dict[int, str] = {}
+        for part in parts:
+            if part is None:
+                return math.nan
+            translations |= part
+        hypotheses = [translations[i] for i in range(len(self.corpus))]
+        return corpus_bleu(hypotheses, *self.references)
 
     def _train_sums(
         self, model: Seq2Seq, device: torch.device, world: World, done: Task
@@ -170,15 +178,19 @@ class Validator:
             return mean_shares(model, pairs)
         return None
 
-    def _translations(self, model: Seq2Seq, world: World, done: Task) -> dict[int, str]:
+    def _translations(self, model: Seq2Seq, world: World, done: Task) -> dict[int, str] | None:
+        """Return the translations of this process' part; None if training has diverged."""
         translator = Translator([model], self.pipeline, self.search)
         translator.on_batch = lambda sentences: done.advance(sentences * world.size)
         # Each of n processes takes every n-th sentence in order of length, so that all have similar
         # work.
         positions = np.concatenate(self.batches)[world.rank :: world.size].tolist()
-        hypotheses = translator.translate_ids(
-            [self.corpus.source[i] for i in positions], numbers=[i + 1 for i in positions]
-        )
+        try:
+            hypotheses = translator.translate_ids(
+                [self.corpus.source[i] for i in positions], numbers=[i + 1 for i in positions]
+            )
+        except Diverged:
+            return None
         vocabulary = self.pipeline.target_vocab
         texts = [
             self.pipeline.join(vocabulary.decode(n_best[0].ids)) if n_best else ""

@@ -312,11 +312,18 @@ def test_a_schedule_that_fails_loses_no_update(
     assert files(tmp_path / "a", 8) == files(tmp_path / "b", 8)
 
 
-def test_a_run_without_a_best_checkpoint_says_so(toy: Path, tmp_path: Path) -> None:
-    settings = ["training.stages.0.schedule={kind: constant, rate: 1e30}", "training.max_skipped=9"]
+@pytest.mark.parametrize("metric", ["loss", "bleu"])
+def test_a_run_without_a_best_checkpoint_says_so(toy: Path, tmp_path: Path, metric: str) -> None:
+    settings = [
+        "training.stages.0.schedule={kind: constant, rate: 1e30}",
+        "training.max_skipped=9",
+        f"training.validation.metric={metric}",
+    ]
     train_module.train(load(toy, settings), tmp_path / "run", "cpu", quiet=True)
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert "(loss: no best yet, stalled 2)" in log and "warning: each validation gave NaN" in log
+    assert (
+        f"({metric}: no best yet, stalled 2)" in log and "warning: each validation gave NaN" in log
+    )
     assert "done: 8 updates; none is the best; " in log
 
 
