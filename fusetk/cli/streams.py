@@ -1,5 +1,6 @@
-"""Handling of standard streams that are closed or cannot be written."""
+"""Handling of standard streams that are closed or cannot be written, and their encoding."""
 
+import codecs
 import io
 import os
 import sys
@@ -22,7 +23,8 @@ def guarded() -> Iterator[None]:
     Using a closed standard input or output raises DataError. Messages to a standard error that is
     closed or cannot be written are discarded: they are never the result of a command. Files that
     are opened in this context never get the descriptors 0 to 2. Standard input becomes blocking:
-    Python's buffered files treat a pause in a non-blocking input as the end of the file.
+    Python's buffered files treat a pause in a non-blocking input as the end of the file. Standard
+    output can write every character in every locale.
     """
     streams = sys.stdin, sys.stdout, sys.stderr
     _occupy()
@@ -33,6 +35,7 @@ def guarded() -> Iterator[None]:
                 sys.stdin = _ClosedStream("standard input")
             if sys.stdout is None:
                 sys.stdout = _ClosedStream("standard output")
+            _accept_all_characters(sys.stdout)
             sys.stderr = nowhere if sys.stderr is None else _never_failing(sys.stderr)
             yield
         finally:
@@ -47,6 +50,20 @@ def _occupy() -> None:
         except OSError:
             # The new descriptor is the lowest free number: the one that is closed.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _accept_all_characters(stream: object) -> None:
+    """Let a stream write characters that the encoding of the locale lacks.
+
+    Files and pipes get UTF-8, like the files that commands write. A terminal needs the encoding of
+    the locale, so it gets escapes such as ``\\u0394``.
+    """
+    if not isinstance(stream, io.TextIOWrapper) or codecs.lookup(stream.encoding).name == "utf-8":
+        return
+    if stream.isatty():
+        stream.reconfigure(errors="backslashreplace")
+    else:
+        stream.reconfigure(encoding="utf-8", errors=stream.errors)
 
 
 class _ClosedStream(io.TextIOBase):

@@ -1,5 +1,6 @@
-"""Standard streams that are closed or cannot be written."""
+"""Standard streams that are closed or cannot be written, and the encoding of the output."""
 
+import io
 import os
 import shlex
 import subprocess
@@ -191,3 +192,19 @@ def test_compare_writes_its_file_without_a_reader_of_its_output(place):
     words = ["compare", "TEXT", "TEXT", "-i", "TEXT", "-o", "cases.json", "--all"]
     assert without_reader(words, "stdout", place) == 0
     assert (place / "cases.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "encoding", "text"),
+    [(False, "utf-8", "Δ is the difference"), (True, "latin-1", "\\u0394 is the difference")],
+)
+def test_the_output_has_every_character_in_every_locale(is_terminal, encoding, text, monkeypatch):
+    output = io.BytesIO()
+    stream = io.TextIOWrapper(output, encoding="latin-1")
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setattr(sys, "stdout", stream)
+    with pytest.raises(SystemExit) as caught:
+        main(["report", "--help"])
+    stream.flush()
+    assert caught.value.code == 0
+    assert text in " ".join(output.getvalue().decode(encoding).split())
