@@ -7,6 +7,7 @@ from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 
+from fusetk.data.text import WRITE_ADVICE, cannot_write
 from fusetk.datasets.table import ArchiveConfig
 from fusetk.errors import DataError
 from fusetk.files import BLOCK, checksum, lock
@@ -18,7 +19,7 @@ def fetch(archive: ArchiveConfig, folder: Path, report: Callable[[str], None]) -
     """Return the file of an archive in the folder; download it if it is missing.
 
     The archive must have an address. An interrupted download continues where it stopped. Raises
-    DataError if the file cannot be downloaded, or is not the published file.
+    DataError if the file cannot be downloaded or written, or is not the published file.
     """
     path = folder / archive.file
     assert archive.url is not None
@@ -32,6 +33,8 @@ def fetch(archive: ArchiveConfig, folder: Path, report: Callable[[str], None]) -
         try:
             _download(archive.url, part)
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in WRITE_ADVICE:  # not of the network
+                raise cannot_write(part, error) from None
             raise DataError(
                 f"{archive.url} cannot be downloaded ({error}): "
                 f"call the same command again to continue, or put the file into {folder}"

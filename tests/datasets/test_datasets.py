@@ -1,5 +1,6 @@
 """`fusetk dataset`: formats with their traps, archives, downloads, and the descriptions."""
 
+import errno
 import gzip
 import http.client
 import io
@@ -21,7 +22,7 @@ from fusetk.datasets.fetch import fetch
 from fusetk.datasets.formats import plain_lines, references, segments
 from fusetk.datasets.make import ORIGINS, make
 from fusetk.datasets.table import ArchiveConfig, DatasetConfig, TextConfig
-from fusetk.errors import DataError
+from fusetk.errors import DataError, OutputDiskFull
 from fusetk.files import locked
 from tests.helpers.rows import RECIPES
 
@@ -437,6 +438,16 @@ def test_a_broken_answer_of_the_server_is_one_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fetching.urllib.request, "urlopen", urlopen)
     with pytest.raises(DataError, match="call the same command again to continue"):
+        fetch(archive(), tmp_path, lambda line: None)
+
+
+def test_a_full_disk_is_no_error_of_the_network(tmp_path, monkeypatch):
+    def append(response, part):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fetching.urllib.request, "urlopen", Server(CONTENT))
+    monkeypatch.setattr(fetching, "_append", append)
+    with pytest.raises(OutputDiskFull, match=r"a\.tgz\.part cannot be written.*make room"):
         fetch(archive(), tmp_path, lambda line: None)
 
 
