@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import hashlib
 import http.client
 import io
 import tarfile
@@ -449,6 +450,20 @@ def test_a_full_disk_is_no_error_of_the_network(tmp_path, monkeypatch):
     monkeypatch.setattr(fetching, "_append", append)
     with pytest.raises(OutputDiskFull, match=r"a\.tgz\.part cannot be written.*make room"):
         fetch(archive(), tmp_path, lambda line: None)
+
+
+def test_md5_is_compared_on_a_system_that_refuses_it_for_security(tmp_path, monkeypatch):
+    new = hashlib.new
+
+    def of_fips(name, *data, usedforsecurity=True):
+        if name == "md5" and usedforsecurity:
+            raise ValueError("[digital envelope routines] unsupported")
+        return new(name, *data, usedforsecurity=usedforsecurity)
+
+    checksum = new("md5", CONTENT).hexdigest()
+    monkeypatch.setattr(hashlib, "new", of_fips)
+    monkeypatch.setattr(fetching.urllib.request, "urlopen", Server(CONTENT))
+    assert fetch(archive(md5=checksum), tmp_path, lambda line: None).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("options", [{"size": 7}, {"sha256": "0" * 64}, {"md5": "0" * 32}])
