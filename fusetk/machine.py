@@ -84,9 +84,7 @@ def revision() -> str | None:
             ["status", "--porcelain", "--", "."],
         )
         results = [
-            subprocess.run(
-                ["git", "-C", str(folder), *command], capture_output=True, text=True, timeout=10
-            )
+            subprocess.run(["git", "-C", str(folder), *command], capture_output=True, timeout=10)
             for command in commands
         ]
     except (OSError, subprocess.SubprocessError):
@@ -94,7 +92,7 @@ def revision() -> str | None:
     if any(result.returncode for result in results):
         return None
     _, head, status = (result.stdout.strip() for result in results)
-    return head + ("+" if status else "")
+    return head.decode("ascii") + ("+" if status else "")
 
 
 @dataclass(frozen=True)

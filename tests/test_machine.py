@@ -286,6 +286,16 @@ def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyP
     assert read_choices(path) == uniform(0), "an unknown choice is ignored"
 
 
+def test_messages_of_git_may_have_any_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "git"
+    program.write_text("#!/bin/sh\nprintf 'd\\351p\\364t' >&2\nexit 128\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert machine.revision.__wrapped__() is None
+
+
 def test_a_run_keeps_its_choices_when_it_resumes(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
