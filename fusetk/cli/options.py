@@ -19,11 +19,12 @@ def at_most_processors(
     most = usable_processors()
     if value is None or value <= most:
         return value
-    click.echo(
-        f"warning: --threads {value} is limited to {most}, "
-        "the number of processors that this process may use",
-        err=True,
-    )
+    if not context.resilient_parsing:  # completion in a shell prints no warning
+        click.echo(
+            f"warning: --threads {value} is limited to {most}, "
+            "the number of processors that this process may use",
+            err=True,
+        )
     return most
 
 
