@@ -15,7 +15,7 @@ import torch
 
 from fusetk import __version__, machine
 from fusetk.nn.fused import build, enabled
-from fusetk.processor import instructions, processor
+from fusetk.processor import control_group_memory, instructions, processor
 
 PACKAGES = ("torch", "numpy", "sacremoses", "subword-nmt", "sacrebleu", "safetensors", "pydantic")
 KERNELS = sorted(path.stem for path in build.FOLDER.glob("*.cpp"))
@@ -32,6 +32,7 @@ INSTRUCTIONS = (
     "i8mm",
     "sve",
 )
+MEMORY = Path("/proc/meminfo")
 SIZE = 1024  # rows and columns of the matrices of a large product
 UNUSABLE = "cannot be written"  # state of a cache folder
 BUSY = 0.8  # load from which other programs may disturb
@@ -91,13 +92,18 @@ def _load() -> float | None:
 
 
 def _memory() -> dict[str, float | None]:
-    """Return the total and the available memory in GB."""
+    """Return the total and the available memory in GB, at most those of the control groups."""
     fields = {}
     with suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+        for line in MEMORY.read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
-            fields[name] = round(int(value.split()[0]) * 1024 / 1e9, 1)
-    return {"total": fields.get("MemTotal"), "available": fields.get("MemAvailable")}
+            fields[name] = int(value.split()[0]) * 1024
+    of_groups = control_group_memory()
+    total, available = (
+        None if name not in fields else round(min(fields[name], most) / 1e9, 1)
+        for name, most in (("MemTotal", of_groups.total), ("MemAvailable", of_groups.available))
+    )
+    return {"total": total, "available": available}
 
 
 def _gpus() -> list[str]:

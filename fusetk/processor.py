@@ -1,12 +1,14 @@
-"""The processor, as /proc/cpuinfo describes it, and the processors that this process may use."""
+"""The processor, as /proc/cpuinfo describes it, and what this process may use of the machine."""
 
 import hashlib
 import math
 import os
 import platform
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -55,20 +57,46 @@ def control_group_limit(groups: Path = CONTROL_GROUPS, membership: Path = MEMBER
     ``groups`` is the mounted file system of the groups, and ``membership`` lists the groups of this
     process.
     """
-    limits = [math.inf]
+    return min(map(_group_limit, _own_groups("cpu", groups, membership)), default=math.inf)
+
+
+class UsableMemory(NamedTuple):
+    """Memory in bytes; infinite without a limit."""
+
+    total: float
+    available: float
+
+
+def control_group_memory(
+    groups: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP
+) -> UsableMemory:
+    """Return the memory that the control groups allow, and the part of it that is available.
+
+    The arguments are those of ``control_group_limit``.
+    """
+    limits = [_group_memory(group) for group in _own_groups("memory", groups, membership)]
+    totals, available = zip(UsableMemory(math.inf, math.inf), *limits, strict=True)
+    return UsableMemory(min(totals), min(available))
+
+
+def _own_groups(controller: str, groups: Path, membership: Path) -> Iterator[Path]:
+    """Yield the folders of the control groups of this process that may limit a resource."""
+    lines: list[str] = []
     with suppress(OSError, ValueError):
-        for line in membership.read_text(encoding="utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:  # version 2
-                mounted = groups
-            elif "cpu" in controllers.split(","):  # version 1
-                mounted = groups / "cpu"
-            else:
-                continue
-            group = PurePosixPath(path.lstrip("/"))
-            # A container may see the path of the host, whose folders do not exist in it.
-            limits += [_group_limit(mounted / each) for each in (group, *group.parents)]
-    return min(limits)
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        if line.count(":") < 2:
+            continue
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            mounted = groups
+        elif controller in controllers.split(","):  # version 1
+            mounted = groups / controller
+        else:
+            continue
+        group = PurePosixPath(path.lstrip("/"))
+        # A container may see the path of the host, whose folders do not exist in it.
+        yield from (mounted / each for each in (group, *group.parents))
 
 
 def _group_limit(group: Path) -> float:
@@ -83,3 +111,19 @@ def _group_limit(group: Path) -> float:
         if quota > 0 and period > 0:
             return quota / period
     return math.inf
+
+
+def _group_memory(group: Path) -> UsableMemory:
+    """Return the memory of one control group; infinite if it has no limit."""
+    with suppress(OSError, ValueError):
+        if (group / "memory.max").exists():  # version 2: "max" or a number of bytes
+            limit, usage, cached = "memory.max", "memory.current", "inactive_file"
+        else:  # version 1: without a limit, a number that is larger than every memory
+            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cached = "total_inactive_file"
+        total, used = (float((group / name).read_text()) for name in (limit, usage))
+        lines = (group / "memory.stat").read_text().splitlines()
+        # The system frees the pages of files that were not read for a long time.
+        reclaimable = dict(map(str.split, lines)).get(cached, "0")
+        return UsableMemory(total, max(0.0, total - used + float(reclaimable)))
+    return UsableMemory(math.inf, math.inf)

@@ -1,6 +1,7 @@
 """``fusetk doctor`` names what is slow and why."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from fusetk import doctor, machine
 from fusetk.cli.main import main
 from fusetk.nn.fused import build
+from fusetk.processor import UsableMemory
 from fusetk.ways import Way
 
 
@@ -86,6 +88,25 @@ def test_cache_folders_that_cannot_be_reached(
     monkeypatch.undo()
     assert doctor._cache_state(tmp_path / "home" / "cache") == "does not exist"
     assert doctor._cache_state(tmp_path) == "0 files"
+
+
+@pytest.mark.parametrize(
+    ("of_groups", "total", "available"),
+    [((math.inf, math.inf), 64.0, 32.0), ((8e9, 1.5e9), 8.0, 1.5)],
+)
+def test_the_memory_is_that_of_the_container(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    of_groups: tuple[float, float],
+    total: float,
+    available: float,
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 62500000 kB\nMemAvailable: 31250000 kB\n")
+    monkeypatch.setattr(doctor, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(doctor, "control_group_memory", lambda: UsableMemory(*of_groups))
+    assert doctor._memory() == {"total": total, "available": available}
+    monkeypatch.setattr(doctor, "MEMORY", tmp_path / "missing")
+    assert doctor._memory() == {"total": None, "available": None}
 
 
 def test_advice_with_disabled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

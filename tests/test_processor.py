@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusetk import machine, processor
-from fusetk.processor import control_group_limit, usable_processors
+from fusetk.processor import control_group_limit, control_group_memory, usable_processors
 
 V1 = "4:memory:/m\n3:cpu,cpuacct:/a/b\n1:name=systemd:/\n"
 V2 = "0::/a/b\n"
@@ -47,6 +47,46 @@ def test_the_limit_of_control_groups(
 
 def test_a_system_without_control_groups_has_no_limit(tmp_path: Path) -> None:
     assert control_group_limit(tmp_path, tmp_path / "missing") == math.inf
+
+
+@pytest.mark.parametrize(
+    ("own", "groups", "memory"),
+    [
+        (V2, {"a/b": {"memory__max": "max"}}, (math.inf, math.inf)),
+        (
+            V2,
+            {
+                "a/b": {"memory__max": "max"},
+                "a": {
+                    "memory__max": "5000",
+                    "memory__current": "3000",
+                    "memory__stat": "anon 9\ninactive_file 400",
+                },
+            },
+            (5000, 2400),
+        ),
+        (
+            V1,
+            {
+                "memory/m": {
+                    "memory__limit_in_bytes": "5000",
+                    "memory__usage_in_bytes": "4000",
+                    "memory__stat": "inactive_file 1\ntotal_inactive_file 300",
+                }
+            },
+            (5000, 1300),
+        ),
+        (V2, {}, (math.inf, math.inf)),
+        ("", {}, (math.inf, math.inf)),
+    ],
+)
+def test_the_memory_of_control_groups(
+    tmp_path: Path, own: str, groups: dict[str, dict[str, str]], memory: tuple[float, float]
+) -> None:
+    (tmp_path / "own").write_text(own)
+    for folder, files in groups.items():
+        write(tmp_path / "groups" / folder, **files)
+    assert control_group_memory(tmp_path / "groups", tmp_path / "own") == memory
 
 
 @pytest.mark.parametrize(("limit", "number"), [(math.inf, 3), (8, 3), (1.5, 2), (0.1, 1)])
