@@ -101,8 +101,13 @@ def unsupported(loaded: Loaded) -> list[str]:
 def _library() -> Any:
     try:
         from ctranslate2 import specs
-    except ModuleNotFoundError:
-        raise ConfigError(MISSING) from None
+    except ImportError as error:
+        if error.name == "ctranslate2" and isinstance(error, ModuleNotFoundError):
+            raise ConfigError(MISSING) from None
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"the library ctranslate2 cannot be imported ({reason}): install another version of it"
+        ) from None
     return specs
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,16 @@ def test_other_formats_are_answered_with_what_to_use() -> None:
     for form, advice in (("onnx", "use ctranslate2, or read"), ("ctranslate", "did you mean")):
         result = CliRunner().invoke(main, ["export", "runs/my", "--to", form, "-o", "my.out"])
         assert result.exit_code == 2 and "--to: " in result.output and advice in result.output
+
+
+def test_a_library_that_cannot_be_loaded_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = "libctranslate2.so: cannot enable executable stack"
+    (tmp_path / "ctranslate2").mkdir()
+    (tmp_path / "ctranslate2" / "__init__.py").write_text(f"raise ImportError({message!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ctranslate2"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=rf"cannot be imported \({message}\)"):
+        exporter._library()
