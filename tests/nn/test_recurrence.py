@@ -372,6 +372,23 @@ def test_without_any_writable_folder_there_is_a_warning(monkeypatch) -> None:
         assert build.library("recurrence") is None
 
 
+@pytest.mark.usefixtures("no_cached_library")
+@fused
+def test_a_compiler_that_takes_too_long_is_called_once(tmp_path, monkeypatch) -> None:
+    calls = []
+
+    def run(command: list[str], timeout: float, **_: object) -> Any:
+        calls.append(command)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(build.subprocess, "run", run)
+    with pytest.warns(UserWarning, match="took more than 120 seconds"):
+        assert build.library("recurrence") is None
+    assert len(calls) == 1
+
+
 @fused
 def test_a_library_in_a_folder_of_another_user_is_not_loaded(tmp_path, monkeypatch) -> None:
     path = tmp_path / "planted.so"

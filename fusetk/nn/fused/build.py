@@ -35,6 +35,7 @@ FLAGS: tuple[list[str], ...] = (
     [],
 )
 COMMON = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared"]
+MAX_SECONDS = 120  # for one call of the compiler
 
 _compilation = threading.Lock()  # several threads may need the same kernels
 
@@ -59,7 +60,10 @@ def library(name: str) -> ctypes.CDLL | None:
         for folder in cache_folders():
             try:
                 return _load(compiler, source, folder / f"{name}-{key}.so")
-            except (OSError, subprocess.SubprocessError) as error:
+            except subprocess.TimeoutExpired:  # another folder would not make it faster
+                reason = f"{' '.join(compiler)} took more than {MAX_SECONDS} seconds"
+                break
+            except OSError as error:
                 reason = reason or " ".join(str(error).split())[:400]
         _warn(name, reason or "no folder is writable: set XDG_CACHE_HOME to a writable one")
     return None
@@ -118,7 +122,7 @@ def _compile(compiler: list[str], source: Path, path: Path, checksum: Path) -> N
         new_checksum = Path(folder) / checksum.name
         for flags in FLAGS:
             command = [*compiler, *COMMON, *flags, "-o", str(new_path), str(source)]
-            result = subprocess.run(command, capture_output=True, timeout=120)
+            result = subprocess.run(command, capture_output=True, timeout=MAX_SECONDS)
             if result.returncode:
                 output = result.stderr.decode(errors="replace")
                 problem = f"{' '.join(compiler)} reports {output}"
