@@ -106,7 +106,8 @@ def _library() -> Any:
             raise ConfigError(MISSING) from None
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"the library ctranslate2 cannot be imported ({reason}): install another version of it"
+            f"ctranslate2 cannot be imported ({reason}): install the module that is missing, or "
+            "another version of ctranslate2"
         ) from None
     return specs
 

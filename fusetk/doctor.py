@@ -32,7 +32,7 @@ INSTRUCTIONS = (
     "i8mm",
     "sve",
 )
-MEMORY = Path("/proc/meminfo")
+MEMINFO = Path("/proc/meminfo")
 SIZE = 1024  # rows and columns of the matrices of a large product
 UNUSABLE = "cannot be written"  # state of a cache folder
 BUSY = 0.8  # load from which other programs may disturb
@@ -92,16 +92,16 @@ def _load() -> float | None:
 
 
 def _memory() -> dict[str, float | None]:
-    """Return the total and the available memory in GB, at most those of the control groups."""
+    """Return the total and the available memory in GB. Control groups may limit both."""
     fields = {}
     with suppress(OSError, ValueError):
-        for line in MEMORY.read_text(encoding="utf-8").splitlines():
+        for line in MEMINFO.read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             fields[name] = int(value.split()[0]) * 1024
-    of_groups = control_group_memory()
+    limits = control_group_memory()
     total, available = (
-        None if name not in fields else round(min(fields[name], most) / 1e9, 1)
-        for name, most in (("MemTotal", of_groups.total), ("MemAvailable", of_groups.available))
+        round(min(fields[name], limit) / 1e9, 1) if name in fields else None
+        for name, limit in (("MemTotal", limits.total), ("MemAvailable", limits.available))
     )
     return {"total": total, "available": available}
 

@@ -113,10 +113,30 @@ def try_lock(file: IO[Any] | int, wait: bool = False) -> bool | None:
 def locked(folder: Path) -> Iterator[None]:
     """Within this context no other process holds the lock of the folder.
 
-    If another process holds the lock, wait until it is released. Raises OSError if the folder is
-    missing.
+    If another process holds the lock, wait until it is released. The lock has no effect on NFS,
+    which cannot lock folders. Raises OSError if the folder is missing.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
+    with _locked(os.open(folder, os.O_RDONLY)):
+        yield
+
+
+@contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    """Within this context no other process holds the lock of a file that is created if necessary.
+
+    If another process holds the lock, wait until it is released. Raises OSError if the file cannot
+    be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    except PermissionError:  # another user of the group created it
+        descriptor = os.open(path, os.O_RDONLY)
+    with _locked(descriptor):
+        yield
+
+
+@contextmanager
+def _locked(descriptor: int) -> Iterator[None]:
     try:
         lock(descriptor, wait=True)
         yield
@@ -133,7 +153,7 @@ def digest(value: Any) -> str:
 
 def checksum(path: Path, kind: str = "sha256") -> str:
     """Return the checksum of a file's content as hexadecimal text. Raises OSError."""
-    # A system in FIPS mode refuses MD5 for security. Checksums of downloads do not need that.
+    # In FIPS mode, a system refuses MD5 unless its use is not for security.
     total = hashlib.new(kind, usedforsecurity=False)
     with open(path, "rb") as file:
         while block := file.read(BLOCK):

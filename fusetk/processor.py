@@ -1,4 +1,4 @@
-"""The processor, as /proc/cpuinfo describes it, and what this process may use of the machine."""
+"""The processor, as /proc/cpuinfo describes it, and the limits of this process."""
 
 import hashlib
 import math
@@ -61,10 +61,10 @@ def control_group_limit(groups: Path = CONTROL_GROUPS, membership: Path = MEMBER
 
 
 class UsableMemory(NamedTuple):
-    """Memory in bytes; infinite without a limit."""
+    """Total and available memory in bytes; infinite or very large without a limit."""
 
-    total: float
-    available: float
+    total: float = math.inf
+    available: float = math.inf
 
 
 def control_group_memory(
@@ -74,29 +74,25 @@ def control_group_memory(
 
     The arguments are those of ``control_group_limit``.
     """
-    limits = [_group_memory(group) for group in _own_groups("memory", groups, membership)]
-    totals, available = zip(UsableMemory(math.inf, math.inf), *limits, strict=True)
+    limits = map(_group_memory, _own_groups("memory", groups, membership))
+    totals, available = zip(UsableMemory(), *limits, strict=True)
     return UsableMemory(min(totals), min(available))
 
 
 def _own_groups(controller: str, groups: Path, membership: Path) -> Iterator[Path]:
     """Yield the folders of the control groups of this process that may limit a resource."""
-    lines: list[str] = []
     with suppress(OSError, ValueError):
-        lines = membership.read_text(encoding="utf-8").splitlines()
-    for line in lines:
-        if line.count(":") < 2:
-            continue
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2
-            mounted = groups
-        elif controller in controllers.split(","):  # version 1
-            mounted = groups / controller
-        else:
-            continue
-        group = PurePosixPath(path.lstrip("/"))
-        # A container may see the path of the host, whose folders do not exist in it.
-        yield from (mounted / each for each in (group, *group.parents))
+        for line in membership.read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:  # version 2
+                mounted = groups
+            elif controller in controllers.split(","):  # version 1
+                mounted = groups / controller
+            else:
+                continue
+            group = PurePosixPath(path.lstrip("/"))
+            # A container may see the path of the host, whose folders do not exist in it.
+            yield from (mounted / each for each in (group, *group.parents))
 
 
 def _group_limit(group: Path) -> float:
@@ -114,7 +110,7 @@ def _group_limit(group: Path) -> float:
 
 
 def _group_memory(group: Path) -> UsableMemory:
-    """Return the memory of one control group; infinite if it has no limit."""
+    """Return the memory that one control group allows."""
     with suppress(OSError, ValueError):
         if (group / "memory.max").exists():  # version 2: "max" or a number of bytes
             limit, usage, cached = "memory.max", "memory.current", "inactive_file"
@@ -122,8 +118,9 @@ def _group_memory(group: Path) -> UsableMemory:
             limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
             cached = "total_inactive_file"
         total, used = (float((group / name).read_text()) for name in (limit, usage))
-        lines = (group / "memory.stat").read_text().splitlines()
-        # The system frees the pages of files that were not read for a long time.
-        reclaimable = dict(map(str.split, lines)).get(cached, "0")
-        return UsableMemory(total, max(0.0, total - used + float(reclaimable)))
-    return UsableMemory(math.inf, math.inf)
+        reclaimable = 0.0  # the system frees pages of files that were not read for a long time
+        with suppress(OSError, ValueError):
+            lines = (group / "memory.stat").read_text().splitlines()
+            reclaimable = float(dict(map(str.split, lines)).get(cached, 0))
+        return UsableMemory(total, max(0.0, total - used + reclaimable))
+    return UsableMemory()

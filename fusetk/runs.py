@@ -390,7 +390,7 @@ class RunLock:
         self.descriptor = os.open(self.run, os.O_RDONLY)
         taken = try_lock(self.descriptor)
         if taken is None:
-            with suppress(OSError):  # the first write of the training reports it
+            with suppress(OSError):  # the first write of the training reports the same error
                 file = os.open(self.run / LOCK, os.O_WRONLY | os.O_CREAT, 0o666)
                 os.close(self.descriptor)
                 self.descriptor = file

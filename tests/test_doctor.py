@@ -102,10 +102,10 @@ def test_the_memory_is_that_of_the_container(
     available: float,
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 62500000 kB\nMemAvailable: 31250000 kB\n")
-    monkeypatch.setattr(doctor, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(doctor, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(doctor, "control_group_memory", lambda: UsableMemory(*of_groups))
     assert doctor._memory() == {"total": total, "available": available}
-    monkeypatch.setattr(doctor, "MEMORY", tmp_path / "missing")
+    monkeypatch.setattr(doctor, "MEMINFO", tmp_path / "missing")
     assert doctor._memory() == {"total": None, "available": None}
 
 

@@ -17,14 +17,13 @@ def at_most_processors(
 ) -> int | None:
     """Limit a number of threads to the number of processors; more threads would be slower."""
     most = usable_processors()
-    if value is None or value <= most:
+    if value is None or value <= most or context.resilient_parsing:  # completion prints no warning
         return value
-    if not context.resilient_parsing:  # completion in a shell prints no warning
-        click.echo(
-            f"warning: --threads {value} is limited to {most}, "
-            "the number of processors that this process may use",
-            err=True,
-        )
+    click.echo(
+        f"warning: --threads {value} is limited to {most}, "
+        "the number of processors that this process may use",
+        err=True,
+    )
     return most
 
 

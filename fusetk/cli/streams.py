@@ -1,4 +1,4 @@
-"""Handling of standard streams that are closed or cannot be written, and their encoding."""
+"""Standard streams: closed ones, ones that cannot be written, and their encoding."""
 
 import codecs
 import io
@@ -56,11 +56,12 @@ def _accept_all_characters(stream: object) -> None:
     """Let a stream write characters that the encoding of the locale lacks.
 
     Files and pipes get UTF-8, like the files that commands write. A terminal needs the encoding of
-    the locale, so it gets escapes such as ``\\u0394``.
+    the locale: other characters become escapes such as ``\\u0394``. ``PYTHONIOENCODING`` sets
+    another encoding.
     """
     if not isinstance(stream, io.TextIOWrapper) or codecs.lookup(stream.encoding).name == "utf-8":
         return
-    if stream.isatty():
+    if stream.isatty() or "PYTHONIOENCODING" in os.environ:
         stream.reconfigure(errors="backslashreplace")
     else:
         stream.reconfigure(encoding="utf-8", errors=stream.errors)

@@ -33,7 +33,8 @@ def fetch(archive: ArchiveConfig, folder: Path, report: Callable[[str], None]) -
         try:
             _download(archive.url, part)
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in WRITE_ADVICE:  # not of the network
+            # The disk failed, not the network.
+            if isinstance(error, OSError) and error.errno in WRITE_ADVICE:
                 raise cannot_write(part, error) from None
             raise DataError(
                 f"{archive.url} cannot be downloaded ({error}): "

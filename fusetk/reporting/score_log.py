@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 from fusetk.data.text import cannot_write
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import Score
-from fusetk.files import lock, replace_file
+from fusetk.files import locked_file, replace_file
 from fusetk.runs import is_finite_number, updates_and_data
 
 NAME = "scores.json"
-LOCK = ".scores.lock"  # a training holds the lock of the run folder itself
+# A training holds the lock of the run folder until it ends, so scores have their own.
+LOCK = ".scores.lock"
 FORMAT = 1
 
 
@@ -93,15 +94,14 @@ def write(run: Path, records: Sequence[ScoreRecord]) -> Path:
     """
     path = run / NAME
     try:
-        with open(run / LOCK, "a") as file:
-            lock(file, wait=True)
+        with locked_file(run / LOCK):
             keys = {record.key for record in records}
             others = [record for record in read(run) if record.key not in keys]
             scores = [record._asdict() for record in (*others, *records)]
             document = {"format": FORMAT, "scores": scores}
             replace_file(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise cannot_write(error.filename or path, error) from None
     return path
 
 

@@ -1,6 +1,6 @@
 """The exponential moving average (EMA) of the weights."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -32,20 +32,16 @@ class Ema:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Within this context the average replaces the weights of the model."""
-        # At the end of the context the memory may be exhausted. Without the buffers, some weights
-        # would then remain exchanged, and the next checkpoint would have them.
-        sizes: dict[torch.dtype, int] = {}
-        for weight, _ in self._pairs():
-            sizes[weight.dtype] = max(weight.numel(), sizes.get(weight.dtype, 0))
+        # At the end of the context the memory may be exhausted. If the second exchange failed, the
+        # next checkpoint would contain averages as weights. So the buffer is allocated here.
+        size = max(weight.nbytes for weight, _ in self._pairs())
         device = next(iter(self.weights.values())).device
-        buffers = {
-            dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in sizes.items()
-        }
-        self._exchange(buffers)
+        buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        self._exchange(buffer)
         try:
             yield
         finally:
-            self._exchange(buffers)
+            self._exchange(buffer)
 
     def load(self, mean: dict[str, Tensor]) -> None:
         """Replace the average by the one of a checkpoint, given as full tensors by name."""
@@ -57,10 +53,10 @@ class Ema:
         for name, parameter in self.weights.items():
             yield local(parameter.detach()), local(self.mean[name])
 
-    def _exchange(self, buffers: Mapping[torch.dtype, Tensor]) -> None:
-        """Exchange weights and averages without new memory."""
+    def _exchange(self, buffer: Tensor) -> None:
+        """Exchange weights and averages without allocating memory."""
         for weight, mean in self._pairs():
-            previous = buffers[weight.dtype][: weight.numel()].view(weight.shape)
+            previous = buffer[: weight.nbytes].view(weight.dtype).view(weight.shape)
             previous.copy_(weight)
             weight.copy_(mean)
             mean.copy_(previous)

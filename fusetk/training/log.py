@@ -40,6 +40,8 @@ class AppendingFile:
     def close(self) -> None:
         """Close the file after a last attempt to write the buffered lines."""
         self._write()
+        if self._buffer:
+            _print_error(f"{self._path} lacks its last lines, because they could not be written")
         with suppress(OSError):
             self._file.close()
 

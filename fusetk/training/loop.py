@@ -232,8 +232,8 @@ class Trainer:
     def _save_after_failure(self, failed: str = "the next update") -> None:
         """Save the complete updates since the last checkpoint, without the other processes.
 
-        The log says what ``failed``. Weights and optimiser state must be those after an update.
-        Errors are ignored, because the failure itself is reported.
+        ``failed`` is the subject of the message in the log. Weights and optimiser state must be
+        those after an update. Errors are ignored, because the failure itself is reported.
         """
         progress = self.progress
         saved = progress.validated or progress.update in progress.saved

@@ -200,6 +200,7 @@ def test_compare_writes_its_file_without_a_reader_of_its_output(place):
 )
 def test_the_output_has_every_character_in_every_locale(is_terminal, encoding, text, monkeypatch):
     output = io.BytesIO()
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
     stream = io.TextIOWrapper(output, encoding="latin-1")
     monkeypatch.setattr(stream, "isatty", lambda: is_terminal, raising=False)
     monkeypatch.setattr(sys, "stdout", stream)

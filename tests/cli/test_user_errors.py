@@ -245,7 +245,7 @@ def test_a_shell_completes_after_too_many_threads(capsys: pytest.CaptureFixture[
     completion = ShellComplete(main, {}, "fusetk", "_FUSETK_COMPLETE")
     items = completion.get_completions(["doctor", "--threads", "99999"], "--js")
     assert [item.value for item in items] == ["--json"]
-    assert capsys.readouterr().err == "", "a warning would be in the middle of the command line"
+    assert capsys.readouterr().err == "", "a warning would appear in the command line"
 
 
 def test_a_shell_completes_after_a_long_name_after_one_dash() -> None:

@@ -442,7 +442,7 @@ def test_a_broken_answer_of_the_server_is_one_error(tmp_path, monkeypatch):
         fetch(archive(), tmp_path, lambda line: None)
 
 
-def test_a_full_disk_is_no_error_of_the_network(tmp_path, monkeypatch):
+def test_a_full_disk_is_not_a_network_error(tmp_path, monkeypatch):
     def append(response, part):
         raise OSError(errno.ENOSPC, "No space left on device")
 

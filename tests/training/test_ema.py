@@ -42,7 +42,7 @@ def test_the_formula() -> None:
 
 
 class NoMemory(TorchDispatchMode):
-    """Within this context each operation that needs memory for its result fails."""
+    """Context in which each operation fails that allocates memory for its result."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -55,7 +55,7 @@ class NoMemory(TorchDispatchMode):
 
 
 def test_the_weights_return_if_the_memory_is_exhausted() -> None:
-    """An error of a validation may refer to all of the memory."""
+    """The traceback of a failed validation may keep all of its tensors."""
     model = nn.Linear(3, 2)
     ema = Ema(model, 0.4)
     for p in model.parameters():

@@ -413,12 +413,12 @@ def test_two_trainings_in_one_folder_on_nfs_are_refused(
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
-    for _ in range(2):  # the first one releases the lock
+    for _ in range(2):  # the end of the first pass releases the lock
         with runs.RunLock(tmp_path) as one, runs.RunLock(tmp_path) as other:
             one.take()
             with pytest.raises(ConfigError, match="another fusetk train is running"):
                 other.take()
-    runs.check_run_folder(tmp_path)  # the file is not one of the user's
+    runs.check_run_folder(tmp_path)  # the lock file does not count as a file of the user
 
 
 def test_a_training_that_begins_meanwhile_keeps_its_files(

@@ -60,7 +60,7 @@ def library(name: str) -> ctypes.CDLL | None:
         for folder in cache_folders():
             try:
                 return _load(compiler, source, folder / f"{name}-{key}.so")
-            except subprocess.TimeoutExpired:  # another folder would not make it faster
+            except subprocess.TimeoutExpired:  # another folder does not make the compiler faster
                 reason = f"{' '.join(compiler)} took more than {MAX_SECONDS} seconds"
                 break
             except OSError as error:
