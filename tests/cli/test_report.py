@@ -798,9 +798,8 @@ def test_a_failed_write_keeps_the_old_records(
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(DataError, match="cannot be written: No space left"):
         score_log.write(tmp_path, [bleu(2.0)])
-    assert score_log.read(tmp_path) == [bleu(1.0)] and [
-        path.name for path in tmp_path.iterdir()
-    ] == [score_log.NAME]
+    assert score_log.read(tmp_path) == [bleu(1.0)]
+    assert {path.name for path in tmp_path.iterdir()} == {score_log.NAME, score_log.LOCK}
 
 
 def test_writers_wait_for_each_other(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.prepare import prepare
 from fusetk.data.steps.base import Side
 from fusetk.data.steps.sentencepiece import PieceModel, SentencePiece, join_pieces
-from fusetk.data.vocab import Vocabulary
+from fusetk.data.vocab import EOS, Vocabulary
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.translate import Translator
 from fusetk.errors import ConfigError, DataError
@@ -76,7 +76,7 @@ def test_rescore_counts_the_words_of_target_tokens(side: Side, words: int) -> No
     translator = Translator([], Pipeline(text, {}, (vocabulary, vocabulary)), SearchConfig())
     rescorer = Rescorer(translator, batch_tokens=1)
     for target, expected in ((tokens, words), ([], 0)):
-        pair = rescorer.pair([5], target)
+        pair = rescorer.pair([5, EOS], target)
         assert pair is not None and rescorer._scored(pair, []).words == expected
 
 

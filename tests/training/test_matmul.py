@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fusetk import train as train_module
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, quantity
 from fusetk.machine import choices, computing, device_of
 from fusetk.nn.fused import products
 from fusetk.recipe import load
@@ -71,5 +71,6 @@ def test_training_uses_and_logs_the_setting_and_restores_it(
     train_module.train(load(toy, overrides[:1]), tmp_path / "other", "cpu", quiet=True)
     log = (tmp_path / "other" / "log.txt").read_text()
     kernels = " and kernels" if products.used_in_training else ""
+    threads = quantity(torch.get_num_threads(), "thread")
     products_way = choices().ways["float32 products"]
-    assert f"cpu, float32 products by {products_way}{kernels}, 1 thread, fp32\n" in log
+    assert f"cpu, float32 products by {products_way}{kernels}, {threads}, fp32\n" in log
