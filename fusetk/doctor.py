@@ -204,6 +204,11 @@ def _advice(description: dict[str, Any]) -> list[str]:
             "products in bf16 are not faster than in float32 on this processor, which emulates "
             "them: train and decode on CPU with fp32"
         )
+    if rates["int8"] is not None and rates["int8"] < rates["float32"]:
+        advice.append(
+            "products in int8 are slower than in float32 on this processor: decode without "
+            "--precision int8"
+        )
     if all(state == UNUSABLE for state in description["cache"].values()):
         advice.append(
             "no cache folder can be written, so each process compiles and measures again: set "

@@ -130,6 +130,15 @@ def test_advice_about_bf16(
     assert "int8: not supported" in CliRunner().invoke(main, ["doctor"]).stdout
 
 
+@pytest.mark.parametrize("int8, slow", [(1.0, True), (None, False), (190.0, False)])
+def test_advice_about_int8(monkeypatch: pytest.MonkeyPatch, int8: float | None, slow: bool) -> None:
+    rates = {"float32": 100.0, "bf16": None, "int8": int8}
+    monkeypatch.setattr(doctor, "PRODUCTS", {name: (name,) for name in rates})
+    monkeypatch.setattr(doctor, "_rate", rates.__getitem__)
+    advice = examined()["advice"]
+    assert any("--precision int8" in sentence for sentence in advice) == slow
+
+
 def test_advice_about_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusetk.cli.doctor.usable_processors", lambda: 64)
     description = examined("--threads", "1")
