@@ -138,11 +138,11 @@ def _print_system_error(error: OSError) -> int:
     """Print an error of the operating system. Return the exit status."""
     from fusetk.data.text import cannot_write
 
-    full = cannot_write(error.filename or "the output", error)
+    where = error.filename or "the output"
+    full = cannot_write(where, error)
     if isinstance(full, OutputDiskFull):
         click.echo(f"fusetk: {full}", err=True)
         return full.exit_code
-    where = error.filename or "the output"
     click.echo(f"fusetk: {where}: {error.strerror or error}", err=True)
     return FusetkError.exit_code
 

@@ -39,7 +39,8 @@ def command(**options: Any) -> None:
     ||| score` and any further fields. A feature has a name, as in `LogProb= -1.5`. The list is
     printed with `Rescore= value` at the end of the features. IDs count from 0 and must not
     decrease. With --json-lines, each translation in the output of `fusetk decode --json` gets one
-    more number. With both, a source that is too long for the model is truncated, with a warning.
+    more number. With either option, a source that is too long for the model is truncated, with a
+    warning.
 
     A printed text may be split into other tokens than those of the search. --json-lines reads the
     tokens of the search, so the scores equal those of the search.

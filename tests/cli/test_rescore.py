@@ -190,8 +190,8 @@ def test_a_word_with_unknown_subwords_is_one_word(tmp_path):
     pipeline.save(run / TEXT)
     [text] = lines("-m", run, "--summary", "--json", given="hund\tкот hund кит\n")
     tokens = {"source_tokens": ["hund"], "translations": [{"tokens": ["к@@", "о@@", "т", "hund"]}]}
-    given = json.dumps(tokens)
-    [search] = lines("-m", run, "--json-lines", "-", "--summary", "--json", given=given)
+    arguments = ("-m", run, "--json-lines", "-", "--summary", "--json")
+    [search] = lines(*arguments, given=json.dumps(tokens))
     for summary, unknown, words in ((text, 6, 3), (search, 3, 2)):
         numbers = json.loads(summary)
         assert (numbers["unknown"], numbers["words"]) == (unknown, words + 1), "EOS is a word"
