@@ -1,4 +1,4 @@
-"""Standard streams: closed ones, ones that cannot be written, and their encoding."""
+"""Standard streams that are closed or cannot be written, and the encoding of the output."""
 
 import codecs
 import io
