@@ -20,7 +20,7 @@ from fusetk.errors import ConfigError
 from fusetk.files import locked, replace_file
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
-from fusetk.nn.fused.build import cache_folders
+from fusetk.nn.fused.build import cache_folders, sources_hash
 from fusetk.nn.precision import float32_by_default
 from fusetk.processor import processor, usable_processors
 from fusetk.spinning import adapt_spinning
@@ -119,7 +119,8 @@ def choices(matmul: str = "highest") -> Choices:
     """Return the choices for the current number of threads and a value of ``training.matmul``.
 
     They are measured once on each machine and stored in the cache folder, so that later processes
-    make the same choices. A new entry of ``CHOICES`` makes new measurements necessary.
+    make the same choices. A new entry of ``CHOICES`` or a change of the kernels makes new
+    measurements necessary.
     """
     return _choices(matmul, torch.get_num_threads())
 
@@ -157,6 +158,7 @@ def _file_name(matmul: str, threads: int) -> str:
             if fused_decoding.has_products(dtype)
         ],
         "products": products.available(),
+        "sources": sources_hash(),
     }
     return f"machine-{hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]}.json"
 

@@ -27,6 +27,16 @@
 // products, which reduces its rounding error. decoding.py has BLOCK, STEP and BLOCK_ROWS, too.
 enum { GROUP = LANES, BLOCK = 2 * GROUP, STEP = 32, PART = 256, BLOCK_ROWS = 32, CHUNK = 64 };
 
+// A product of float32 has at most MOST_SUMS vectors of sums, for at most MOST_ROWS rows, in
+// registers. There are 32 registers with AVX-512 and on ARM, and 16 elsewhere.
+#if defined(__AVX512F__)
+enum { MOST_ROWS = 8, MOST_SUMS = 16 };
+#elif defined(__AVX__) || defined(__aarch64__)
+enum { MOST_ROWS = 6, MOST_SUMS = 6 };
+#else
+enum { MOST_ROWS = 3, MOST_SUMS = 3 };
+#endif
+
 // In a larger function, GCC may keep the sums of a product in memory, which takes twice the time.
 #define NOT_INLINED __attribute__((noinline))
 
@@ -89,44 +99,65 @@ struct Strided {
     Int row_step, step;
 };
 
-// Compute out (ROWS, BLOCK) = x (ROWS, width) times two groups of W. With `add`, add the product to
-// out.
-template <int ROWS>
-static NOT_INLINED void float_rows(
-    Int width, Strided x, const float *first, const float *second, const Epilogue &finish, bool add,
+// Compute GROUPS groups, from `group` on, of out (ROWS, BLOCK) = x (ROWS, width) times two groups of
+// W. With `add`, add the product to out.
+template <int ROWS, int GROUPS>
+static NOT_INLINED void float_sums(
+    Int group, Int width, Strided x, const float *groups, const Epilogue &finish, bool add,
     float *out, Int stride
 ) {
+    groups += group * GROUP * width;
+    out += group * GROUP;
     for (Int start = 0; start < width; start += PART) {
-        Vector sums[ROWS][2];
-        for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = fill(0);
+        Register sums[ROWS][GROUPS * REGISTERS] = {};  // GCC keeps an array of Vector in memory
         const Int end = smaller(width, start + PART);
         for (Int k = start; k < end; k++) {
-            const Vector w = load(first + k * GROUP), v = load(second + k * GROUP);
+            Register w[GROUPS * REGISTERS];
+            for (int i = 0; i < GROUPS * REGISTERS; i++)
+                w[i] = *(const Register *)(groups + (i / REGISTERS * width + k) * GROUP +
+                                           i % REGISTERS * WIDTH);
             for (int r = 0; r < ROWS; r++) {
-                const Vector input = fill(x.at[r * x.row_step + k * x.step]);
-                sums[r][0] += input * w;
-                sums[r][1] += input * v;
+                const Register input = x.at[r * x.row_step + k * x.step] - Register{};
+                for (int i = 0; i < GROUPS * REGISTERS; i++) sums[r][i] += input * w[i];
             }
         }
         const bool last = end == width;
-        for (int r = 0; r < ROWS; r++) {
-            float *to = out + r * stride;
-            if (start || add) sums[r][0] += load(to), sums[r][1] += load(to + GROUP);
-            store(to, last ? finish.of_group(0)(sums[r][0], r) : sums[r][0]);
-            store(to + GROUP, last ? finish.of_group(1)(sums[r][1], r) : sums[r][1]);
-        }
+        for (int r = 0; r < ROWS; r++)
+            for (int g = 0; g < GROUPS; g++) {
+                float *to = out + r * stride + g * GROUP;
+                Vector v;
+                for (int i = 0; i < REGISTERS; i++) v.registers[i] = sums[r][g * REGISTERS + i];
+                if (start || add) v += load(to);
+                store(to, last ? finish.of_group(group + g)(v, r) : v);
+            }
     }
 }
 
-// Compute ROWS rows of out (rows, BLOCK), from `row` on, for x (rows, width), which is contiguous,
-// and two groups of W.
-template <int ROWS>
-static inline void vector_rows(
-    Int row, Int width, const float *x, const float *first, const float *second,
-    const Epilogue &finish, float *out, Int stride
+// Compute out (rows, BLOCK) = x (rows, width) times two groups of W. With `add`, add the product to
+// out.
+template <int ROWS = MOST_ROWS>
+static void float_block(
+    Int rows, Int width, Strided x, const float *groups, const Epilogue &finish, bool add,
+    float *out, Int stride
 ) {
-    const Strided rows = {x + row * width, width, 1};
-    float_rows<ROWS>(width, rows, first, second, finish, false, out + row * stride, stride);
+    constexpr int GROUPS = 2 * ROWS <= MOST_SUMS ? 2 : 1;
+    for (; rows >= ROWS; rows -= ROWS) {
+        for (int group = 0; group < 2; group += GROUPS)
+            float_sums<ROWS, GROUPS>(group, width, x, groups, finish, add, out, stride);
+        x.at += ROWS * x.row_step;
+        out += ROWS * stride;
+    }
+    if constexpr (ROWS > 1)
+        float_block<(ROWS > 4 ? 4 : ROWS > 2 ? 2 : 1)>(
+            rows, width, x, groups, finish, add, out, stride
+        );
+}
+
+static inline void block(
+    Int rows, Int width, const float *x, const float *groups, const Epilogue &finish, bool,
+    float *out, Int stride
+) {
+    float_block(rows, width, {x, width, 1}, groups, finish, false, out, stride);
 }
 
 #ifdef BF16_VECTORS
@@ -254,6 +285,8 @@ static inline void tiles(
 
 #endif
 
+#if defined(BF16_VECTORS) || defined(INT8_VECTORS)
+
 template <int ROWS, class T>
 static inline Int blocks_of_rows(
     Int row, Int rows, Int width, const T *x, const T *groups, const Epilogue &finish, float *out,
@@ -276,6 +309,8 @@ static inline void block(
     row = blocks_of_rows<2>(row, rows, width, x, groups, finish, out, stride);
     blocks_of_rows<1>(row, rows, width, x, groups, finish, out, stride);
 }
+
+#endif
 
 #ifdef BF16_TILES
 
@@ -355,6 +390,8 @@ struct Rows<int8_t> {
 
 #endif
 
+static const float ZEROS[BLOCK] = {};
+
 // A blocked matrix W (size, width), with the stored width. The bias (size) may be null. int8 has
 // scales of the outputs and corrections: 128 times the sums of the rows of W. Both have a multiple
 // of BLOCK numbers.
@@ -374,12 +411,16 @@ struct Map {
     ) const {
         const T *groups = blocks + n * width, *from = x.at + first * width;
         const Int columns = smaller(size - n, BLOCK);
-        float edge[BLOCK_ROWS * BLOCK], own_bias[BLOCK] = {};
         const Vector lowest = fill(relu ? 0 : -INFINITY);
-        if (bias) memcpy(own_bias, bias + n, columns * sizeof(float));
-        Epilogue finish = {own_bias, lowest, 0, 0, 0};
+        Epilogue finish = {bias ? bias + n : ZEROS, lowest, 0, 0, 0};
         if (scale)
-            finish = {own_bias, lowest, x.scale + first, scale + n, correction + n};
+            finish = {finish.bias, lowest, x.scale + first, scale + n, correction + n};
+        float edge[BLOCK_ROWS * BLOCK], edge_bias[BLOCK];
+        if (bias && columns < BLOCK) {
+            memcpy(edge_bias, ZEROS, sizeof edge_bias);
+            memcpy(edge_bias, bias + n, columns * sizeof(float));
+            finish.bias = edge_bias;
+        }
         if (columns == BLOCK && (rows == BLOCK_ROWS || !use_tiles)) {
             block(rows, width, from, groups, finish, use_tiles, out, stride);
             return;

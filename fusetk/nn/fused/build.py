@@ -69,6 +69,13 @@ def library(name: str) -> ctypes.CDLL | None:
     return None
 
 
+@cache
+def sources_hash() -> str:
+    """Return a hash of the sources of all kernels."""
+    files = sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
 def _compiler(name: str) -> list[str] | None:
     """Return the path and arguments of the C++ compiler for the source file ``name``.
 

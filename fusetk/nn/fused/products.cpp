@@ -40,23 +40,6 @@ static void copy_columns(Strided a, Int rows, Int count, float *to) {
         memcpy(to + k * CHUNK, a.at + k * a.step, rows * sizeof(float));
 }
 
-// Compute `multiply` for BLOCK columns.
-template <int ROWS = 8>
-static void multiply_block(
-    Int rows, Int count, Strided a, const float *groups, const Epilogue &finish, bool add,
-    float *out, Int stride
-) {
-    const float *second = groups + GROUP * count;
-    while (rows >= ROWS) {
-        float_rows<ROWS>(count, a, groups, second, finish, add, out, stride);
-        a.at += ROWS * a.row_step;
-        out += ROWS * stride;
-        rows -= ROWS;
-    }
-    if constexpr (ROWS > 1)
-        multiply_block<ROWS / 2>(rows, count, a, groups, finish, add, out, stride);
-}
-
 // Compute out (rows, columns) = A (rows, count) times blocked columns, plus the bias (columns),
 // which may be null. With `add`, add this to out. There are at most CHUNK rows and BLOCK columns;
 // `groups` has BLOCK columns.
@@ -68,13 +51,13 @@ static void multiply(
     if (bias) memcpy(full_bias, bias, columns * sizeof(float));
     const Epilogue finish = {full_bias, fill(-INFINITY), 0, 0, 0};
     if (columns == BLOCK) {
-        multiply_block(rows, count, a, groups, finish, add, out, stride);
+        float_block(rows, count, a, groups, finish, add, out, stride);
         return;
     }
     float edge[CHUNK * BLOCK] = {};
     for (Int r = 0; add && r < rows; r++)
         memcpy(edge + r * BLOCK, out + r * stride, columns * sizeof(float));
-    multiply_block(rows, count, a, groups, finish, add, edge, BLOCK);
+    float_block(rows, count, a, groups, finish, add, edge, BLOCK);
     for (Int r = 0; r < rows; r++)
         memcpy(out + r * stride, edge + r * BLOCK, columns * sizeof(float));
 }

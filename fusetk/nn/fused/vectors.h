@@ -29,16 +29,25 @@ struct Vector {
     Register registers[REGISTERS];
 };
 
+// A Vector or Condition whose registers are of_register(0), of_register(1) and so on. There is no
+// loop, because GCC keeps an array in memory if a loop indexes it.
+template <class Result, class Function>
+static inline Result join(Function of_register) {
+    static_assert(REGISTERS == 1 || REGISTERS == 2 || REGISTERS == 4);
+    if constexpr (REGISTERS == 1)
+        return {{of_register(0)}};
+    else if constexpr (REGISTERS == 2)
+        return {{of_register(0), of_register(1)}};
+    else
+        return {{of_register(0), of_register(1), of_register(2), of_register(3)}};
+}
+
 static inline Vector fill(float x) {
-    Vector v;
-    for (int k = 0; k < REGISTERS; k++) v.registers[k] = x - (Register){};
-    return v;
+    return join<Vector>([=](int) { return x - Register{}; });
 }
 
 static inline Vector load(const float *x) {
-    Vector v;
-    for (int k = 0; k < REGISTERS; k++) v.registers[k] = *(const Register *)(x + k * WIDTH);
-    return v;
+    return join<Vector>([=](int k) { return *(const Register *)(x + k * WIDTH); });
 }
 
 // The first n < 16 numbers; the others are `rest`.
@@ -54,10 +63,7 @@ static inline void store(float *x, Vector v) {
 
 #define OPERATOR(sign, Result)                                                          \
     static inline Result operator sign(Vector a, Vector b) {                            \
-        Result r;                                                                       \
-        for (int k = 0; k < REGISTERS; k++)                                             \
-            r.registers[k] = a.registers[k] sign b.registers[k];                        \
-        return r;                                                                       \
+        return join<Result>([=](int k) { return a.registers[k] sign b.registers[k]; }); \
     }                                                                                   \
     static inline Result operator sign(Vector a, float b) { return a sign fill(b); }    \
     static inline Result operator sign(float a, Vector b) { return fill(a) sign b; }
@@ -77,8 +83,7 @@ template <class T>
 static inline Vector &operator*=(Vector &a, T b) { return a = a * b; }
 
 static inline Condition &operator|=(Condition &a, Condition b) {
-    for (int k = 0; k < REGISTERS; k++) a.registers[k] |= b.registers[k];
-    return a;
+    return a = join<Condition>([=](int k) { return a.registers[k] | b.registers[k]; });
 }
 
 static inline bool contains_true(Condition v) {
@@ -91,10 +96,9 @@ static inline bool contains_true(Condition v) {
 }
 
 static inline Vector select(Condition condition, Vector yes, Vector no) {
-    Vector r;
-    for (int k = 0; k < REGISTERS; k++)
-        r.registers[k] = condition.registers[k] ? yes.registers[k] : no.registers[k];
-    return r;
+    return join<Vector>([=](int k) {
+        return condition.registers[k] ? yes.registers[k] : no.registers[k];
+    });
 }
 
 static inline Vector larger(Vector a, Vector b) { return select(b > a, b, a); }  // a if a is NaN
@@ -103,13 +107,11 @@ static inline Vector larger(Vector a, Vector b) { return select(b > a, b, a); } 
 template <class From>
 static inline Vector to_float(const From *x) {
     typedef From Numbers __attribute__((vector_size(sizeof(From) * WIDTH), aligned(1), may_alias));
-    Vector r;
-    for (int k = 0; k < REGISTERS; k++) {
+    return join<Vector>([=](int k) {
         const Numbers numbers = *(const Numbers *)(x + k * WIDTH);
         const IntRegister integers = __builtin_convertvector(numbers, IntRegister);
-        r.registers[k] = __builtin_convertvector(integers, Register);
-    }
-    return r;
+        return __builtin_convertvector(integers, Register);
+    });
 }
 
 template <class To>
@@ -186,13 +188,11 @@ static inline Register sum_of_registers(Vector v) {
 
 // The sum of the numbers in each of LANES vectors
 static inline Vector sums(const Vector *v) {
-    Vector r;
-    for (int k = 0; k < REGISTERS; k++) {
+    return join<Vector>([=](int k) {
         Register x[WIDTH];
         for (int i = 0; i < WIDTH; i++) x[i] = sum_of_registers(v[k * WIDTH + i]);
-        r.registers[k] = sums(x);
-    }
-    return r;
+        return sums(x);
+    });
 }
 
 // x with the numbers at a distance of S exchanged
@@ -237,12 +237,11 @@ static const float ROUND = 12582912.0f;
 static inline Vector exp_(Vector x) {
     x = larger(x, fill(-87.0f));
     const Vector rounded = (x * 1.44269504f + ROUND) - ROUND;
-    Vector power;
-    for (int k = 0; k < REGISTERS; k++) {
+    return join<Vector>([=](int k) {
         const IntRegister exponent = __builtin_convertvector(rounded.registers[k], IntRegister);
-        power.registers[k] = (Register)((exponent + 127) << 23);
-    }
-    return exp_of_rest(x, rounded) * power;
+        const Register power = (Register)((exponent + 127) << 23);
+        return exp_of_rest(x.registers[k], rounded.registers[k]) * power;
+    });
 }
 
 // n, rounded up to full vectors. The form of the expression shows this to the compiler.
