@@ -41,10 +41,12 @@ from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.nn.precision import float32_by_default
 from fusetk.recipe import Recipe
 from fusetk.runs import CONFIG, EMA, MODEL, TEXT, changed_modules, find_checkpoint
+from fusetk.ways import slower_than_float32
 from fusetk.weights import load_weights, read_state
 
 META = torch.device("meta")
 CONVERSIONS = dict(zip(PRECISIONS, (to_kernels, to_bf16, to_int8), strict=True))
+WEIGHT_TYPES = dict(zip(PRECISIONS, (torch.float32, torch.bfloat16, torch.int8), strict=True))
 
 
 class System:
@@ -277,10 +279,10 @@ def load_ensemble(
     """Load models with weights of ``precision``, one of ``PRECISIONS``.
 
     With ``kernels=False``, float32 models keep their parameters; see ``load``.
-    ``report`` gets a line for each model. Raises ConfigError if ``paths`` is empty, if the
-    precision is unknown, if int8 does not support the device or a model, if ``raw`` has no effect,
-    or if the vocabularies or the text preparation of the models differ, and the errors of
-    ``load_model``.
+    ``report`` gets a line for each model, and a warning if fp32 is faster on this processor.
+    Raises ConfigError if ``paths`` is empty, if the precision is unknown, if int8 does not support
+    the device or a model, if ``raw`` has no effect, or if the vocabularies or the text preparation
+    of the models differ, and the errors of ``load_model``.
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"unknown precision {precision!r}: choose {', '.join(PRECISIONS)}")
@@ -312,6 +314,9 @@ def load_ensemble(
     models = [system.model for system in loaded]
     if kernels or precision != "fp32":
         models = [CONVERSIONS[precision](model) for model in models]
+    on_cpu = next(models[0].parameters()).device.type == "cpu"
+    if on_cpu and precision != "fp32" and slower_than_float32(WEIGHT_TYPES[precision]):
+        report(f"warning: {precision} is slower than fp32 on this processor: use --precision fp32")
     return Ensemble(models, first, loaded[0].recipe)
 
 

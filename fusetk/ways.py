@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fusetk.nn import attention
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
-from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, in_kernels
+from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, in_kernels, uses_kernels
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
 
 Way = str | int  # a way to compute an operation, as it is stored in JSON
@@ -289,6 +289,20 @@ def _run_maps(dtype: torch.dtype, way: Way) -> Callable[[], object]:
         return [linear(torch.ones(number, width)) for linear, width in maps]
 
     return run
+
+
+def slower_than_float32(dtype: torch.dtype) -> bool:
+    """Return whether maps with weights of this type are slower on CPU than those of float32.
+
+    Each type is computed in the way that ``in_kernels`` chooses.
+    """
+    with torch.inference_mode(), one_thread():
+        maps = [
+            _run_maps(kind, KERNELS if uses_kernels(kind, "maps") else "PyTorch")
+            for kind in (torch.float32, dtype)
+        ]
+        float32, other = _seconds(maps, time.thread_time)
+    return other > float32
 
 
 def _run_projection(dtype: torch.dtype, way: Way) -> Callable[[], object]:

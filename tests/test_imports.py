@@ -46,7 +46,7 @@ ALLOWED = {
     },
     "sections": {"papers", "training", "decoding", "data"},
     "recipe": {"sections", "models"},
-    "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "nn", "data"},
+    "system": {"recipe", "weights", "runs", "machine", "ways", "decoding", "models", "nn", "data"},
     "ctranslate2": {"system", "runs", "models", "nn", "data"},
     "serving": {"system", "decoding"},
     "exploring": {"serving", "system", "plotting", "evaluation", "decoding", "models", "data"},

@@ -21,7 +21,9 @@ from fusetk import weights as weights_module
 from fusetk.errors import ConfigError
 from fusetk.machine import Choices, choices, computing, device_of, read_choices, write_choices
 from fusetk.nn import attention
+from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
+from fusetk.nn.inference_linear import in_kernels
 from fusetk.processor import processor
 from fusetk.recipe import Recipe, load
 
@@ -88,6 +90,18 @@ def test_choices_are_measured_once_and_stored(cache: Path, monkeypatch: pytest.M
     monkeypatch.setattr(machine, "_measure", lambda matmul: pytest.fail("measured again"))
     machine._choices.cache_clear()
     assert choices() == first
+
+
+def test_choices_are_measured_again_for_changed_kernels(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ways, "MAX_SECONDS", 0.0)
+    choices()
+    machine._choices.cache_clear()
+    monkeypatch.setattr(machine, "sources_hash", lambda: "changed")
+    monkeypatch.setattr(machine, "_measure", lambda matmul: uniform(6))
+    assert choices() == uniform(6)
+    assert len(list(cache.glob("machine-*.json"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -179,6 +193,25 @@ def test_the_speedup_that_another_way_needs(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert (chosen(1.0), chosen(0.99), chosen(0.97)) == ("default", "default", "other")
     assert ways.fastest(["default"], lambda way: lambda: 1.0) == "default"
+
+
+@pytest.mark.parametrize("seconds, slower", [([1.0, 1.1], True), ([1.0, 0.9], False)])
+def test_the_speed_of_a_type_is_compared_with_that_of_float32(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float], slower: bool
+) -> None:
+    monkeypatch.setitem(in_kernels, torch.float32, {"maps": True, "projection": False})
+    monkeypatch.setitem(in_kernels, torch.int8, {"maps": False, "projection": True})
+    monkeypatch.setattr(fused_decoding, "has_products", lambda dtype: True)
+    monkeypatch.setattr(ways, "_run_maps", lambda dtype, way: (dtype, way))
+    measured = []
+
+    def measure(maps: list[tuple[torch.dtype, str]], clock: object) -> list[float]:
+        measured.extend(maps)
+        return seconds
+
+    monkeypatch.setattr(ways, "_seconds", measure)
+    assert ways.slower_than_float32(torch.int8) == slower
+    assert measured == [(torch.float32, "kernels"), (torch.int8, "PyTorch")]
 
 
 def test_choices_are_measured_in_inference_mode_too(

@@ -245,6 +245,17 @@ def test_lower_precision_is_close(trained, precision):
     assert short == pytest.approx(plain, rel=0.2) and short != plain
 
 
+@pytest.mark.parametrize("slower", [True, False])
+def test_a_precision_that_is_slower_than_fp32_gets_a_warning(trained, monkeypatch, slower):
+    measured = []
+    monkeypatch.setattr(system, "slower_than_float32", lambda kind: measured.append(kind) or slower)
+    warning = "warning: int8 is slower than fp32 on this processor: use --precision fp32"
+    said = decode("-m", trained, "--precision", "int8", lines=["Hund"]).stderr
+    assert (warning in said.splitlines()) == slower and measured == [torch.int8]
+    decode("-m", trained, lines=["Hund"])
+    assert measured == [torch.int8]
+
+
 def test_translations_before_a_broken_line_are_kept(trained, tmp_path):
     (tmp_path / "in").write_bytes(b"Hund\nEin Hund\nHund \xff\nHund\n")
     result = decode("-m", trained, "-i", tmp_path / "in", "-o", tmp_path / "out")
