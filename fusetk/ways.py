@@ -20,6 +20,7 @@ from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
 from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, in_kernels, uses_kernels
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
+from fusetk.nn.precision import float32_by_default
 
 Way = str | int  # a way to compute an operation, as it is stored in JSON
 Undo = Callable[[], None]
@@ -296,7 +297,7 @@ def slower_than_float32(dtype: torch.dtype) -> bool:
 
     Each type is computed in the way that ``in_kernels`` chooses.
     """
-    with torch.inference_mode(), one_thread():
+    with torch.inference_mode(), one_thread(), float32_by_default():
         maps = [
             _run_maps(kind, KERNELS if uses_kernels(kind, "maps") else "PyTorch")
             for kind in (torch.float32, dtype)
