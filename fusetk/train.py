@@ -60,6 +60,7 @@ from fusetk.training.signals import Stop
 from fusetk.training.start import start_from
 from fusetk.training.validation import Validator, check_shares
 from fusetk.training.verify import verify
+from fusetk.ways import slower_than_float32
 
 
 class Execution(NamedTuple):
@@ -163,7 +164,7 @@ def _train(
     with _open_log(recipe, run, quiet, trainer) as log:
         for line in _run_header(recipe, pipeline, trainer, execution.matmul):
             log.line(line)
-        for line in start_lines:
+        for line in (*_speed_warning(recipe, execution), *start_lines):
             log.line(line)
         for change in changes:
             log.line(f"changed: {change}")
@@ -181,6 +182,14 @@ def _train(
         trainer.train(log, stop)
         for line in _end(trainer.progress, run):
             log.line(line)
+
+
+def _speed_warning(recipe: Recipe, execution: Execution) -> list[str]:
+    """Return a line if fp32 is faster on this processor than the precision of the training."""
+    on_cpu, precision = execution.device.type == "cpu", recipe.training.precision
+    if on_cpu and precision == "bf16" and slower_than_float32(torch.bfloat16, training=True):
+        return ["warning: bf16 is slower than fp32 on this processor: use training.precision fp32"]
+    return []
 
 
 def _end(progress: Progress, run: Path) -> list[str]:

@@ -292,14 +292,14 @@ def _run_maps(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     return run
 
 
-def slower_than_float32(dtype: torch.dtype) -> bool:
+def slower_than_float32(dtype: torch.dtype, training: bool = False) -> bool:
     """Return whether maps with weights of this type are slower on CPU than those of float32.
 
-    Each type is computed in the way that ``in_kernels`` chooses.
+    PyTorch computes them in training. Otherwise ``in_kernels`` chooses the way of each type.
     """
     with torch.inference_mode(), one_thread(), float32_by_default():
         maps = [
-            _run_maps(kind, KERNELS if uses_kernels(kind, "maps") else "PyTorch")
+            _run_maps(kind, KERNELS if not training and uses_kernels(kind, "maps") else "PyTorch")
             for kind in (torch.float32, dtype)
         ]
         float32, other = _seconds(maps, time.thread_time)

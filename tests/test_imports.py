@@ -100,6 +100,7 @@ ALLOWED = {
         "processes",
         "runs",
         "weights",
+        "ways",
     },
 }
 EVERYWHERE = {

@@ -212,6 +212,9 @@ def test_the_speed_of_a_type_is_compared_with_that_of_float32(
     monkeypatch.setattr(ways, "_seconds", measure)
     assert ways.slower_than_float32(torch.int8) == slower
     assert measured == [(torch.float32, "kernels"), (torch.int8, "PyTorch")]
+    measured.clear()
+    assert ways.slower_than_float32(torch.bfloat16, training=True) == slower
+    assert measured == [(torch.float32, "PyTorch"), (torch.bfloat16, "PyTorch")]
 
 
 def test_choices_are_measured_in_inference_mode_too(
@@ -327,6 +330,25 @@ def test_messages_of_git_may_have_any_encoding(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert machine.revision.__wrapped__() is None
+
+
+@pytest.mark.parametrize(
+    "precision, slower, warns",
+    [("bf16", True, True), ("bf16", False, False), ("fp32", True, False)],
+)
+def test_training_warns_of_a_precision_that_is_slower_than_fp32(
+    toy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    slower: bool,
+    warns: bool,
+) -> None:
+    monkeypatch.setattr(train_module, "slower_than_float32", lambda dtype, training: slower)
+    recipe = load(toy, [f"training.precision={precision}"])
+    train_module.train(recipe, tmp_path / "run", "cpu", quiet=True)
+    warning = "warning: bf16 is slower than fp32 on this processor: use training.precision fp32"
+    assert (warning in (tmp_path / "run" / runs.LOG).read_text()) == warns
 
 
 def test_a_run_keeps_its_choices_when_it_resumes(
