@@ -111,8 +111,8 @@ MUTATIONS = [
     Mutation(
         "the last part of a long sum replaces the other parts",
         "nn/fused/blocked_products.h",
-        "if (start || add) sums",
-        "if (add) sums",
+        "if (start || add) v",
+        "if (add) v",
         ("nn/test_decoding_kernels.py",),
     ),
     Mutation(
