@@ -294,7 +294,7 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
     without = [row.name for row in table.rows if table.gain(row) == "no"]
     fusions = ["Enc-AVG", "Enc-FNN", "Dec-SA, 4 hops", "Both-FNN-SA, 4 hops", "RTAL EWP, both"]
     fusions += ["RTAL, CNN-like tree", "linear connections (DLCL), both", "transparent attention"]
-    fusions += ["DenseFormer", "DenseNMT-4L-1", "DenseNMT-4L-2"]
+    fusions += ["DenseFormer", "MUDDFormer", "DenseNMT-4L-1", "DenseNMT-4L-2"]
     assert without == ["Transformer, 3+3 layers", *fusions, "DTMT#1"]
 
 
