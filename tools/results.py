@@ -19,6 +19,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -62,6 +63,11 @@ def updated(text: str, folder: Path) -> str:
     begins = list(BEGIN.finditer(text))
     if not begins:
         raise ValueError("there is no marker `<!-- results: begin FOLDER, ... -->`")
+
+    @cache  # several tables have the same results
+    def read(name: str) -> list[ResultTable]:
+        return read_tables(folder / name, {})
+
     parts = [text[: begins[0].end()]]
     next_begins = [begin.start() for begin in begins[1:]] + [len(text)]
     next_ends = [begin.end() for begin in begins[1:]] + [len(text)]
@@ -69,35 +75,41 @@ def updated(text: str, folder: Path) -> str:
         end = text.find(END, begin.end(), next_begin)
         if end < 0:
             raise ValueError(f"{END} is missing after the marker of {begin[1]}")
-        results = folder / begin[1]
+        results = begin[1]
         kind, *names = (begin[2] or "all").split()
         if kind == "overview":
-            content = overview([results, *(folder / name for name in names)])
+            content = overview([_only_table(read(name)) for name in (results, *names)])
         elif kind == "power":
-            content = power_table([results, *(folder / name for name in names)])
+            content = power_table([_only_table(read(name)) for name in (results, *names)])
         elif kind == "costs":
-            content = cost_table(results)
+            content = cost_table(folder / results)
         elif kind == "all-scores":
-            content = all_scores(results)
+            content = all_scores(_only_table(read(results)))
         elif kind == "loss-counts":
-            content = loss_counts(results)
+            content = loss_counts(read(results))
         elif kind == "losses":
-            content = loss_table(results, names)
+            content = loss_table(read(results), names)
         elif kind == "training-losses":
-            content = training_loss_table(results, names)
+            content = training_loss_table(read(results), names)
+        elif any((folder / results).glob("*.json")):
+            content = tables(read(results), kind == "main")
         else:
-            content = tables(results, begin[1], kind == "main")
+            content = f"There are no results in `{results}` yet."
         parts.append(f"{content}\n")
         parts.append(text[end:next_end])
     return "".join(parts)
 
 
-def tables(results: Path, name: str, only_main: bool) -> str:
-    """Return the tables of a folder of results as Markdown; a sentence if there is no result."""
-    if not any(results.glob("*.json")):
-        return f"There are no results in `{name}` yet."
+def _only_table(tables: Sequence[ResultTable]) -> ResultTable:
+    """Return the table of a folder. Raises ValueError if the folder has several."""
+    [table] = tables
+    return table
+
+
+def tables(results: Sequence[ResultTable], only_main: bool) -> str:
+    """Return the tables of a folder of results as Markdown."""
     texts = []
-    for table in read_tables(results, {}):
+    for table in results:
         for text in text_tables(table)[: 1 if only_main else None]:
             rows = [[NONE if cell is None else cell for cell in row] for row in text.rows]
             if only_main:
@@ -110,17 +122,12 @@ def tables(results: Path, name: str, only_main: bool) -> str:
     return "\n\n".join(texts)
 
 
-def overview(folders: Sequence[Path]) -> str:
-    """Return a row for each system of these folders, with its difference to its baseline in each.
+def overview(tables: Sequence[ResultTable]) -> str:
+    """Return a row for each system of these tables, with its difference to its baseline in each.
 
-    The systems with the largest differences in the first folder come first. Speeds are those of the
-    last folder that has the system. Raises DataError if a folder has no results, and ValueError if
-    it has several tables.
+    The systems with the largest differences in the first table come first. Speeds are those of the
+    last table that has the system.
     """
-    tables = []
-    for folder in folders:
-        [table] = read_tables(folder, {})
-        tables.append(table)
     comparisons = [_comparisons(table) for table in tables]
     names = dict.fromkeys(name for by_name in comparisons for name in by_name)
     baselines: dict[str, str] = {}
@@ -196,14 +203,13 @@ def _comparisons(table: ResultTable) -> dict[str, _Comparison]:
     return comparisons
 
 
-def all_scores(results: Path) -> str:
+def all_scores(table: ResultTable) -> str:
     """Return the difference of each system to its baseline by each score, and the sum of both
     standard deviations.
 
     A difference that is better by more than this sum is bold. Systems with fewer seeds than
     ``gain.SEEDS`` are left out. Raises DataError if no system is left.
     """
-    [table] = read_tables(results, {})
     lines = []
     for row in table.rows:
         base = table.base_of(row)
@@ -222,19 +228,18 @@ def all_scores(results: Path) -> str:
             cells.append(f"{f'**{text}**' if scores.improves else text}, {scores.spread:.2f}")
         lines.append([row.name, base.name, *cells])
     if not lines:
-        raise DataError(f"{results} has no system with {SEEDS} seeds")
+        raise DataError(f"{table.title} has no system with {SEEDS} seeds")
     heads = [f"Δ {column.metric} {column.checkpoint}, ± of both" for column in table.columns]
     return markdown_table("", ["", "compared with", *heads], lines, ()).partition("\n\n")[2]
 
 
-def power_table(folders: Sequence[Path]) -> str:
+def power_table(tables: Sequence[ResultTable]) -> str:
     """Return how often the rule finds a gain, for some true differences and numbers of seeds.
 
-    Raises DataError if a folder has too few seeds, and ValueError if it has several tables.
+    Raises DataError if a table has too few seeds.
     """
     lines = []
-    for folder in folders:
-        [table] = read_tables(folder, {})
+    for table in tables:
         noise = measured_noise(table)
         table.p_values.save()
         for seeds in POWER_SEEDS:
@@ -267,30 +272,30 @@ def cost_table(results: Path) -> str:
     return markdown_table("", heads, rows, ()).partition("\n\n")[2]
 
 
-def loss_table(results: Path, systems: list[str]) -> str:
+def loss_table(tables: Sequence[ResultTable], systems: list[str]) -> str:
     """Return the mean validation losses of some systems after some epochs, and the lowest one.
 
     Raises DataError if a system has no such training.
     """
     lines = []
-    for row in _rows_of(results, systems):
+    for row in _rows_of(tables, systems):
         lowest = f"{row.loss.value:.3f}" if row.loss else NONE
         lines.append([_label(row), *_means(row, SavedRun.loss_at), lowest])
     heads = ["mean validation loss after epoch", *map(str, LOSS_EPOCHS), "lowest"]
     return markdown_table("", heads, lines, ()).partition("\n\n")[2]
 
 
-def training_loss_table(results: Path, systems: list[str]) -> str:
+def training_loss_table(tables: Sequence[ResultTable], systems: list[str]) -> str:
     """Return the mean training losses of some systems in some epochs.
 
     Raises DataError if a system has no such training.
     """
-    lines = [[_label(row), *_means(row, _loss_in)] for row in _rows_of(results, systems)]
+    lines = [[_label(row), *_means(row, _loss_in)] for row in _rows_of(tables, systems)]
     heads = ["mean training loss in epoch", *map(str, LOSS_EPOCHS)]
     return markdown_table("", heads, lines, ()).partition("\n\n")[2]
 
 
-def loss_counts(results: Path) -> str:
+def loss_counts(tables: Sequence[ResultTable]) -> str:
     """Return how many systems have a lower validation loss than their baselines, and the range of
     the differences, by epoch and by time.
 
@@ -299,7 +304,7 @@ def loss_counts(results: Path) -> str:
     """
     lines: list[list[str]] = []
     heads: list[str] = []
-    for table in read_tables(results, {}):
+    for table in tables:
         for text in text_tables(table):
             _, found, by = text.title.rpartition("validation loss by ")
             if not found:
@@ -323,20 +328,20 @@ def loss_counts(results: Path) -> str:
                 )
             lines += [counts, ranges]
     if not lines:
-        raise DataError(f"{results} has no system whose loss is compared with that of a baseline")
+        raise DataError("the results have no system whose loss is compared with that of a baseline")
     return markdown_table("", ["", *heads], lines, ()).partition("\n\n")[2]
 
 
-def _rows_of(results: Path, systems: list[str]) -> list[ResultRow]:
+def _rows_of(tables: Sequence[ResultTable], systems: Sequence[str]) -> list[ResultRow]:
     """Return the trainings of each system; its name may be followed by @KEY=VALUE."""
-    rows = {row.first.system: row for table in read_tables(results, {}) for row in table.rows}
+    rows = {row.first.system: row for table in tables for row in table.rows}
     chosen = []
     for system in systems:
         name, _, overrides = system.partition("@")
         candidates = rows[name].by_config if name in rows else []
         row = next((row for row in candidates if _as_text(row.overrides) == overrides), None)
         if row is None:
-            raise DataError(f"{results} has no training of {system}")
+            raise DataError(f"the results have no training of {system}")
         chosen.append(row)
     return chosen
 

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding.beam import Hypothesis
@@ -60,8 +61,9 @@ class PlainSearch:
         self.coverage = coverage
         self.beam = config.beam // config.groups
         self.n_best = min(config.n_best, self.beam)
+        self.met = cache(self._met)  # each step needs it several times
 
-    def met(self, ids: Sequence[int]) -> int:
+    def _met(self, ids: tuple[int, ...]) -> int:
         """Return the number of met tokens: each phrase is matched at its earliest place."""
         ids, first, met = list(ids), 0, 0
         for phrase in map(list, self.request.constraints):

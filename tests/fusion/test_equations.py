@@ -326,7 +326,7 @@ def test_gradients(option: dict[str, Any]) -> None:
         )
 
     assert torch.autograd.gradcheck(
-        run, (*layers, *(p.detach().requires_grad_() for p in fuse.parameters()))
+        run, (*layers, *(p.detach().requires_grad_() for p in fuse.parameters())), fast_mode=True
     )
 
 
