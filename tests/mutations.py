@@ -958,6 +958,14 @@ MUTATIONS = [
         "other_names",
     ),
     Mutation(
+        "the explorer answers pages of other sites",
+        "serving/http.py",
+        'get("sec-fetch-site") == "cross-site"',
+        'get("sec-fetch-site") == "none"',
+        ("exploring/test_explore_api.py",),
+        "other_sites",
+    ),
+    Mutation(
         "probable tokens belong to the step before",
         "decoding/next_tokens.py",
         "table = zip(best.indices.tolist()",

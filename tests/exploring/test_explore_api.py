@@ -193,6 +193,13 @@ def test_other_names_of_the_machine_are_refused(port: int) -> None:
         assert ask(port, b"", "GET", "/runs", Host=f"{name}:{port}")[0] == 200
 
 
+def test_requests_of_pages_of_other_sites_are_refused(port: int) -> None:
+    """A browser adds the header ``Sec-Fetch-Site`` to each request of a page."""
+    headers = {"Sec-Fetch-Site": "cross-site"}
+    assert ask(port, {"text": TEXT}, **headers)[0] == 403
+    assert ask(port, {"text": TEXT}, **{"Sec-Fetch-Site": "same-origin"})[0] == 200
+
+
 def test_the_page_needs_no_other_file_and_runs_no_other_script(port: int) -> None:
     from fusetk.exploring.page import page_headers
 
