@@ -22,7 +22,7 @@ ALLOWED = {
     "processor": set(),
     "spinning": set(),
     "nn": {"processor"},
-    "ways": {"nn"},
+    "ways": {"models", "nn"},
     "machine": {"ways", "nn", "processor", "spinning"},
     "doctor": {"machine", "nn", "processor"},
     "weights": {"runs"},

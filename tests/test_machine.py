@@ -217,6 +217,17 @@ def test_the_speed_of_a_type_is_compared_with_that_of_float32(
     assert measured == [(torch.float32, "PyTorch"), (torch.bfloat16, "PyTorch")]
 
 
+@pytest.mark.parametrize("way", ["PyTorch", "kernels"])
+def test_a_measured_step_of_a_search_has_no_effect(way: str) -> None:
+    """The number of hypotheses grows, and neither random numbers nor choices change."""
+    before = torch.get_rng_state()
+    in_use = dict(in_kernels[torch.float32])
+    with torch.inference_mode():
+        step = ways._run_search_step(torch.float32, way)
+        assert [len(step()[0]) for _ in range(3)] == [ways.ROWS, ways.ROWS + 1, ways.ROWS + 2]
+    assert in_kernels[torch.float32] == in_use and torch.equal(before, torch.get_rng_state())
+
+
 def test_choices_are_measured_in_inference_mode_too(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

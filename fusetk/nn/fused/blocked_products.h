@@ -99,57 +99,69 @@ struct Strided {
     Int row_step, step;
 };
 
-// Compute GROUPS groups, from `group` on, of out (ROWS, BLOCK) = x (ROWS, width) times two groups of
-// W. With `add`, add the product to out.
+// Compute part of GROUPS groups, from `group` on, of out (ROWS, BLOCK) = x (ROWS, width) times two
+// groups of W: the products of the inputs from `start` to `end` - 1. With `add`, add them to out.
 template <int ROWS, int GROUPS>
 static NOT_INLINED void float_sums(
-    Int group, Int width, Strided x, const float *groups, const Epilogue &finish, bool add,
-    float *out, Int stride
+    Int group, Int start, Int end, Int width, Strided x, const float *groups,
+    const Epilogue &finish, bool add, float *out, Int stride
 ) {
     groups += group * GROUP * width;
     out += group * GROUP;
-    for (Int start = 0; start < width; start += PART) {
-        Register sums[ROWS][GROUPS * REGISTERS] = {};  // GCC keeps an array of Vector in memory
-        const Int end = smaller(width, start + PART);
-        for (Int k = start; k < end; k++) {
-            Register w[GROUPS * REGISTERS];
-            for (int i = 0; i < GROUPS * REGISTERS; i++)
-                w[i] = *(const Register *)(groups + (i / REGISTERS * width + k) * GROUP +
-                                           i % REGISTERS * WIDTH);
-            for (int r = 0; r < ROWS; r++) {
-                const Register input = x.at[r * x.row_step + k * x.step] - Register{};
-                for (int i = 0; i < GROUPS * REGISTERS; i++) sums[r][i] += input * w[i];
-            }
+    Register sums[ROWS][GROUPS * REGISTERS] = {};  // GCC keeps an array of Vector in memory
+    for (Int k = start; k < end; k++) {
+        Register w[GROUPS * REGISTERS];
+        for (int i = 0; i < GROUPS * REGISTERS; i++)
+            w[i] = *(const Register *)(groups + (i / REGISTERS * width + k) * GROUP +
+                                       i % REGISTERS * WIDTH);
+        for (int r = 0; r < ROWS; r++) {
+            const Register input = x.at[r * x.row_step + k * x.step] - Register{};
+            for (int i = 0; i < GROUPS * REGISTERS; i++) sums[r][i] += input * w[i];
         }
-        const bool last = end == width;
-        for (int r = 0; r < ROWS; r++)
-            for (int g = 0; g < GROUPS; g++) {
-                float *to = out + r * stride + g * GROUP;
-                Vector v;
-                for (int i = 0; i < REGISTERS; i++) v.registers[i] = sums[r][g * REGISTERS + i];
-                if (start || add) v += load(to);
-                store(to, last ? finish.of_group(group + g)(v, r) : v);
-            }
     }
+    const bool last = end == width;
+    for (int r = 0; r < ROWS; r++)
+        for (int g = 0; g < GROUPS; g++) {
+            float *to = out + r * stride + g * GROUP;
+            Vector v;
+            for (int i = 0; i < REGISTERS; i++) v.registers[i] = sums[r][g * REGISTERS + i];
+            if (start || add) v += load(to);
+            store(to, last ? finish.of_group(group + g)(v, r) : v);
+        }
+}
+
+// Compute part of out (rows, BLOCK), as in float_sums.
+template <int ROWS = MOST_ROWS>
+static void float_part(
+    Int rows, Int start, Int end, Int width, Strided x, const float *groups,
+    const Epilogue &finish, bool add, float *out, Int stride
+) {
+    constexpr int GROUPS = 2 * ROWS <= MOST_SUMS ? 2 : 1;
+    const Int whole = rows / ROWS * ROWS;
+    for (int group = 0; group < 2; group += GROUPS)
+        for (Int r = 0; r < whole; r += ROWS)
+            float_sums<ROWS, GROUPS>(
+                group, start, end, width, {x.at + r * x.row_step, x.row_step, x.step}, groups,
+                finish, add, out + r * stride, stride
+            );
+    if constexpr (ROWS > 1)
+        if (whole < rows)
+            float_part<(ROWS > 4 ? 4 : ROWS > 2 ? 2 : 1)>(
+                rows - whole, start, end, width,
+                {x.at + whole * x.row_step, x.row_step, x.step}, groups, finish, add,
+                out + whole * stride, stride
+            );
 }
 
 // Compute out (rows, BLOCK) = x (rows, width) times two groups of W. With `add`, add the product to
-// out.
-template <int ROWS = MOST_ROWS>
+// out. A part of a group stays in the fastest cache while all rows are multiplied.
 static void float_block(
     Int rows, Int width, Strided x, const float *groups, const Epilogue &finish, bool add,
     float *out, Int stride
 ) {
-    constexpr int GROUPS = 2 * ROWS <= MOST_SUMS ? 2 : 1;
-    for (; rows >= ROWS; rows -= ROWS) {
-        for (int group = 0; group < 2; group += GROUPS)
-            float_sums<ROWS, GROUPS>(group, width, x, groups, finish, add, out, stride);
-        x.at += ROWS * x.row_step;
-        out += ROWS * stride;
-    }
-    if constexpr (ROWS > 1)
-        float_block<(ROWS > 4 ? 4 : ROWS > 2 ? 2 : 1)>(
-            rows, width, x, groups, finish, add, out, stride
+    for (Int start = 0; start < width; start += PART)
+        float_part(
+            rows, start, smaller(width, start + PART), width, x, groups, finish, add, out, stride
         );
 }
 
