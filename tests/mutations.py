@@ -942,6 +942,14 @@ MUTATIONS = [
         "ends_when_all",
     ),
     Mutation(
+        "a new highest logit does not change the sum of a row",
+        "nn/fused/best_tokens.h",
+        "total *= exp_(fill(highest - block_highest));",
+        "",
+        ("nn/test_decoding_kernels.py",),
+        "unusual_rows",
+    ),
+    Mutation(
         "the service truncates sentences that are too long",
         "serving/app.py",
         "results.append([] if length <= most else too_long)",

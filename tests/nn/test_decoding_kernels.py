@@ -154,6 +154,22 @@ def test_best_tokens(size, count, biased):
     assert torch.equal(token[:, :real][filled], order[:, :real][filled])
 
 
+def test_best_tokens_of_unusual_rows():
+    """The kernel adds logits in blocks, and corrects the sum if a block has a new highest logit."""
+    ascending = torch.arange(133) * 3.0
+    late = torch.full((133,), -math.inf)
+    late[70:] = ascending[70:]
+    rows = [ascending, ascending.flip(0), late, late.flip(0), ascending - 1e6, ascending * 1e4]
+    logits = torch.stack(rows)
+    best, token, log_z = fused_decoding.best_tokens(logits, None, torch.tensor([0, 132]), None, 3)
+    expected, order = logits.index_fill(1, torch.tensor([0, 132]), -math.inf).topk(3)
+    assert torch.equal(best, expected) and torch.equal(token, order)
+    close(log_z, logits.logsumexp(1, keepdim=True))
+    nothing = torch.full((1, 40), -math.inf)
+    _, _, log_z = fused_decoding.best_tokens(nothing, None, torch.tensor([0]), None, 1)
+    assert log_z.item() == -math.inf
+
+
 def test_best_tokens_of_8_bits():
     x, forbidden = torch.randn(5, 24), torch.tensor([0, 3])
     linear = Int8Linear(torch.randn(133, 24), torch.randn(133))

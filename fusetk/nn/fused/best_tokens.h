@@ -4,6 +4,8 @@
 
 #include "blocked_products.h"
 
+#include <float.h>
+
 // The tokens that a search may choose. `only` has the only allowed token of each row, or -1. It may
 // be null.
 struct TokenRules {
@@ -19,89 +21,91 @@ struct BestTokens {
     float *log_z;
 };
 
-// Fill row r of the results from its logits x (size) + bias.
-static void best_of_row(
-    Int r, Int size, float *x, const float *bias, const TokenRules &rules, const BestTokens &results
-) {
-    const Int full = size / LANES * LANES, n = results.count;
-    const Int single = rules.only ? rules.only[r] : -1;
-    float *top = results.logits + r * n;
-    Int *id = results.tokens + r * n;
-    for (Int i = 0; i < n; i++) top[i] = -INFINITY, id[i] = 0;
-    if (single >= 0) {
-        top[0] = x[single] + (bias ? bias[single] : 0);
-        id[0] = single;
-    }
-    float highest = -INFINITY, excluded = 0;
-    Vector maxima = fill(-INFINITY), total = {};
-    {
-        Scratch values(rules.num_forbidden);
-        for (Int i = 0; i < rules.num_forbidden; i++) {
-            values.at[i] = x[rules.forbidden[i]] + (bias ? bias[rules.forbidden[i]] : 0);
-            highest = values.at[i] > highest ? values.at[i] : highest;
-            x[rules.forbidden[i]] = -INFINITY;
-        }
-        for (Int j = 0; j < full; j += LANES) {
-            Vector v = load(x + j);
-            if (bias) v += load(bias + j);
-            store(x + j, v);
-            maxima = larger(maxima, v);
-        }
-        if (bias)
-            for (Int j = full; j < size; j++) x[j] += bias[j];
-        if (full < size)
-            maxima = larger(maxima, load_part(x + full, size - full, -INFINITY));
-        highest = max(maxima) > highest ? max(maxima) : highest;
-        for (Int i = 0; i < rules.num_forbidden; i++) excluded += expf(values.at[i] - highest);
-    }
-    for (Int j = 0; j < full; j += LANES) total += exp_(load(x + j) - highest);
-    if (full < size)
-        total += exp_(load_part(x + full, size - full, -INFINITY) - highest);
-    results.log_z[r] = highest + logf(sum(total) + excluded);
-    if (single >= 0) return;
+// The results of a row for its logits so far, which come in blocks
+struct RowChoice {
+    Vector total;  // sum of exp(logit - highest)
+    float highest;
+    float limit;  // higher logits change `highest` or the best tokens
+    Int count, only;
+    float *logits;
+    Int *tokens;
 
-    // The maxima of the lanes are logits of different tokens. So the n-th best logit is at least
-    // the n-th highest maximum.
-    float least = -INFINITY;
-    if (n <= LANES) {
-        float unsorted[LANES], sorted[LANES];
-        store(unsorted, maxima);
-        for (Int i = 0; i < LANES; i++) {
-            Int place = i;
-            for (; place > 0 && unsorted[i] > sorted[place - 1]; place--)
-                sorted[place] = sorted[place - 1];
-            sorted[place] = unsorted[i];
-        }
-        least = sorted[n - 1];
+    void begin(Int row, const TokenRules &rules, const BestTokens &results) {
+        total = {};
+        highest = limit = -FLT_MAX;
+        count = results.count;
+        only = rules.only ? rules.only[row] : -1;
+        logits = results.logits + row * count;
+        tokens = results.tokens + row * count;
+        for (Int i = 0; i < count; i++) logits[i] = -INFINITY, tokens[i] = 0;
     }
-    const Int block = 8 * LANES;
-    for (Int start = 0; start < size; start += block) {
-        const Int end = start + block < size ? start + block : size;
-        if (end - start == block) {
-            Condition any = {};
-            for (Int j = start; j < end; j += LANES) any |= load(x + j) >= least;
-            if (!contains_true(any)) continue;
-        }
-        for (Int j = start; j < end; j++) {
-            if (!(x[j] >= least && x[j] > top[n - 1])) continue;
-            Int place = n - 1;
-            for (; place > 0 && x[j] > top[place - 1]; place--) {
-                top[place] = top[place - 1];
-                id[place] = id[place - 1];
+
+    // Add `columns` logits x, at most BLOCK, of the tokens from `first` on. The bias may be null.
+    void add(Int first, Int columns, const float *x, const float *bias, const TokenRules &rules) {
+        Vector parts[2];
+        for (Int i = 0; i < 2; i++) {
+            const Int start = i * LANES, n = smaller(columns - start, LANES);
+            if (n == LANES) {
+                parts[i] = load(x + start);
+                if (bias) parts[i] += load(bias + start);
+            } else {
+                parts[i] = load_part(x + start, n > 0 ? n : 0, -INFINITY);
+                if (bias) parts[i] += load_part(bias + start, n > 0 ? n : 0, 0);
             }
-            top[place] = x[j];
-            id[place] = j;
+        }
+        const Vector larger_part = larger(parts[0], parts[1]);
+        const bool has_only = first <= only && only < first + columns;
+        if (has_only || contains_true(larger_part > limit))
+            change(first, parts, max(larger_part), has_only, rules);
+        total += exp_(parts[0] - highest) + exp_(parts[1] - highest);
+    }
+
+    // Change `highest` and the best tokens for a block whose highest logit is `block_highest`.
+    NOT_INLINED void change(
+        Int first, const Vector *parts, float block_highest, bool has_only, const TokenRules &rules
+    ) {
+        if (block_highest > highest) {
+            total *= exp_(fill(highest - block_highest));
+            highest = block_highest;
+        }
+        float x[BLOCK];
+        store(x, parts[0]);
+        store(x + LANES, parts[1]);
+        if (has_only) logits[0] = x[only - first], tokens[0] = only;
+        if (only < 0) insert(first, x, rules);
+        limit = only >= 0 ? highest : fmaxf(logits[count - 1], -FLT_MAX);
+    }
+
+    // Insert the allowed ones of BLOCK logits into the best tokens.
+    void insert(Int first, float *x, const TokenRules &rules) {
+        for (Int i = 0; i < rules.num_forbidden; i++) {
+            const Int j = rules.forbidden[i] - first;
+            if (0 <= j && j < BLOCK) x[j] = -INFINITY;
+        }
+        for (Int j = 0; j < BLOCK; j++) {
+            Int place = count - 1;
+            if (!(x[j] > logits[place])) continue;
+            for (; place > 0 && x[j] > logits[place - 1]; place--) {
+                logits[place] = logits[place - 1];
+                tokens[place] = tokens[place - 1];
+            }
+            logits[place] = x[j];
+            tokens[place] = first + j;
         }
     }
-}
+
+    float log_z() const {
+        return (highest > -FLT_MAX ? highest : -INFINITY) + logf(sum(total));
+    }
+};
 
 extern "C" {
 
 // The n best tokens of each row of logits + bias, best first, the lower id first among equal ones,
 // and log_z, the logarithm of the sum of exp(logits). The tokens of `forbidden` are never chosen.
 // If only[r] >= 0, row r has this token alone. Other places of a row have the score -inf and token
-// 0. With NaN in a row, its log_z is NaN. `logits` is overwritten. With row_scale and column_scale,
-// the logits are integers, and the scales multiply them.
+// 0. With NaN in a row, its log_z is NaN. With row_scale and column_scale, the logits are integers,
+// which are overwritten, and the scales multiply them.
 void best_tokens(
     Int threads, Int rows, Int size, float *logits, const float *row_scale,
     const float *column_scale, const float *bias, Int num_forbidden, const Int *forbidden,
@@ -114,32 +118,45 @@ void best_tokens(
         float *x = logits + r * size;
         if (row_scale)
             rescale(1, 1, size, (int32_t *)x, row_scale + r, column_scale, NULL, 0);
-        best_of_row(r, size, x, bias, rules, results);
+        RowChoice choice;
+        choice.begin(r, rules, results);
+        for (Int j = 0; j < size; j += BLOCK)
+            choice.add(j, smaller(size - j, BLOCK), x + j, bias ? bias + j : 0, rules);
+        log_z[r] = choice.log_z();
     }
 }
 
 }  // extern "C"
 
 // The best tokens of the logits (rows, size) that a map computes from x (rows, width). Each thread
-// has the logits of BLOCK_ROWS rows at a time, which fit into a processor's cache if the vocabulary
-// is small.
+// has the logits of BLOCK tokens for some rows at a time.
 template <class T>
 static void best_of_map(
     Int threads, Int rows, const Rows<T> &x, const Map<T> &map, const TokenRules &rules,
     const BestTokens &results
 ) {
-    const Int stride = up(map.size, BLOCK);
+    const Int chunk = smaller(CHUNK, up((rows + threads - 1) / threads, BLOCK_ROWS));
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
-        Scratch logits(BLOCK_ROWS * stride);
+        Scratch logits(CHUNK * BLOCK);
+        RowChoice choices[CHUNK];
         map.begin();
 #pragma omp for schedule(static)
-        for (Int first = 0; first < rows; first += BLOCK_ROWS) {
-            const Int height = smaller(rows - first, BLOCK_ROWS);
-            for (Int j = 0; j < map.size; j += BLOCK)
-                map.compute(first, height, x, j, logits.at + j, stride);
-            for (Int i = 0; i < height; i++)
-                best_of_row(first + i, map.size, logits.at + i * stride, NULL, rules, results);
+        for (Int first = 0; first < rows; first += chunk) {
+            const Int end = smaller(rows, first + chunk);
+            for (Int r = first; r < end; r++) choices[r - first].begin(r, rules, results);
+            for (Int j = 0; j < map.size; j += BLOCK) {
+                for (Int r = first; r < end; r += BLOCK_ROWS)
+                    map.compute(
+                        r, smaller(end - r, BLOCK_ROWS), x, j, logits.at + (r - first) * BLOCK,
+                        BLOCK
+                    );
+                for (Int r = 0; r < end - first; r++)
+                    choices[r].add(
+                        j, smaller(map.size - j, BLOCK), logits.at + r * BLOCK, 0, rules
+                    );
+            }
+            for (Int r = first; r < end; r++) results.log_z[r] = choices[r - first].log_z();
         }
         map.end();
     }
