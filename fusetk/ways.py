@@ -52,7 +52,8 @@ INFERENCE_PRODUCTS = "float32 products, inference"
 LARGE_PRODUCTS = "large float32 products, training"
 # PyTorch's default is replaced only if the alternative is this many times as fast.
 MIN_SPEEDUP = 1.15
-# The kernels for products are as exact as PyTorch, so they replace it if they are faster at all.
+# The kernels for products replace PyTorch if they are faster at all. They are at least as exact as
+# PyTorch with weights of the same type.
 MIN_SPEEDUP_KERNELS = 1.0
 
 
@@ -85,7 +86,7 @@ PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the wi
 TOKENS = 1000  # in the measured products of a training
 PIECE_TOKENS = 200  # the loss computes the logits of fewer tokens at a time
 ROWS = 200  # the first number of rows in products of a search: a typical number of hypotheses
-SOURCES = 40, 16  # sentences of these hypotheses, and tokens of a sentence
+SOURCE_SHAPE = 40, 16  # sentences that these hypotheses translate, and tokens of each
 
 
 def _use_large_products(way: Way) -> Undo:
@@ -261,7 +262,8 @@ def _measure_linear(dtype: torch.dtype, operation: str) -> Way:
     if not fused_decoding.has_products(dtype):
         return ways[0]
     run = _run_search_step if operation == "maps" else _run_projection
-    with torch.inference_mode(), one_thread():
+    # In autocast, a search does not use the kernels.
+    with torch.inference_mode(), one_thread(), torch.autocast("cpu", enabled=False):
         return fastest(
             ways, partial(run, dtype), speedup=MIN_SPEEDUP_KERNELS, clock=time.thread_time
         )
@@ -281,26 +283,28 @@ def one_thread() -> Iterator[None]:
 def _run_search_step(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     """Return a function that computes a decoder layer for the next token of some hypotheses.
 
-    Each call has one more hypothesis than the call before it: their number changes often in a
-    search, and oneDNN compiles a product for each number. With the kernels, one call computes the
-    whole layer, which saves more than the time of the products.
+    Each call has one more hypothesis than the previous call, because the number of hypotheses
+    changes often in a search. oneDNN compiles a product for each number. The kernels compute the
+    whole layer in one call of C++. This saves time outside the products, too, so the whole layer is
+    measured.
     """
+    ffn, width = MAPS[1]
     one_layer = {"layers": 1}
-    config = TransformerConfig(
-        width=PROJECTION[1], ffn=MAPS[1][0], heads=4, encoder=one_layer, decoder=one_layer
-    )
+    config = TransformerConfig(width=width, ffn=ffn, heads=4, encoder=one_layer, decoder=one_layer)
     with torch.random.fork_rng(devices=[]):
-        model = Transformer(config, 8, 8).eval()
+        model = Transformer(config, source_size=8, target_size=8).eval()
     undo = _use_kernels(dtype, "maps", way)
-    CONVERSIONS[dtype](model)
-    undo()
-    source = torch.full(SOURCES, UNK)
-    state = model.start(model.encode(source, torch.ones(SOURCES, dtype=torch.bool)))
+    try:
+        CONVERSIONS[dtype](model)
+    finally:
+        undo()
+    source = torch.full(SOURCE_SHAPE, UNK)
+    state = model.start(model.encode(source, torch.ones(SOURCE_SHAPE, dtype=torch.bool)))
     rows = count(ROWS)
 
     def run() -> object:
         number = next(rows)
-        sentences = torch.arange(number) * SOURCES[0] // number
+        sentences = torch.arange(number) * SOURCE_SHAPE[0] // number
         hypotheses = select(state.per_hypothesis, sentences)
         return model.decode(torch.full((number, 1), UNK), state._replace(per_hypothesis=hypotheses))
 
@@ -375,6 +379,7 @@ LINEAR_WAYS: dict[tuple[torch.dtype, str], tuple[Way, ...]] = {
 LINEAR_WAYS[torch.bfloat16, "projection"] = ("float32", KERNELS)
 
 
+# Functions that convert the linear maps of a model, by type of the weights
 CONVERSIONS = {torch.float32: to_kernels, torch.bfloat16: to_bf16, torch.int8: to_int8}
 
 

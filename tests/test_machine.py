@@ -217,15 +217,32 @@ def test_the_speed_of_a_type_is_compared_with_that_of_float32(
     assert measured == [(torch.float32, "PyTorch"), (torch.bfloat16, "PyTorch")]
 
 
-@pytest.mark.parametrize("way", ["PyTorch", "kernels"])
-def test_a_measured_step_of_a_search_has_no_effect(way: str) -> None:
-    """The number of hypotheses grows, and neither random numbers nor choices change."""
+@pytest.mark.skipif(
+    not fused_decoding.has_products(torch.float32), reason="the kernels are not compiled"
+)
+@pytest.mark.parametrize(("way", "whole_layers"), [("PyTorch", 0), ("kernels", 3)])
+def test_a_measured_step_of_a_search(
+    monkeypatch: pytest.MonkeyPatch, way: str, whole_layers: int
+) -> None:
+    """Each call has one more hypothesis. The random state and the choices in use do not change."""
+    calls = []
+    layer = fused_decoding.decoder_layer
+    monkeypatch.setattr(
+        fused_decoding, "decoder_layer", lambda *args: calls.append(1) or layer(*args)
+    )
     before = torch.get_rng_state()
     in_use = dict(in_kernels[torch.float32])
     with torch.inference_mode():
         step = ways._run_search_step(torch.float32, way)
         assert [len(step()[0]) for _ in range(3)] == [ways.ROWS, ways.ROWS + 1, ways.ROWS + 2]
+    assert len(calls) == whole_layers
     assert in_kernels[torch.float32] == in_use and torch.equal(before, torch.get_rng_state())
+
+
+def test_maps_are_measured_in_autocast_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "MAX_SECONDS", 0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ways._measure_linear(torch.float32, "maps") in ("PyTorch", "kernels")
 
 
 def test_choices_are_measured_in_inference_mode_too(

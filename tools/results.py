@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fusetk.cli.tables import NONE, markdown_table
-from fusetk.errors import DataError, FusetkError
+from fusetk.errors import DataError, FusetkError, join_names
 from fusetk.evaluation.metrics import METRICS
 from fusetk.reporting.formats import signed
 from fusetk.reporting.gain import SEEDS, SeedComparison
@@ -58,13 +58,14 @@ POWER_SEEDS = (3, 5, 9)
 def updated(text: str, folder: Path) -> str:
     """Return the text with current tables; ``folder`` is that of the file.
 
-    Raises DataError if results are damaged, and ValueError if a marker is missing.
+    Raises DataError if results are damaged, and ValueError if a marker is missing, or if it needs
+    one table and a folder has several.
     """
     begins = list(BEGIN.finditer(text))
     if not begins:
         raise ValueError("there is no marker `<!-- results: begin FOLDER, ... -->`")
 
-    @cache  # several tables have the same results
+    @cache  # several markers name the same folder
     def read(name: str) -> list[ResultTable]:
         return read_tables(folder / name, {})
 
@@ -92,7 +93,7 @@ def updated(text: str, folder: Path) -> str:
         elif kind == "training-losses":
             content = training_loss_table(read(results), names)
         elif any((folder / results).glob("*.json")):
-            content = tables(read(results), kind == "main")
+            content = folder_tables(read(results), kind == "main")
         else:
             content = f"There are no results in `{results}` yet."
         parts.append(f"{content}\n")
@@ -102,14 +103,16 @@ def updated(text: str, folder: Path) -> str:
 
 def _only_table(tables: Sequence[ResultTable]) -> ResultTable:
     """Return the table of a folder. Raises ValueError if the folder has several."""
-    [table] = tables
-    return table
+    if len(tables) > 1:
+        titles = join_names([table.title for table in tables])
+        raise ValueError(f"the results have the tables {titles}, but the marker needs one table")
+    return tables[0]
 
 
-def tables(results: Sequence[ResultTable], only_main: bool) -> str:
+def folder_tables(tables: Sequence[ResultTable], only_main: bool) -> str:
     """Return the tables of a folder of results as Markdown."""
     texts = []
-    for table in results:
+    for table in tables:
         for text in text_tables(table)[: 1 if only_main else None]:
             rows = [[NONE if cell is None else cell for cell in row] for row in text.rows]
             if only_main:
@@ -328,7 +331,8 @@ def loss_counts(tables: Sequence[ResultTable]) -> str:
                 )
             lines += [counts, ranges]
     if not lines:
-        raise DataError("the results have no system whose loss is compared with that of a baseline")
+        titles = join_names([table.title for table in tables])
+        raise DataError(f"{titles} has no system whose loss is compared with that of a baseline")
     return markdown_table("", ["", *heads], lines, ()).partition("\n\n")[2]
 
 
@@ -341,7 +345,8 @@ def _rows_of(tables: Sequence[ResultTable], systems: Sequence[str]) -> list[Resu
         candidates = rows[name].by_config if name in rows else []
         row = next((row for row in candidates if _as_text(row.overrides) == overrides), None)
         if row is None:
-            raise DataError(f"the results have no training of {system}")
+            titles = join_names([table.title for table in tables])
+            raise DataError(f"{titles} has no training of {system}")
         chosen.append(row)
     return chosen
 

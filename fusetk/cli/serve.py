@@ -50,10 +50,11 @@ def command(
     and `translations`, a list with `text`, `score` and `normalized`; for a list it has one such
     object for each sentence in `sentences`. With `alignment`, `source_tokens`, `tokens` and the
     pairs `alignment` (source, target) are added. A blank sentence has no translations. A wrong
-    request has status 400 and an `error`; status 403 means that a browser sent it for a page of
-    another site, 408 that its body did not arrive within 30 seconds, 413 that it is too large or
-    that a sentence has more tokens than the model reads, 503 that the queue is full or that the
-    service ends. GET /health has the number of waiting sentences.
+    request has status 400 and an `error`. Status 403 means that a browser sent it for a page of
+    another site. Status 408 means that its body did not arrive within 30 seconds. Status 413 means
+    that it is too large, or that a sentence has more tokens than the model reads. Status 503 means
+    that the queue is full or that the service ends. GET /health has the number of waiting
+    sentences.
 
     Requests that arrive together are translated in one batch. Standard output gets the URL of the
     service, standard error a line for each request (not with -q). Ctrl-C ends the service: requests

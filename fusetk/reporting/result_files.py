@@ -304,7 +304,7 @@ def unescaped(cell: str) -> str:
         pairs, odd = divmod(len(match[1]), 2)
         return "\\" * pairs + ("\t" if odd else "t")
 
-    # Most texts have no backslash before t, and the comparison is faster than the expression.
+    # Most cells have no backslash before t. The test for it is faster than the expression.
     return re.sub(r"(\\+)t", replacement, cell) if r"\t" in cell else cell
 
 

@@ -41,12 +41,13 @@ async def read_object(request: Request, keys: Sequence[str], size: int) -> dict[
     """Return the JSON object of a request.
 
     Raises BadRequest if the body is not a JSON object with keys of ``keys``, if it has not arrived
-    within ``BODY_SECONDS``, as soon as it has more than ``size`` bytes, or if a browser sends it
-    for a page of another site.
+    within ``BODY_SECONDS``, as soon as it has more than ``size`` bytes, or if a browser sends the
+    request for a page of another site.
     """
-    # Such a page cannot read the answer, but its requests would take time.
+    # The page could not read the answer, but the service would compute it. Browsers send the header
+    # with HTTPS, and without it to addresses of this machine only.
     if request.headers.get("sec-fetch-site") == "cross-site":
-        raise BadRequest(403, "pages of other sites cannot use this service")
+        raise BadRequest(403, "a page of another site sent this request: use a program instead")
     try:
         body = await asyncio.wait_for(_body(request, size), BODY_SECONDS)
     except asyncio.TimeoutError:

@@ -61,7 +61,7 @@ class PlainSearch:
         self.coverage = coverage
         self.beam = config.beam // config.groups
         self.n_best = min(config.n_best, self.beam)
-        self.met = cache(self._met)  # each step needs it several times
+        self.met = cache(self._met)  # each step asks for the same tokens several times
 
     def _met(self, ids: tuple[int, ...]) -> int:
         """Return the number of met tokens: each phrase is matched at its earliest place."""

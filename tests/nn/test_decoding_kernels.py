@@ -159,12 +159,15 @@ def test_best_tokens_of_unusual_rows():
     ascending = torch.arange(133) * 3.0
     late = torch.full((133,), -math.inf)
     late[70:] = ascending[70:]
+    lowest = torch.full((133,), torch.finfo(torch.float32).min)
     rows = [ascending, ascending.flip(0), late, late.flip(0), ascending - 1e6, ascending * 1e4]
     logits = torch.stack(rows)
     best, token, log_z = fused_decoding.best_tokens(logits, None, torch.tensor([0, 132]), None, 3)
     expected, order = logits.index_fill(1, torch.tensor([0, 132]), -math.inf).topk(3)
     assert torch.equal(best, expected) and torch.equal(token, order)
     close(log_z, logits.logsumexp(1, keepdim=True))
+    best, token, _ = fused_decoding.best_tokens(lowest[None], None, torch.tensor([0]), None, 2)
+    assert best.tolist() == [lowest[:2].tolist()] and token.tolist() == [[1, 2]]
     nothing = torch.full((1, 40), -math.inf)
     _, _, log_z = fused_decoding.best_tokens(nothing, None, torch.tensor([0]), None, 1)
     assert log_z.item() == -math.inf

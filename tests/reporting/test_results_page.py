@@ -417,7 +417,7 @@ def test_a_table_of_losses_is_inserted(results: Path) -> None:
             assert cell == ("-" if None in values else f"{sum(values) / 2:.3f}")
         assert row[-1] == f"{sum(min(loss.values()) for loss in losses) / 2:.3f}"
     for name in ("nothing", "plain@model.dropout=0.3"):
-        with pytest.raises(DataError, match=f"have no training of {name}"):
+        with pytest.raises(DataError, match=f"has no training of {name}"):
             updated(text.replace("plain", name), results.parent)
 
 
@@ -470,7 +470,7 @@ def test_systems_with_a_lower_loss_are_counted(results: Path) -> None:
         assert extent == f"{min(differences):+.3f} to {max(differences):+.3f}"
     for path in results.glob("[fo]*.json"):
         path.unlink()
-    with pytest.raises(DataError, match="have no system"):
+    with pytest.raises(DataError, match="has no system"):
         updated(text, results.parent)
 
 

@@ -1,4 +1,4 @@
-// The choice of tokens in a search: the best tokens, and the logarithm of the sum of the softmax
+// The choice of tokens in a search: the best tokens, and the logarithm of the softmax's denominator
 
 #pragma once
 
@@ -21,18 +21,19 @@ struct BestTokens {
     float *log_z;
 };
 
-// The results of a row for its logits so far, which come in blocks
+// The best tokens and log_z of the blocks of logits that `add` has read, for one row
 struct RowChoice {
     Vector total;  // sum of exp(logit - highest)
     float highest;
-    float limit;  // higher logits change `highest` or the best tokens
+    float limit;  // only logits above it change `highest` or the best tokens
     Int count, only;
     float *logits;
     Int *tokens;
 
     void begin(Int row, const TokenRules &rules, const BestTokens &results) {
         total = {};
-        highest = limit = -FLT_MAX;
+        highest = -FLT_MAX;
+        limit = -INFINITY;
         count = results.count;
         only = rules.only ? rules.only[row] : -1;
         logits = results.logits + row * count;
@@ -41,7 +42,10 @@ struct RowChoice {
     }
 
     // Add `columns` logits x, at most BLOCK, of the tokens from `first` on. The bias may be null.
-    void add(Int first, Int columns, const float *x, const float *bias, const TokenRules &rules) {
+    // The function is not inlined, so that all callers get the same rounding.
+    NOT_INLINED void add(
+        Int first, Int columns, const float *x, const float *bias, const TokenRules &rules
+    ) {
         Vector parts[2];
         for (Int i = 0; i < 2; i++) {
             const Int start = i * LANES, n = smaller(columns - start, LANES);
@@ -53,16 +57,17 @@ struct RowChoice {
                 if (bias) parts[i] += load_part(bias + start, n > 0 ? n : 0, 0);
             }
         }
-        const Vector larger_part = larger(parts[0], parts[1]);
-        const bool has_only = first <= only && only < first + columns;
-        if (has_only || contains_true(larger_part > limit))
-            change(first, parts, max(larger_part), has_only, rules);
+        const Vector maxima = larger(parts[0], parts[1]);
+        const bool contains_only = first <= only && only < first + columns;
+        if (contains_only || contains_true(maxima > limit))
+            update_best(first, parts, max(maxima), contains_only, rules);
         total += exp_(parts[0] - highest) + exp_(parts[1] - highest);
     }
 
-    // Change `highest` and the best tokens for a block whose highest logit is `block_highest`.
-    NOT_INLINED void change(
-        Int first, const Vector *parts, float block_highest, bool has_only, const TokenRules &rules
+    // Update `highest` and the best tokens for a block whose highest logit is `block_highest`.
+    NOT_INLINED void update_best(
+        Int first, const Vector *parts, float block_highest, bool contains_only,
+        const TokenRules &rules
     ) {
         if (block_highest > highest) {
             total *= exp_(fill(highest - block_highest));
@@ -71,12 +76,13 @@ struct RowChoice {
         float x[BLOCK];
         store(x, parts[0]);
         store(x + LANES, parts[1]);
-        if (has_only) logits[0] = x[only - first], tokens[0] = only;
+        if (contains_only) logits[0] = x[only - first], tokens[0] = only;
         if (only < 0) insert(first, x, rules);
-        limit = only >= 0 ? highest : fmaxf(logits[count - 1], -FLT_MAX);
+        limit = only >= 0 ? highest : logits[count - 1];
     }
 
-    // Insert the allowed ones of BLOCK logits into the best tokens.
+    // Insert the allowed tokens of a block into the best tokens. The logits x of forbidden tokens
+    // become -inf.
     void insert(Int first, float *x, const TokenRules &rules) {
         for (Int i = 0; i < rules.num_forbidden; i++) {
             const Int j = rules.forbidden[i] - first;
@@ -94,8 +100,10 @@ struct RowChoice {
         }
     }
 
+    // The highest logit adds 1 to the sum. Without it, all logits are -inf or NaN.
     float log_z() const {
-        return (highest > -FLT_MAX ? highest : -INFINITY) + logf(sum(total));
+        const float sum_of_row = sum(total);
+        return (sum_of_row > 0.5f ? highest : -INFINITY) + logf(sum_of_row);
     }
 };
 
@@ -104,8 +112,8 @@ extern "C" {
 // The n best tokens of each row of logits + bias, best first, the lower id first among equal ones,
 // and log_z, the logarithm of the sum of exp(logits). The tokens of `forbidden` are never chosen.
 // If only[r] >= 0, row r has this token alone. Other places of a row have the score -inf and token
-// 0. With NaN in a row, its log_z is NaN. With row_scale and column_scale, the logits are integers,
-// which are overwritten, and the scales multiply them.
+// 0. With NaN in a row, its log_z is NaN, and its tokens are arbitrary. With row_scale and
+// column_scale, the logits are integers. The scales multiply them, and the products replace them.
 void best_tokens(
     Int threads, Int rows, Int size, float *logits, const float *row_scale,
     const float *column_scale, const float *bias, Int num_forbidden, const Int *forbidden,
@@ -129,34 +137,36 @@ void best_tokens(
 }  // extern "C"
 
 // The best tokens of the logits (rows, size) that a map computes from x (rows, width). Each thread
-// has the logits of BLOCK tokens for some rows at a time.
+// has the logits of BLOCK tokens for at most CHUNK rows at a time.
 template <class T>
 static void best_of_map(
     Int threads, Int rows, const Rows<T> &x, const Map<T> &map, const TokenRules &rules,
     const BestTokens &results
 ) {
-    const Int chunk = smaller(CHUNK, up((rows + threads - 1) / threads, BLOCK_ROWS));
+    const Int blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;  // of rows
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
         Scratch logits(CHUNK * BLOCK);
         RowChoice choices[CHUNK];
         map.begin();
 #pragma omp for schedule(static)
-        for (Int first = 0; first < rows; first += chunk) {
-            const Int end = smaller(rows, first + chunk);
-            for (Int r = first; r < end; r++) choices[r - first].begin(r, rules, results);
-            for (Int j = 0; j < map.size; j += BLOCK) {
-                for (Int r = first; r < end; r += BLOCK_ROWS)
-                    map.compute(
-                        r, smaller(end - r, BLOCK_ROWS), x, j, logits.at + (r - first) * BLOCK,
-                        BLOCK
-                    );
-                for (Int r = 0; r < end - first; r++)
-                    choices[r].add(
-                        j, smaller(map.size - j, BLOCK), logits.at + r * BLOCK, 0, rules
-                    );
+        for (Int thread = 0; thread < threads; thread++) {
+            const Int last = smaller(rows, (thread + 1) * blocks / threads * BLOCK_ROWS);
+            for (Int first = thread * blocks / threads * BLOCK_ROWS; first < last; first += CHUNK) {
+                const Int end = smaller(last, first + CHUNK);
+                for (Int r = first; r < end; r++) choices[r - first].begin(r, rules, results);
+                for (Int j = 0; j < map.size; j += BLOCK) {
+                    const Int columns = smaller(map.size - j, BLOCK);
+                    for (Int r = first; r < end; r += BLOCK_ROWS)
+                        map.compute(
+                            r, smaller(end - r, BLOCK_ROWS), x, j, logits.at + (r - first) * BLOCK,
+                            BLOCK
+                        );
+                    for (Int r = 0; r < end - first; r++)
+                        choices[r].add(j, columns, logits.at + r * BLOCK, 0, rules);
+                }
+                for (Int r = first; r < end; r++) results.log_z[r] = choices[r - first].log_z();
             }
-            for (Int r = first; r < end; r++) results.log_z[r] = choices[r - first].log_z();
         }
         map.end();
     }

@@ -99,8 +99,9 @@ struct Strided {
     Int row_step, step;
 };
 
-// Compute part of GROUPS groups, from `group` on, of out (ROWS, BLOCK) = x (ROWS, width) times two
-// groups of W: the products of the inputs from `start` to `end` - 1. With `add`, add them to out.
+// Compute a part of out (ROWS, BLOCK) = x (ROWS, width) times two groups of W. The part has the
+// columns of GROUPS groups, from `group` on, and the products of the inputs `start` to `end` - 1. If
+// `add` is true or `start` is not 0, the products are added to out. The last part applies `finish`.
 template <int ROWS, int GROUPS>
 static NOT_INLINED void float_sums(
     Int group, Int start, Int end, Int width, Strided x, const float *groups,
@@ -130,7 +131,7 @@ static NOT_INLINED void float_sums(
         }
 }
 
-// Compute part of out (rows, BLOCK), as in float_sums.
+// Compute float_sums of both groups for any number of rows.
 template <int ROWS = MOST_ROWS>
 static void float_part(
     Int rows, Int start, Int end, Int width, Strided x, const float *groups,
@@ -154,7 +155,8 @@ static void float_part(
 }
 
 // Compute out (rows, BLOCK) = x (rows, width) times two groups of W. With `add`, add the product to
-// out. A part of a group stays in the fastest cache while all rows are multiplied.
+// out. The outer loop is over parts of PART inputs, so a part of W stays in the fastest cache for
+// all rows.
 static void float_block(
     Int rows, Int width, Strided x, const float *groups, const Epilogue &finish, bool add,
     float *out, Int stride

@@ -186,11 +186,11 @@ def best_tokens(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the ``count`` best logits (R, n), their tokens (R, n), and log_z (R, 1).
 
-    ``logits`` (R, V) come without ``bias`` (V,) and may be overwritten. ``forbidden`` tokens are
-    never among the best. ``only`` (R,) is the only allowed token of each row, or -1. Missing tokens
-    have the logit -inf. Of equal logits, the lower token comes first. log_z is the logarithm of the
-    sum of the exponentials of all V logits. With ``scales`` of rows (R,) and columns (V,), the
-    logits are int32, and the scales multiply them.
+    ``logits`` (R, V) come without ``bias`` (V,). ``forbidden`` tokens are never among the best.
+    ``only`` (R,) is the only allowed token of each row, or -1. Missing tokens have the logit -inf.
+    Of equal logits, the lower token comes first. log_z is the logarithm of the sum of the
+    exponentials of all V logits. With ``scales`` of rows (R,) and columns (V,), the logits are
+    int32. The scales multiply them, and the products replace them in memory.
     """
     logits = logits.contiguous()
     rows, size = logits.shape
