@@ -42,10 +42,7 @@ struct RowChoice {
     }
 
     // Add `columns` logits x, at most BLOCK, of the tokens from `first` on. The bias may be null.
-    // The function is not inlined, so that all callers get the same rounding.
-    NOT_INLINED void add(
-        Int first, Int columns, const float *x, const float *bias, const TokenRules &rules
-    ) {
+    void add(Int first, Int columns, const float *x, const float *bias, const TokenRules &rules) {
         Vector parts[2];
         for (Int i = 0; i < 2; i++) {
             const Int start = i * LANES, n = smaller(columns - start, LANES);
@@ -107,6 +104,15 @@ struct RowChoice {
     }
 };
 
+// Call `add` for some rows of x, which has `stride` numbers in a row. The function is not inlined, so
+// that all callers get the same rounding.
+static NOT_INLINED void add_block(
+    RowChoice *choices, Int rows, Int first, Int columns, const float *x, Int stride,
+    const float *bias, const TokenRules &rules
+) {
+    for (Int r = 0; r < rows; r++) choices[r].add(first, columns, x + r * stride, bias, rules);
+}
+
 extern "C" {
 
 // The n best tokens of each row of logits + bias, best first, the lower id first among equal ones,
@@ -129,7 +135,9 @@ void best_tokens(
         RowChoice choice;
         choice.begin(r, rules, results);
         for (Int j = 0; j < size; j += BLOCK)
-            choice.add(j, smaller(size - j, BLOCK), x + j, bias ? bias + j : 0, rules);
+            add_block(
+                &choice, 1, j, smaller(size - j, BLOCK), x + j, size, bias ? bias + j : 0, rules
+            );
         log_z[r] = choice.log_z();
     }
 }
@@ -156,14 +164,15 @@ static void best_of_map(
                 const Int end = smaller(last, first + CHUNK);
                 for (Int r = first; r < end; r++) choices[r - first].begin(r, rules, results);
                 for (Int j = 0; j < map.size; j += BLOCK) {
-                    const Int columns = smaller(map.size - j, BLOCK);
                     for (Int r = first; r < end; r += BLOCK_ROWS)
                         map.compute(
                             r, smaller(end - r, BLOCK_ROWS), x, j, logits.at + (r - first) * BLOCK,
                             BLOCK
                         );
-                    for (Int r = 0; r < end - first; r++)
-                        choices[r].add(j, columns, logits.at + r * BLOCK, 0, rules);
+                    add_block(
+                        choices, end - first, j, smaller(map.size - j, BLOCK), logits.at, BLOCK, 0,
+                        rules
+                    );
                 }
                 for (Int r = first; r < end; r++) results.log_z[r] = choices[r - first].log_z();
             }
