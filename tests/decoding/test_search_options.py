@@ -12,7 +12,7 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scores import PENALTIES, bound, value
 from fusetk.decoding.token_mask import EncodedRequest, length_limits
 from tests.contracts.systems import SYSTEMS
-from tests.decoding.fakes import Echo, batch, exhaustive
+from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
 from tests.decoding.plain import PlainSearch, covered
 
 SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS], [5, EOS], [6, 6, 7, EOS]]
@@ -80,6 +80,10 @@ def check(settings, requests=FREE):
         results = search([model], *batch(SOURCES), settings, requests)
         for i, hypotheses in enumerate(results):
             same(hypotheses, plain(model, i, settings, requests[i]))
+            for hypothesis in hypotheses:
+                assert hypothesis.score == pytest.approx(
+                    log_probabilities(model, SOURCES[i], [hypothesis.ids]).item(), abs=1e-4
+                )
 
 
 OPTIONS = {
