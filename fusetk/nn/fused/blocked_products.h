@@ -93,10 +93,13 @@ struct Epilogue {
     }
 };
 
-// A matrix of float32. Number (i, j) is at[i * row_step + j * step].
+// A matrix of float32. Number (i, j) is at[i * row_step + j * step]. In a matrix in tiles, the rows
+// are divided into tiles of MOST_ROWS rows, and row i of a tile begins at the first number of the
+// tile plus i * row_step. Row r, if it is the first one of a tile, begins at r * tile_step.
 struct Strided {
     const float *at;
     Int row_step, step;
+    Int tile_step = row_step;
 };
 
 // Compute a part of out (ROWS, BLOCK) = x (ROWS, width) times two groups of W. The part has the
@@ -109,6 +112,8 @@ static NOT_INLINED void float_sums(
 ) {
     groups += group * GROUP * width;
     out += group * GROUP;
+    for (int r = 0; r < ROWS; r++)  // the results are stored there after the loop over the inputs
+        for (int g = 0; g < GROUPS; g++) __builtin_prefetch(out + r * stride + g * GROUP, 1);
     Register sums[ROWS][GROUPS * REGISTERS] = {};  // GCC keeps an array of Vector in memory
     for (Int k = start; k < end; k++) {
         Register w[GROUPS * REGISTERS];
@@ -142,14 +147,14 @@ static void float_part(
     for (int group = 0; group < 2; group += GROUPS)
         for (Int r = 0; r < whole; r += ROWS)
             float_sums<ROWS, GROUPS>(
-                group, start, end, width, {x.at + r * x.row_step, x.row_step, x.step}, groups,
+                group, start, end, width, {x.at + r * x.tile_step, x.row_step, x.step}, groups,
                 finish, add, out + r * stride, stride
             );
     if constexpr (ROWS > 1)
         if (whole < rows)
             float_part<(ROWS > 4 ? 4 : ROWS > 2 ? 2 : 1)>(
                 rows - whole, start, end, width,
-                {x.at + whole * x.row_step, x.row_step, x.step}, groups, finish, add,
+                {x.at + whole * x.tile_step, x.row_step, x.step}, groups, finish, add,
                 out + whole * stride, stride
             );
 }

@@ -34,10 +34,18 @@ static void store_group(Strided b, Int count, Int size, Int n, float *to) {
             to[k * GROUP + j] = j < columns ? from[j * b.step + k * b.row_step] : 0;
 }
 
-// Copy A (rows, count), which is stored by columns, to the columns of `to` (count, CHUNK).
-static void copy_columns(Strided a, Int rows, Int count, float *to) {
-    for (Int k = 0; k < count; k++)
-        memcpy(to + k * CHUNK, a.at + k * a.step, rows * sizeof(float));
+// Copy A (rows, count), which is stored by columns, to tiles: arrays (count, MOST_ROWS). Return the
+// copy. A tile is one piece of memory, so the fastest cache can keep it.
+static Strided copy_to_tiles(Strided a, Int rows, Int count, float *to) {
+    const Int whole = rows / MOST_ROWS * MOST_ROWS;
+    for (Int k = 0; k < count; k++) {
+        const float *from = a.at + k * a.step;
+        float *line = to + k * MOST_ROWS;
+        for (Int r = 0; r < whole; r += MOST_ROWS)
+            memcpy(line + r * count, from + r, MOST_ROWS * sizeof(float));
+        for (Int r = whole; r < rows; r++) line[whole * count + r - whole] = from[r];
+    }
+    return {to, 1, MOST_ROWS, count};
 }
 
 // Compute out (rows, columns) = A (rows, count) times blocked columns, plus the bias (columns),
@@ -83,28 +91,28 @@ void float32_matmul(
     {
         // A copy of a chunk of A, if A is stored by columns: the numbers of a row are far from each
         // other there.
-        Scratch chunk_columns(a.step == 1 ? 0 : CHUNK * DEPTH);
+        Scratch tiles(a.step == 1 ? 0 : up(CHUNK, MOST_ROWS) * smaller(count, DEPTH));
         for (Int start = 0; start < count; start += DEPTH) {
             const Int part = smaller(count - start, DEPTH);
             const bool last = start + part == count;
 #pragma omp for schedule(static)
             for (Int n = 0; n < up(size, BLOCK); n += GROUP)
                 store_group(submatrix(b, start, 0), part, size, n, blocks.at + n * part);
+            Strided copy = {};
             Int copied_chunk = -1;
 #pragma omp for collapse(2) schedule(static)
             for (Int chunk = 0; chunk < rows; chunk += CHUNK)
                 for (Int n = 0; n < size; n += BLOCK) {
                     const Int chunk_rows = smaller(rows - chunk, CHUNK);
-                    Strided from = submatrix(a, chunk, start);
-                    if (a.step != 1) {
-                        if (copied_chunk != chunk)
-                            copy_columns(from, chunk_rows, part, chunk_columns.at);
+                    const Strided from = submatrix(a, chunk, start);
+                    if (a.step != 1 && copied_chunk != chunk) {
+                        copy = copy_to_tiles(from, chunk_rows, part, tiles.at);
                         copied_chunk = chunk;
-                        from = {chunk_columns.at, 1, CHUNK};
                     }
                     multiply(
-                        chunk_rows, smaller(size - n, BLOCK), part, from, blocks.at + n * part,
-                        last && bias ? bias + n : 0, add || start, out + chunk * stride + n, stride
+                        chunk_rows, smaller(size - n, BLOCK), part, a.step == 1 ? from : copy,
+                        blocks.at + n * part, last && bias ? bias + n : 0, add || start,
+                        out + chunk * stride + n, stride
                     );
                 }
         }
