@@ -164,9 +164,9 @@ static void best_of_map(
                 const Int end = smaller(last, first + CHUNK);
                 for (Int r = first; r < end; r++) choices[r - first].begin(r, rules, results);
                 for (Int j = 0; j < map.size; j += BLOCK) {
-                    for (Int r = first; r < end; r += BLOCK_ROWS)
+                    for (Int r = first; r < end; r += map.ROWS)
                         map.compute(
-                            r, smaller(end - r, BLOCK_ROWS), x, j, logits.at + (r - first) * BLOCK,
+                            r, smaller(end - r, map.ROWS), x, j, logits.at + (r - first) * BLOCK,
                             BLOCK
                         );
                     add_block(

@@ -423,8 +423,11 @@ struct Map {
     const float *bias;
     bool relu, use_tiles;
 
+    // Most rows of `compute`. float_block keeps a part of W in the cache for all of them.
+    enum { ROWS = sizeof(T) == sizeof(float) ? CHUNK : BLOCK_ROWS };
+
     // out (rows, BLOCK) from output n on, for the rows of x from `first` on. The rows of `out` have
-    // `stride` numbers. There are at most BLOCK_ROWS rows.
+    // `stride` numbers. There are at most ROWS rows.
     void compute(
         Int first, Int rows, const Rows<T> &x, Int n, float *out, Int stride
     ) const {
@@ -434,7 +437,7 @@ struct Map {
         Epilogue finish = {bias ? bias + n : ZEROS, lowest, 0, 0, 0};
         if (scale)
             finish = {finish.bias, lowest, x.scale + first, scale + n, correction + n};
-        float edge[BLOCK_ROWS * BLOCK], edge_bias[BLOCK];
+        float edge[ROWS * BLOCK], edge_bias[BLOCK];
         if (bias && columns < BLOCK) {
             memcpy(edge_bias, ZEROS, sizeof edge_bias);
             memcpy(edge_bias, bias + n, columns * sizeof(float));
@@ -457,8 +460,8 @@ struct Map {
         for (Int chunk = 0; chunk < rows; chunk += CHUNK)
             for (Int n = 0; n < size; n += BLOCK) {
                 const Int end = smaller(rows, chunk + CHUNK);
-                for (Int r = chunk; r < end; r += BLOCK_ROWS)
-                    compute(r, smaller(end - r, BLOCK_ROWS), x, n, out + r * size + n, size);
+                for (Int r = chunk; r < end; r += ROWS)
+                    compute(r, smaller(end - r, ROWS), x, n, out + r * size + n, size);
             }
         end();
     }
