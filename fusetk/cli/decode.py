@@ -113,7 +113,8 @@ def command(
                 )
             translator = Translator(loaded.models, loaded.pipeline, config, extras)
             if mbr:
-                translator = MbrTranslator(translator, mbr_utility(mbr), n_best)
+                utility = mbr_utility(mbr, loaded.pipeline.target_language)
+                translator = MbrTranslator(translator, utility, n_best)
             translator.warns_of_unknown = world.first
             output = stack.enter_context(open_output(target, lines.keep)) if world.first else None
             return LineTranslator(translator, output_format, tokenized), lines, output

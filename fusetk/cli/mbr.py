@@ -10,8 +10,12 @@ if TYPE_CHECKING:
     from fusetk.decoding.sentence_utility import Utility
 
 
-def mbr_utility(name: str) -> "Utility":
-    """Return the utility `chrf`, `bleu` or `comet`.
+# sacreBLEU's tokenisers for languages without spaces, where its default makes one word of a clause
+TOKENIZERS = {"zh": "zh", "ja": "char", "th": "char"}
+
+
+def mbr_utility(name: str, language: str = "en") -> "Utility":
+    """Return the utility `chrf`, `bleu` or `comet` for translations into a language.
 
     Raises DataError if COMET is not installed or its model cannot be loaded.
     """
@@ -21,7 +25,7 @@ def mbr_utility(name: str) -> "Utility":
         return CometModel().compare
     from fusetk.decoding.sentence_utility import utility
 
-    return utility(name)
+    return utility(name, TOKENIZERS.get(language) if name == "bleu" else None)
 
 
 def candidate_settings(

@@ -58,19 +58,17 @@ class Constraints:
         num_met_after = torch.zeros(sentences, max_tokens + 1, max_distinct + 1, dtype=torch.long)
         for sentence, sentence_phrases in enumerate(phrases):
             tokens = _distinct_tokens(sentence_phrases)
+            column = {token: i for i, token in enumerate(tokens)}
             distinct[sentence, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
             start = 0
             for phrase in sentence_phrases:
-                for met, token in enumerate(phrase):
+                num_met_after[sentence, start : start + len(phrase)] = start
+                for met, after in enumerate(_automaton(phrase, continued)):
                     state = (sentence, start + met)
-                    next_token[state] = token
+                    next_token[state] = phrase[met]
                     phrase_start[state] = start
-                    row = [
-                        start + _longest_beginning([*phrase[:met], other], phrase, continued)
-                        for other in tokens
-                    ]
-                    others = [start] * (max_distinct + 1 - len(row))
-                    num_met_after[state] = torch.tensor([*row, *others])
+                    for token, number in after.items():
+                        num_met_after[(*state, column[token])] = start + number
                 start += len(phrase)
             total[sentence] = start
             phrase_start[sentence, start] = start
@@ -130,16 +128,20 @@ def _distinct_tokens(phrases: Phrases) -> list[int]:
     return sorted({token for phrase in phrases for token in phrase})
 
 
-def _longest_beginning(
-    tokens: Sequence[int], phrase: Sequence[int], continued: Container[int]
-) -> int:
-    """Return the length of the longest beginning of ``phrase`` that is at the end of ``tokens``.
+def _automaton(phrase: Sequence[int], continued: Container[int]) -> list[dict[int, int]]:
+    """Return, for each number of met tokens of a phrase, how many are met after one more token.
 
-    The first of ``tokens`` begins a word.
+    Tokens after which none is met are left out. The phrase begins at the start of a word.
     """
-    for start in range(len(tokens)):
-        begins_word = start == 0 or tokens[start - 1] not in continued
-        length = len(tokens) - start
-        if begins_word and list(tokens[start:]) == list(phrase[:length]):
-            return length
-    return 0
+    after: list[dict[int, int]] = []
+    border = 0  # length of the longest beginning of the phrase with which phrase[1:met] ends
+    for met, token in enumerate(phrase):
+        # A mismatch continues with the border, which has met the last tokens as well.
+        row = dict(after[border]) if met else {}
+        if met and border == 0 and phrase[met - 1] in continued:
+            row.pop(phrase[0], None)  # no phrase begins inside a word
+        next_border = row.get(token, 0) if met else 0
+        row[token] = met + 1
+        after.append(row)
+        border = next_border
+    return after

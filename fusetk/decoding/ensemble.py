@@ -19,8 +19,10 @@ class EnsembleMean(NamedTuple):
 
     def __call__(self, log_probs: "Tensor") -> "Tensor":
         """Average log-probabilities (models, ...) over the models to log-probabilities (...)."""
-        weights = log_probs.new_tensor(self.weights or [1.0] * len(log_probs))
-        shares = (weights / weights.sum()).view(-1, *[1] * (log_probs.dim() - 1))
+        weights = self.weights or [1.0] * len(log_probs)
+        largest = max(weights)  # the sum of very large or small weights is not a float32 number
+        relative = log_probs.new_tensor([weight / largest for weight in weights])
+        shares = (relative / relative.sum()).view(-1, *[1] * (log_probs.dim() - 1))
         if self.form == "log":
             return (shares * log_probs).sum(0)
         return (log_probs + shares.log()).logsumexp(0)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 SEPARATOR = " ||| "
 _ID = re.compile(rb"(\d{1,18}) \|\|\| ")
+_N_BEST_LINE = re.compile(_ID.pattern + rb".*\|\|\| LogProb= ")
 
 
 # Formats ------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ def _resume_lines(file: BinaryIO, target: str, form: OutputFormat, start: int) -
             last = line
     if form.kind == "json" and lines and _json_id(last) != start + lines - 1:
         raise _cannot_resume(target, lines, f"the JSON object of input line {start + lines}")
-    if form.kind == "text" and (_ID.match(last) or _json_id(last) is not None):
+    if form.kind == "text" and (_N_BEST_LINE.match(last) or _json_id(last) is not None):
         raise _cannot_resume(
             target, lines, "a line of plain text (was it made by --n-best or --json?)"
         )

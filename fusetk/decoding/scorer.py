@@ -108,11 +108,12 @@ class Scorer:
     ) -> BestTokens:
         """Read one token of each hypothesis (R,) and return the ``count`` best next tokens.
 
-        Only the tokens that ``rules`` allows are among them. The property ``supports_best`` must be
-        True.
+        A smaller vocabulary has fewer. Only the tokens that ``rules`` allows are among them. The
+        property ``supports_best`` must be True.
         """
         [features], next_states, attention = self._read(tokens, states)
         output: Any = self.models[0].output
+        count = min(count, output.out_features)
         rows = PIECE // output.out_features
         if isinstance(output, KernelLinear):
             rows = len(features)  # the kernel divides them

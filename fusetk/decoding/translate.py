@@ -127,7 +127,10 @@ class Translator:
         """
         requests = [line if isinstance(line, Request) else Request(line) for line in lines]
         numbers = range(first, first + len(lines)) if isinstance(first, int) else first
-        tokens = [self.tokens("source", request.text, tokenized) for request in requests]
+        tokens = [
+            self.tokens("source", request.text, tokenized) if request.text.strip() else []
+            for request in requests
+        ]
         sources = []
         encoded = []
         for request, number, line in zip(requests, numbers, tokens, strict=True):

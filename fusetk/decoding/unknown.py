@@ -75,10 +75,11 @@ def read_dictionary(path: Path | str) -> dict[str, str]:
     dictionary: dict[str, str] = {}
     for number, line in enumerate(read_lines(path), 1):
         source, tab, target = line.partition("\t")
-        if not tab or not target.strip() or "\t" in target or len(source.split()) != 1:
+        source = source.strip(" ")
+        if not tab or not target.strip() or "\t" in target or " " in source or not source.strip():
             raise DataError(
                 f"{path}, line {number}: {line[:40]!r} is not a source word, a tab and a target "
                 "word"
             )
-        dictionary.setdefault(source.strip(), target.strip())
+        dictionary.setdefault(source, target.strip())
     return dictionary

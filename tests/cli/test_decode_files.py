@@ -161,6 +161,20 @@ def test_an_output_that_does_not_belong_to_the_input(trained, text, tmp_path):
     assert "line 3: this is not one of the 2 best translations of input line 1" in said
 
 
+def test_a_translation_that_is_a_number_can_be_resumed(trained, text, tmp_path):
+    out = tmp_path / "out"
+    whole = written(trained, text, out, "--word-scores").splitlines()
+    number = "12 ||| WordScores= -0.5 -0.25"
+    out.write_text(f"{number}\n", encoding="utf-8")
+    resumed = written(trained, text, out, "--word-scores", "--resume").splitlines()
+    assert resumed[0] == number and len(resumed) == len(whole)
+
+
+def test_blank_lines_have_blank_translations(trained):
+    lines = ["hund", "\t", "\u3000 \xa0"]
+    assert output("-m", trained, lines=lines)[1:] == ["", ""]
+
+
 def test_outputs_that_cannot_be_resumed(trained, text, tmp_path):
     assert "give -o with a name" in refused("-m", trained, "-i", text, "--resume")
     assert "not end in .gz" in refused(

@@ -52,6 +52,15 @@ def test_translations_of_a_search_are_weighted_by_probability() -> None:
     assert ranked(near, sample=False)[0].text == "a b"
 
 
+def test_bleu_splits_languages_without_spaces() -> None:
+    texts = ["一只狗在草地上睡觉。", "一只狗在草地上躺着。", "两只猫。"]
+    pairs = [TranslationPair("", texts[0], other) for other in texts[1:]]
+    assert mbr_utility("bleu")(pairs) == [0, 0]
+    for language in ("zh", "ja"):
+        near, far = mbr_utility("bleu", language)(pairs)
+        assert near > far + 20
+
+
 @pytest.mark.parametrize("name", ["chrf", "bleu"])
 def test_a_translation_is_most_similar_to_itself(name: str) -> None:
     similarity = utility(name)

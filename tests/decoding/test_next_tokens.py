@@ -7,7 +7,9 @@ from fusetk.data.vocab import BOS, EOS, PAD
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.next_tokens import next_tokens
+from fusetk.decoding.scorer import Scorer
 from fusetk.decoding.target_scores import score_targets
+from fusetk.decoding.token_mask import SimpleRules
 from tests.plotting.models import SIZE, stack, transformer
 
 PAIRS = [([5, 6, 7, EOS], [4, 8]), ([9, EOS], []), ([4, 4, 4, 4, EOS], [10, 11, 5, 6, 7])]
@@ -33,6 +35,18 @@ def test_scores_and_best_tokens_are_those_of_the_model() -> None:
             assert scores == pytest.approx(row[order[:4]].tolist(), abs=1e-5)
     [[first, *_], *_] = next_tokens(model, PAIRS, 1000)
     assert len(first.best) == SIZE - 2
+
+
+def test_a_search_gets_at_most_all_tokens() -> None:
+    model = transformer(stack("last", 1), stack("last", 1)).eval()
+    scorer = Scorer([model])
+    if not scorer.supports_best:
+        pytest.skip("there is no C++ compiler")
+    with torch.inference_mode():
+        states = scorer.start(torch.tensor([[7, EOS]]), torch.ones(1, 2, dtype=torch.bool))
+        rules = SimpleRules(torch.tensor([PAD]), None)
+        best = scorer.best(torch.tensor([BOS]), states, rules, 1000)
+    assert sorted(best.token[best.logits > -torch.inf].tolist()) == list(range(1, SIZE))
 
 
 def test_greedy_search_takes_the_best_token_of_each_step() -> None:

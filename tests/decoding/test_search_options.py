@@ -1,6 +1,8 @@
 """Every option of the search agrees with a plain implementation, on tiny random models."""
 
+import itertools
 import math
+import random
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from fusetk.data.vocab import BOS, EOS, UNK
 from fusetk.decoding import alignment
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.constraints import Constraints
+from fusetk.decoding.ensemble import EnsembleMean
 from fusetk.decoding.scores import PENALTIES, bound, value
 from fusetk.decoding.token_mask import EncodedRequest, length_limits
 from tests.contracts.systems import SYSTEMS
@@ -97,6 +101,7 @@ OPTIONS = {
     "no unknown": {"forbid_unknown": True},
     "2 groups": {"groups": 2, "diversity": 1.0},
     "4 groups": {"groups": 4, "diversity": 0.8},
+    "a large cost": {"groups": 2, "diversity": 1e6},
     "groups, no pair twice": {"groups": 2, "diversity": 2.0, "no_repeat_ngram": 2, "beam": 6},
 }
 
@@ -107,6 +112,22 @@ OPTIONS = {
 def test_the_definition(options, stop, requests):
     for n_best in (1, 3):
         check(config(stop=stop, n_best=n_best, **options), requests)
+
+
+def test_the_number_of_met_tokens_after_a_mismatch():
+    """It is the longest beginning of the phrase, at a word start, at the end of the tokens."""
+    choose = random.Random(5)
+    for _ in range(300):
+        phrase = choose.choices(range(4, 7), k=choose.randint(1, 9))
+        continued = choose.choice([set(), {4}, {4, 5}])
+        constraints = Constraints([[phrase]], continued, 1, torch.device("cpu"))
+        for met, token in itertools.product(range(len(phrase)), sorted(set(phrase))):
+            tokens = [*phrase[:met], token]
+            starts = [i for i in range(met + 1) if i == 0 or tokens[i - 1] not in continued]
+            lengths = [met + 1 - i for i in starts if tokens[i:] == phrase[: met + 1 - i]]
+            column = constraints.distinct[0].tolist().index(token)
+            assert constraints.num_met_after[0, met, column] == max([*lengths, 0])
+        assert not constraints.num_met_after[0, : len(phrase), -1].any()
 
 
 def test_phrases_that_must_begin_inside_a_word():
@@ -343,3 +364,11 @@ def test_the_cost_of_a_wide_beam():
     assert "sorts 4,500 candidates" in config(beam=300, groups=20).wide_beam_warning(15), (
         "groups of 15"
     )
+
+
+@pytest.mark.parametrize("weights", [(1e-50, 3e-50), (1e50, 3e50), (0.25, 0.75)])
+@pytest.mark.parametrize("form", ["probability", "log"])
+def test_only_the_ratio_of_ensemble_weights_counts(form, weights):
+    log_probs = torch.randn(2, 3, 7).log_softmax(-1)
+    expected = EnsembleMean(form, (1.0, 3.0))(log_probs)
+    torch.testing.assert_close(EnsembleMean(form, weights)(log_probs), expected)

@@ -53,9 +53,13 @@ def test_without_subwords() -> None:
 
 @pytest.mark.parametrize("name", ["words", "words.gz"])
 def test_a_dictionary(tmp_path: Path, name: str) -> None:
-    content = "Haus\thouse\r\nŁódź\tthe town Łódź\nHaus\thome\n".encode()
+    content = "Haus\thouse\r\nŁódź\tthe town Łódź\nHaus\thome\n10\xa0000\t10,000\n".encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    assert read_dictionary(tmp_path / name) == {"Haus": "house", "Łódź": "the town Łódź"}
+    assert read_dictionary(tmp_path / name) == {
+        "Haus": "house",
+        "Łódź": "the town Łódź",
+        "10\xa0000": "10,000",
+    }
 
 
 @pytest.mark.parametrize(
