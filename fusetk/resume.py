@@ -40,10 +40,18 @@ def last_checkpoint(run: Path) -> Path | None:
     """Return the checkpoint to resume from: ``last``, or the newest complete one without this link.
 
     Returns the newest one if none is complete, and None if the run has no checkpoint. A copy of a
-    run may have a folder instead of the link.
+    run may have a folder instead of the link. Raises ConfigError if the checkpoints of a training
+    were removed, and other files are left beside them.
     """
     checkpoint.recover(run)
-    return _newest_checkpoint(run)
+    last = _newest_checkpoint(run)
+    folder = run / CHECKPOINTS
+    if last is None and folder.is_dir() and any(path.name[0] != "." for path in folder.iterdir()):
+        raise ConfigError(
+            f"{run} was trained before, but {folder} has no checkpoint update-* from which the "
+            "training can continue: restore one, or choose another folder"
+        )
+    return last
 
 
 def _newest_checkpoint(run: Path) -> Path | None:

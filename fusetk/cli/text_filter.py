@@ -1,5 +1,6 @@
 """``fusetk text filter``."""
 
+import os
 from pathlib import Path
 
 import click
@@ -55,6 +56,10 @@ def filter_pairs(
     except ValidationError as error:  # the options do not suit each other
         raise click.UsageError(str(error.errors()[0]["ctx"]["error"])) from None
     unique = [Deduplicate(step="deduplicate")] if deduplicate else []
+    if not os.path.basename(prefix):
+        raise click.BadParameter(
+            "the names of the files would be their suffixes: add a name", param_hint="-o"
+        )
     outputs = _output_paths(prefix, source, target)
     num_kept, dropped = filter_files(FilePair(source, target), outputs, step, unique)
     reasons = "".join(f", {count} {reason}" for reason, count in sorted(dropped.items()))

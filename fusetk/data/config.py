@@ -158,6 +158,13 @@ class VocabularyConfig(Config):
         if existing and not self.extend:
             case = "on existing vocabularies without extend"
             _refuse_values(self, ("threshold", "size"), case, "set extend: true")
+        for side in ("source", "target"):
+            has_size = isinstance(self.size, SideSizes) and getattr(self.size, side) is not None
+            if has_size and getattr(self, side) is not None and not self.extend:
+                raise ValueError(
+                    f"size.{side} has no effect on an existing vocabulary without extend: remove "
+                    f"size.{side}, or set extend: true"
+                )
         return self
 
     @model_validator(mode="after")

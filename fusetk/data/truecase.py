@@ -58,7 +58,7 @@ class Truecaser:
                     token = self.best.get(token.lower(), token)
                 if token in SENTENCE_END:
                     start = True
-                elif token not in DELAYED_START:
+                elif token and token not in DELAYED_START:
                     start = False
             out.append(token)
         return " ".join(out)

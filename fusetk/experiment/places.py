@@ -9,7 +9,7 @@ from fusetk.data.config import DataConfig
 from fusetk.errors import ConfigError, DataError
 from fusetk.files import digest
 from fusetk.recipe import Recipe
-from fusetk.runs import CONFIG
+from fusetk.runs import CONFIG, references_folder
 
 
 class Places(NamedTuple):
@@ -40,7 +40,7 @@ class Places(NamedTuple):
 
     def references(self, prepared: Path) -> Path:
         """Return the folder of the further references that belong to a prepared folder."""
-        return self.out / f"references{prepared.name.removeprefix('data')}"
+        return references_folder(self.out, prepared)
 
     def runs_of_all_seeds(self) -> list[Path]:
         """Return the run folders of the config, with this and other seeds."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fusetk.data.config import DataConfig
 from fusetk.data.pipeline import Pipeline
-from fusetk.data.text import cannot_write, read_lines
+from fusetk.data.text import FilePair, cannot_write, locate, read_lines, read_pairs
 from fusetk.experiment.places import further_references
 from fusetk.files import replace_file
 from fusetk.runs import TEXT
@@ -15,13 +15,17 @@ def write_references(data: DataConfig, folder: Path) -> None:
 
     A set has as many further references as all of its texts have. Another experiment may read the
     files at the same time, so each is replaced in one step, and only outdated references are
-    deleted.
+    deleted. Raises DataError if a reference has another number of lines than its source.
     """
     pipeline = Pipeline.load(Path(data.folder) / TEXT)
     written = set()
     for name, prefixes in data.test.items():
         for number, paths in enumerate(further_references(prefixes, data.target), 1):
-            lines = [line for path in paths for line in read_lines(path)]
+            pairs = [
+                FilePair(locate(prefix, data.source), path)
+                for prefix, path in zip(prefixes, paths, strict=True)
+            ]
+            lines = [line for pair in pairs for _, line in read_pairs(pair)]
             words = [pipeline.words("target", line) for line in lines]
             for ending, text in (("raw", lines), ("txt", words)):
                 path = folder / name / f"{number}.{ending}"

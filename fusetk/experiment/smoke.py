@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 from fusetk import recipe as recipes
-from fusetk.data.config import Sample
+from fusetk.data.config import Every, Sample
 from fusetk.data.text import locate, read_lines
 from fusetk.experiment.places import (
     Places,
@@ -54,6 +54,9 @@ def smoke_settings(recipe: Recipe) -> list[str]:
     ]
     if isinstance(data.valid, Sample):
         settings.append(f"data.valid.sample={min(data.valid.sample, LINES['valid'])}")
+    if isinstance(data.valid, Every):
+        most = LINES["train"] // LINES["valid"]
+        settings.append(f"data.valid.every={min(data.valid.every, most)}")
     if data.bpe:
         if data.bpe.merges:
             settings.append(f"data.bpe.merges={min(data.bpe.merges, MERGES)}")

@@ -38,7 +38,14 @@ from fusetk.reporting.result_files import (
 )
 from fusetk.reporting.runs import MeasuredRun, is_outdated
 from fusetk.reporting.tables import PaperRow
-from fusetk.runs import CONFIG, TEXT, is_finite_number, read_metrics, read_sessions
+from fusetk.runs import (
+    CONFIG,
+    TEXT,
+    is_finite_number,
+    read_metrics,
+    read_sessions,
+    references_folder,
+)
 
 # Columns of the curves, and the significant digits that are kept.
 TRAIN_CURVE = ("update", "epoch", "loss", "lr", "grad_norm")
@@ -82,6 +89,7 @@ def save_results(folder: Path, rows: Sequence[PaperRow]) -> SaveReport:
         if reason:
             report.left_out.append((run.folder, reason))
             continue
+        run = run._replace(records=[r for r in run.records if not is_outdated(r, run)])
         contents = _saved_run(run, row, report.notes)
         stem = file_stem(contents.result, row)
         contents = _with_layer_weights(contents, run, folder / f"{stem}.json", report.notes)
@@ -136,7 +144,7 @@ def _missing(run: MeasuredRun) -> str | None:
     scores = run.test_scores
     if not scores:
         return "it has no score of a test set"
-    if any(is_outdated(record, run) for record in scores):
+    if all(is_outdated(record, run) for record in scores):
         return "it was trained further after it was scored"
     return None
 
@@ -436,7 +444,9 @@ def _texts(run: MeasuredRun, set_name: str) -> Columns:
     for kind, checksum in sorted(expected):
         first = _text_file(run, set_name, target, kind)
         # `fusetk run` writes further references beside the run folders.
-        further = sorted(run.folder.parent.glob(f"references.*/{set_name}/*.{kind}"))
+        prepared = Path(str(run.setting("data", "folder")))
+        folder = references_folder(run.folder.parent, prepared)
+        further = sorted((folder / set_name).glob(f"*.{kind}"))
         for paths in ([first], [first, *further]):
             references = [list(read_lines(path)) for path in paths]
             if score_log.fingerprint(references) == checksum:

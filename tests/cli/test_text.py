@@ -97,6 +97,16 @@ def test_a_filter_that_fails_changes_no_file(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == names and (tmp_path / "out.de").read_text() == "old\n"
 
 
+def test_filtered_files_need_names(tmp_path: Path) -> None:
+    for name in ("x.de", "x.en"):
+        (tmp_path / name).write_text("a\n")
+    for prefix in ("", f"{tmp_path}/"):
+        words = ["text", "filter", f"{tmp_path}/x.de", f"{tmp_path}/x.en", "-o", prefix]
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 2 and "would be their suffixes" in result.output
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_filtered(tmp_path: Path) -> None:
     (tmp_path / "x.de").write_text("a b\nc\n\nd d d d\na b\n")
     (tmp_path / "x.en").write_text("a\nc c c c\ny\nd\na\n")

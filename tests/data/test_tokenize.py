@@ -151,6 +151,7 @@ def test_truecasing_and_back() -> None:
         moses.train([line.split() for line in lines])
         for line in lines:
             assert ours(line) == moses.truecase(line, return_str=True, use_known=True)
+            assert ours(f"  {line}") == f"  {ours(line)}"
             cased = MosesDetruecaser().detruecase(line, return_str=True)
             # Moses' Perl script writes the first character in title case, sacremoses in upper case.
             assert detruecase(line) == cased.replace("SS", "Ss")

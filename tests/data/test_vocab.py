@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fusetk.data.config import VocabularyConfig
 from fusetk.data.vocab import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary
 from fusetk.errors import DataError
 
@@ -96,3 +97,11 @@ def test_ambiguous_mappings_are_refused(tmp_path: Path, name: str, content: str,
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=said):
         Vocabulary.load(tmp_path / name)
+
+
+def test_the_size_of_an_existing_vocabulary_is_refused() -> None:
+    values = {"source": "vocab.de", "size": {"source": 5, "target": 6}}
+    with pytest.raises(ValueError, match=r"size\.source has no effect on an existing vocabulary"):
+        VocabularyConfig.model_validate(values)
+    VocabularyConfig.model_validate({**values, "extend": True})
+    VocabularyConfig.model_validate({**values, "size": {"target": 6}})

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -16,10 +17,11 @@ from click.testing import CliRunner
 from fusetk import recipe as recipes
 from fusetk.cli.main import main
 from fusetk.cli.run_slurm import without_slurm
-from fusetk.errors import ConfigError, Interrupted
+from fusetk.errors import ConfigError, DataError, Interrupted
 from fusetk.experiment import launch, slurm
 from fusetk.experiment.places import Places, further_references, places
 from fusetk.experiment.products import Products
+from fusetk.experiment.references import write_references
 from fusetk.experiment.run import STEPS, Experiment, Options, describe_updates
 from fusetk.experiment.scoring import decoded_checkpoints, metrics_of
 from fusetk.experiment.smoke import smoke_settings, write_smoke_text
@@ -332,6 +334,24 @@ def test_a_further_reference_needs_all_texts(tmp_path):
     assert [[path.name for path in paths] for paths in found] == [["a.en1", "b.en1.gz"]]
 
 
+@pytest.mark.parametrize("lines", [(2, 3), (3, 3)])
+def test_further_references_have_the_lines_of_their_sources(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[int, int]
+) -> None:
+    """The sources have three and two lines, so references of two and three lines are shifted."""
+    for name, sources, further in (("a", 3, lines[0]), ("b", 2, lines[1])):
+        for ending, number in (("de", sources), ("en", sources), ("en1", further)):
+            (tmp_path / f"{name}.{ending}").write_text("x\n" * number)
+    data = recipes.load(config).data
+    data = data.model_copy(update={"test": {"set": [str(tmp_path / "a"), str(tmp_path / "b")]}})
+    monkeypatch.setattr(
+        "fusetk.experiment.references.Pipeline.load",
+        lambda folder: SimpleNamespace(words=lambda side, line: line),
+    )
+    with pytest.raises(DataError, match=r"(a\.de|b\.de).*lines"):
+        write_references(data, tmp_path / "references")
+
+
 def test_products_with_damage_or_other_inputs_are_made_again(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("text")
@@ -525,6 +545,8 @@ def test_every_row_has_valid_settings_for_the_smoke_test(folder):
 
 
 def test_the_smoke_test_keeps_existing_codes(config):
+    every = recipes.load(config, ["data.valid={every: 4000}"])
+    assert "data.valid.every=60" in smoke_settings(every)
     codes = ["data.bpe={codes: my.codes}"]
     settings = smoke_settings(recipes.load(config, codes))
     assert recipes.load(config, [*settings, *codes]).data.bpe.merges is None

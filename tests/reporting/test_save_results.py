@@ -337,6 +337,17 @@ def test_recipes_with_one_file_name_are_an_error(work: Path, toy: Path) -> None:
     assert result.exit_code == 2 and "have the same file name" in result.stderr
 
 
+def test_outdated_scores_are_left_out(work: Path) -> None:
+    save_all(work)
+    result = work / "results" / "fused.seed2.json"
+    before = {score.key for score in read_result(result).scores}
+    scores = work / "runs" / "a2" / "scores.json"
+    scores.write_text(scores.read_text().replace('"updates": 30', '"updates": 20', 1))
+    assert "1 results written, 2 unchanged" in save_all(work)
+    left = {score.key for score in read_result(result).scores}
+    assert left < before and len(left) == len(before) - 1
+
+
 def test_runs_without_complete_results_are_left_out(work: Path) -> None:
     (work / "runs" / "a1" / "scores.json").unlink()
     state = work / "runs" / "a2" / "checkpoints" / "last" / "state.json"

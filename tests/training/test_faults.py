@@ -271,6 +271,15 @@ def test_without_a_complete_checkpoint_training_does_not_restart(toy: Path, copy
     assert (folder_of(copy, 8) / MODEL).exists()
 
 
+def test_without_its_checkpoints_a_run_does_not_restart(toy: Path, copy: Path) -> None:
+    for update in (2, 4, 6, 8):
+        shutil.rmtree(folder_of(copy, update))
+    metrics = (copy / "metrics.jsonl").read_bytes()
+    said = refusal(train(toy, copy, *GIVEN))
+    assert "was trained before" in said and said.endswith("restore one, or choose another folder")
+    assert (copy / "metrics.jsonl").read_bytes() == metrics
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -18,6 +18,7 @@ class Truecase(LearnedStep):
 
     step: Literal["truecase"]
 
+    version = 2  # version 1 took an empty token for a word
     model_file = "truecase"
 
     def learn(self, lines: Iterable[str]) -> Truecaser:
