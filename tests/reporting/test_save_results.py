@@ -7,6 +7,8 @@ import re
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +17,7 @@ from click.testing import CliRunner, Result
 from fusetk import runs
 from fusetk.cli.main import main
 from fusetk.errors import DataError
-from fusetk.reporting import result_files, save_results
+from fusetk.reporting import result_files, save_results, score_log
 from fusetk.reporting.result_files import (
     columns_bytes,
     read_columns,
@@ -335,6 +337,30 @@ def test_recipes_with_one_file_name_are_an_error(work: Path, toy: Path) -> None:
     make_recipes(work / "recipes" / "more", toy, {"plain": {"paper": {"row": "other"}}})
     result = call(work / "recipes", "--save", work / "results")
     assert result.exit_code == 2 and "have the same file name" in result.stderr
+
+
+def test_the_references_are_those_of_the_prepared_text_of_the_run(tmp_path: Path) -> None:
+    """Another row of the experiment has its own prepared text and its own references."""
+    for name, line in (("a", "one"), ("a.0123", "two")):
+        prepared, further = tmp_path / f"data.{name}", tmp_path / f"references.{name}" / "set"
+        further.mkdir(parents=True)
+        prepared.mkdir()
+        for file in (prepared / "test.set.de.raw", prepared / "test.set.en.raw"):
+            file.write_text(f"{line}\n")
+        (further / "1.raw").write_text(f"further {line}\n")
+    for name, line in (("a", "one"), ("a.0123", "two")):
+        references = [[line], [f"further {line}"]]
+        record = SimpleNamespace(
+            set_name="set", metric="chrf", references=score_log.fingerprint(references)
+        )
+        settings = {"source": "de", "target": "en", "folder": str(tmp_path / f"data.{name}")}
+        run: Any = SimpleNamespace(
+            folder=tmp_path / f"run.{name}",
+            setting=lambda section, key, settings=settings: settings[key],
+            records=[record],
+        )
+        texts = save_results._texts(run, "set")
+        assert [texts["reference1.raw"], texts["reference2.raw"]] == references
 
 
 def test_outdated_scores_are_left_out(work: Path) -> None:
