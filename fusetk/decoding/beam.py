@@ -333,8 +333,7 @@ def _extend_groups(
         live_of_group = map_tensors(itemgetter(slice(group, None, groups)), live)
         reduced = (log_probs[:, group] - cost[:, None]).flatten(0, 1)
         best = _extend(live_of_group, reduced, zero_log_z, config, mask)
-        # The scores do not include the cost. They are computed anew, because a difference and a sum
-        # would round them.
+        # The scores do not include the cost. To add it to the reduced scores would round them.
         index = best.parent * logits.shape[1] + best.token
         score = live_of_group.score.gather(1, best.parent)
         score = score + log_probs[:, group].flatten(1).gather(1, index)
