@@ -76,10 +76,11 @@ class RunContents(NamedTuple):
 def save_results(folder: Path, rows: Sequence[PaperRow]) -> SaveReport:
     """Write a result file for each scored run of the rows, with its translations.
 
-    Result files of the same rows that are in the folder already get the name that belongs to the
-    current recipes. Nothing is rewritten if nothing changed. Raises ConfigError if two recipes have
-    the same file name, DataError if two runs have the same system, seed and config, if a file in
-    the folder is damaged or missing, or if a file cannot be written.
+    Scores that are older than the last updates of a run are left out. Result files of the same rows
+    that are in the folder already get the name that belongs to the current recipes. Nothing is
+    rewritten if nothing changed. Raises ConfigError if two recipes have the same file name,
+    DataError if two runs have the same system, seed and config, if a file in the folder is damaged
+    or missing, or if a file cannot be written.
     """
     systems = _systems(rows)
     report = SaveReport([], [], [], [], [])

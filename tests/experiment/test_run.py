@@ -545,11 +545,14 @@ def test_every_row_has_valid_settings_for_the_smoke_test(folder):
 
 
 def test_the_smoke_test_keeps_existing_codes(config):
-    every = recipes.load(config, ["data.valid={every: 4000}"])
-    assert "data.valid.every=60" in smoke_settings(every)
     codes = ["data.bpe={codes: my.codes}"]
     settings = smoke_settings(recipes.load(config, codes))
     assert recipes.load(config, [*settings, *codes]).data.bpe.merges is None
+
+
+def test_the_smoke_test_has_enough_pairs_for_the_interval_of_validation_pairs(config):
+    every = recipes.load(config, ["data.valid={every: 4000}"])
+    assert "data.valid.every=60" in smoke_settings(every)
 
 
 def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_path):
