@@ -223,7 +223,7 @@ class Translator:
 
     def _encode_request(self, request: Request, tokenized: bool, line: int) -> EncodedRequest:
         texts = [request.prefix, *request.constraints]
-        tokens = [self.tokens("target", text, tokenized) for text in texts]
+        tokens = [self.tokens("target", text, tokenized) if text else [] for text in texts]
         vocabulary = self.pipeline.target_vocab
         unknown = dict.fromkeys(
             token for part in tokens for token in part if vocabulary.encode([token]) == [UNK]

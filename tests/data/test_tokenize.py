@@ -172,12 +172,23 @@ def test_truecaser_on_disk(tmp_path: Path) -> None:
         Truecaser.load(tmp_path / "cases")
 
 
-def test_detokenised_as_moses_does() -> None:
-    for language in ("en", "de", "fr"):
-        moses, ours = MosesDetokenizer(language), Detokenizer(language)
-        for line in strings(NASTY, 60):
-            words = Tokenizer(language)(line)
-            assert ours(words) == moses.detokenize(words.split(" "))
+@pytest.mark.parametrize("language", ["en", "de", "fr", "cs", "ko"])
+def test_detokenised_as_moses_does(language: str) -> None:
+    moses, ours = MosesDetokenizer(language), Detokenizer(language)
+    for line in strings(NASTY, 60):
+        words = Tokenizer(language)(line)
+        assert ours(words) == moses.detokenize(words.split(" "))
+    choose = random.Random(7)
+    words_and_marks = (
+        "a Zé e-mail -a a- - ½ 12 4.5 , . ? ! ?! : ; % \\ %) ) ( [ $ ¿ &apos; &apos;s &quot; ' '' "
+        "„ “ l' @-@ @ &amp; | 中 a中 中a 한 か ﬁ 𝔸 ... USA: n \u00a0 a\u200db"
+    ).split(" ")
+    for _ in range(1500):
+        words = " ".join(choose.choice(words_and_marks) for _ in range(choose.randrange(9)))
+        assert ours(words) == moses.detokenize(words.split(" ")), repr(words)
+
+
+def test_detokenised_without_a_hyphen_between_words() -> None:
     assert (
         Detokenizer("en")("the state @-@ of @-@ the @-@ art , isn &apos;t it ?")
         == "the state-of-the-art, isn't it?"
