@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
+import torch
+
 from fusetk.errors import CheckpointError, join_names
 from fusetk.files import locked
 from fusetk.runs import MODEL, checkpoint_name, checkpoints, read_state_if_valid
@@ -120,9 +122,12 @@ def average(folders: Sequence[Path], into: Path) -> None:
         for name, tensor in tensors.items():
             sums[name] += tensor
     for name, total in sums.items():
-        # A buffer of a class outside fusetk may be infinite.
-        if total.isnan().any() or (total.isinf() & ~first[name].isinf()).any():
-            infinite = (f for f in folders if not read_tensors(f, MODEL)[name].isfinite().all())
+        if total.isfinite().all():
+            continue
+        values = {folder: read_tensors(folder, MODEL)[name] for folder in folders}
+        # A buffer of a class outside fusetk may be infinite. It is then equal in all checkpoints.
+        if not all(torch.equal(value, first[name]) for value in values.values()):
+            infinite = (folder for folder in folders if not values[folder].isfinite().all())
             diverged = next(infinite, folders[0])  # the sum of finite numbers may be infinite
             raise CheckpointError(
                 f"{name} has values that are not finite in {diverged}: training has diverged; "

@@ -3,6 +3,7 @@
 import errno
 import gc
 import json
+import math
 import os
 import pickle
 import resource
@@ -444,15 +445,16 @@ def test_checkpoints_of_several_runs_are_averaged(toy: Path, copy: Path, tmp_pat
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (None, "has values that are not finite in {newest}: "),
+        (torch.nan, "has values that are not finite in {newest}: "),
+        (torch.inf, "has values that are not finite in {older}: "),
         ("data.bpe.merges=9", "{older} and {newest} have different training texts"),
     ],
 )
 def test_an_average_is_that_of_one_sound_training(
-    toy: Path, copy: Path, tmp_path: Path, setting: str | None, message: str
+    toy: Path, copy: Path, tmp_path: Path, setting: str | float, message: str
 ) -> None:
-    newest = folder_of(copy, 8)
-    if setting:
+    older, newest = folder_of(copy, 6), folder_of(copy, 8)
+    if isinstance(setting, str):
         other = [*GIVEN, setting, f"data.folder={tmp_path / 'data'}"]
         settings = [word for each in other for word in ("--set", each)]
         assert call("prep", toy, *settings).exit_code == 0
@@ -460,11 +462,12 @@ def test_an_average_is_that_of_one_sound_training(
         shutil.rmtree(newest)
         shutil.copytree(folder_of(tmp_path / "other", 8), newest)
     else:
-        weights = load_file(newest / MODEL)
-        next(iter(weights.values()))[0] = torch.nan
-        state = {k: v for k, v in read_state(newest).items() if k not in ("digest", "sha256")}
-        checkpoint.save(newest, weights, {}, state)
-    said = message.format(newest=newest, older=folder_of(copy, 6))
+        diverged = newest if math.isnan(setting) else older
+        weights = load_file(diverged / MODEL)
+        next(iter(weights.values()))[0] = setting
+        state = {k: v for k, v in read_state(diverged).items() if k not in ("digest", "sha256")}
+        checkpoint.save(diverged, weights, {}, state)
+    said = message.format(newest=newest, older=older)
     assert said in refusal(call("average", copy, "--last", 2))
 
 
