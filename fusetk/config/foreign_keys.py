@@ -242,10 +242,14 @@ FOREIGN_VALUES = {
     "adam_beta2": "[0.9, OpenNMT-py's number]",
     "average_decay": "one minus OpenNMT-py's number",
     "batch_size": COUNTS_TOKENS,
+    "dim_vocabs": "Marian's number plus 2",
     "exponential_smoothing": "one minus Marian's number",
+    "lr_period_updates": "fairseq's number plus the updates of the warm-up",
     "max_seconds": "Sockeye's number divided by 3600",
     "mini_batch": COUNTS_TOKENS,
+    "mini_batch_words": "a number of target tokens; Marian counts source words",
     "num_words": "Sockeye's number plus 4",
+    "valid_mini_batch": "a number of target tokens; Marian counts sentences",
 }
 
 

@@ -144,6 +144,10 @@ class BPE:
         left, right = parts
         if final:
             right = right.removesuffix("</w>")
+            if not right:  # a merge of version 0.1 that added only `</w>`
+                if left not in self.parts:
+                    return [left]
+                left, right = self.parts[left]
         return self.known_parts(left, final=False) + self.known_parts(right, final)
 
 

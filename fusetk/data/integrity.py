@@ -1,6 +1,7 @@
 """Checks before training: the prepared files are unchanged, and ids and vocabularies match."""
 
 from collections.abc import Iterable, Mapping
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from fusetk.data import manifest
 from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus, Sentences
 from fusetk.data.pipeline import SIDES
-from fusetk.data.prepare import bpe_settings, text_files, vocabulary_settings
+from fusetk.data.prepare import checksums, text_files
 from fusetk.errors import DataError
 
 RESTORE = "restore the file that fusetk prep wrote, or run fusetk prep --force"
@@ -58,18 +59,28 @@ def _changed_files(config: DataConfig, recorded: Mapping[str, Any]) -> list[str]
 
     Files that are not on this machine are not compared.
     """
+
+    def before(stage: str) -> Mapping[str, Any]:
+        settings: Mapping[str, Any] = recorded["stages"].get(stage, {}).get("settings", {})
+        return settings.get(stage, {})
+
     codes = (config.bpe and config.bpe.codes) or []
-    vocabularies = [file for side in SIDES if (file := getattr(config.vocabulary, side))]
-    changes: list[str] = []
-    for key, files, settings in (
-        ("bpe", codes, bpe_settings),
-        ("vocabulary", vocabularies, vocabulary_settings),
-    ):
-        if files and all(Path(file).is_file() for file in files):
-            before = recorded["stages"].get(key, {}).get("settings", {}).get(key, {})
-            now = settings(getattr(config, key))
-            changes += manifest.differences(before, {**before, **now}, f"data.{key}")
-    return changes
+    files = [
+        (f"data.bpe.codes.{i}", file, checksum)
+        for i, (file, checksum) in enumerate(
+            zip(codes, before("bpe").get("codes", []), strict=False)
+        )
+    ]
+    files += [
+        (f"data.vocabulary.{side}", file, *before("vocabulary").get(side, [""]))
+        for side in SIDES
+        if (file := getattr(config.vocabulary, side))
+    ]
+    return [
+        f"{name}: {file} changed"
+        for name, file, checksum in files
+        if Path(file).is_file() and checksums([file]) != [checksum]
+    ]
 
 
 def changed_text(config: DataConfig, recorded: Mapping[str, Any]) -> list[Path]:
@@ -79,17 +90,17 @@ def changed_text(config: DataConfig, recorded: Mapping[str, Any]) -> list[Path]:
     """
     changed = []
     for split in ("train", "valid"):
-        stage = recorded["stages"].get(f"words.{split}", {})
-        paths = list(dict.fromkeys(path for pair in text_files(config, split) for path in pair))
-        records = list(stage.get("inputs", {}).values())
-        if len(paths) != len(records):
-            changed += paths
+        inputs = recorded["stages"].get(f"words.{split}", {}).get("inputs", {})
+        files = text_files(config, split)
+        if len(files) != len(inputs):
+            changed += [file for file in files if exists(file)]
             continue
-        changed += [
-            path
-            for path, record in zip(paths, records, strict=True)
-            if not manifest.same(path, record)
-        ]
+        for file, (name, record) in zip(files, inputs.items(), strict=True):
+            compressed = Path(f"{file}.gz")
+            choices = [compressed, file] if name.endswith(".gz") else [file, compressed]
+            path = next(filter(exists, choices), None)
+            if path and not manifest.same(path, record):
+                changed.append(path)
     return changed
 
 

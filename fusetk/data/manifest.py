@@ -23,7 +23,9 @@ SMALL = 1 << 24  # bytes; the records of larger outputs also have a checksum of 
 PIECES = 256  # number of these pieces
 PIECE = 1 << 16  # bytes of a piece
 READ = ("train.", "valid.", "text/")  # prefixes of the outputs that training reads
-Record = dict[str, Any]  # size, mtime_ns, sha256; lines of inputs; sample of large outputs
+# size, mtime_ns and sha256; lines of inputs; content of .gz inputs: the sha256 of what they hold;
+# sample of large outputs
+Record = dict[str, Any]
 
 
 class FileRecord(BaseModel):
@@ -182,22 +184,32 @@ def inspect(path: Path, known: Record | None) -> Record:
     """
     if known and "lines" in known and same(path, known):
         return {**known, "mtime_ns": path.stat().st_mtime_ns}
-    lines = count_lines(path)
+    content = hashlib.sha256() if path.suffix == ".gz" else None
+    lines = count_lines(path, content)
     if not lines:
         raise DataError(f"{path} is empty; give a file that holds text")
-    return {**record(path), "lines": lines}
+    decompressed = {"content": content.hexdigest()} if content else {}
+    return {**record(path), **decompressed, "lines": lines}
 
 
-def count_lines(path: Path) -> int:
-    """Return the number of lines of a text file; raises DataError if it is not UTF-8."""
+def count_lines(path: Path, content: "hashlib._Hash | None" = None) -> int:
+    """Return the number of lines of a text file; raises DataError if it is not UTF-8.
+
+    ``content`` is updated with the decompressed file.
+    """
     lines = 0
     complete = True  # whether the last line ends with a line feed
     decoder = codecs.getincrementaldecoder("utf-8")()
     with open_bytes(path) as file, display.task(f"reading {path.name}", "lines") as done:
         try:
             head = file.read(len(BOM))
-            block = head.removeprefix(BOM) or file.read(BLOCK)
+            block = head.removeprefix(BOM)
+            if content and not block:
+                content.update(head)
+            block = block or file.read(BLOCK)
             while block:
+                if content:
+                    content.update(block)
                 decoder.decode(block)
                 lines += block.count(b"\n")
                 complete = block.endswith(b"\n")
@@ -236,8 +248,10 @@ def equal_texts(texts: Mapping[str, list[FilePair]], inputs: Mapping[str, Record
                 )
 
 
-def _checksums(pair: FilePair, inputs: Mapping[str, Record]) -> tuple[Any, Any]:
-    return inputs[str(pair.source)]["sha256"], inputs[str(pair.target)]["sha256"]
+def _checksums(pair: FilePair, inputs: Mapping[str, Record]) -> tuple[str, ...]:
+    """Return the checksums of the content of both files."""
+    records = [inputs[str(path)] for path in pair]
+    return tuple(str(record.get("content", record["sha256"])) for record in records)
 
 
 # Changes -----------------------------------------------------------------------------------------

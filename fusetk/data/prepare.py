@@ -87,7 +87,10 @@ def prepare(
             if name not in build.stages:
                 report(f"{name}: no longer needed, its files are deleted")
         if not build.made:
-            warnings = warn(_warnings(config, texts, inputs) if warnings is None else warnings)
+            same_texts = old_stages.keys() == build.stages.keys()
+            if warnings is None or not same_texts or old["inputs"].keys() != inputs.keys():
+                warnings = _warnings(config, texts, inputs)
+            warn(warnings)
         data = {**describe(config, inputs, build), "warnings": warnings}
         warn(_unknown_tokens(data["splits"]))
         if data != old:
@@ -173,16 +176,19 @@ def _prefixes(config: DataConfig) -> dict[str, list[str]]:
     return prefixes_of
 
 
-def text_files(config: DataConfig, split: str) -> list[FilePair]:
-    """Return the files of a split, with further references of the validation text.
+def text_files(config: DataConfig, split: str) -> list[Path]:
+    """Return the files of a split, each once, by their names without `.gz`.
 
-    Returns none if the split comes from the training text or a file is missing.
+    They include further references of the validation text. Returns none if the split comes from the
+    training text.
     """
-    try:
-        pairs = [_pair(config, prefix) for prefix in _prefixes(config).get(split, [])]
-        return [*pairs, *further_references(config)] if split == "valid" else pairs
-    except DataError:
-        return []
+    prefixes = _prefixes(config).get(split, [])
+    suffixes = (config.source, config.target)
+    names = [f"{prefix}.{suffix}" for prefix in prefixes for suffix in suffixes]
+    if split == "valid":
+        numbers = range(1, config.valid_references)
+        names += [f"{prefix}.{config.target}{number}" for number in numbers for prefix in prefixes]
+    return list(dict.fromkeys(map(Path, names)))
 
 
 def _pair(config: DataConfig, prefix: str) -> FilePair:
@@ -293,7 +299,7 @@ def _vocabulary(config: DataConfig) -> Stage:
 
 def vocabulary_settings(options: VocabularyConfig) -> dict[str, Any]:
     """Return the settings that determine the vocabularies, with checksums of existing files."""
-    existing = {side: _checksums([file]) for side in SIDES if (file := getattr(options, side))}
+    existing = {side: checksums([file]) for side in SIDES if (file := getattr(options, side))}
     extend = {"extend": options.extend} if existing else {}
     settings = options.model_dump(mode="json", exclude={*SIDES, "extend"})
     return {**settings, **existing, **extend}
@@ -301,13 +307,13 @@ def vocabulary_settings(options: VocabularyConfig) -> dict[str, Any]:
 
 def bpe_settings(options: BPEConfig) -> dict[str, Any]:
     """Return the settings that determine the codes, with checksums of existing files."""
-    existing = {"codes": _checksums(options.codes)} if options.codes else {}
+    existing = {"codes": checksums(options.codes)} if options.codes else {}
     others = {"max_subwords", "codes", *DROPOUT_KEYS}
     settings = options.model_dump(mode="json", exclude=others)
     return {**settings, **existing}
 
 
-def _checksums(files: Sequence[str]) -> list[str]:
+def checksums(files: Sequence[str]) -> list[str]:
     """Return the checksums of files. Raises DataError if one cannot be read."""
     sums = []
     for file in files:

@@ -28,6 +28,7 @@ from fusetk.errors import ConfigError, DataError
 
 LinePair = tuple[str, str]  # a source line and a target line
 LINE_NUMBER = np.dtype("<i8")
+NUMBERS = "line.numbers"  # ending of files of line numbers; no language has a dot
 BLOCK = 100  # lines that progress counts together
 
 
@@ -81,7 +82,7 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[FilePair]) -> 
         dropped.update(dropped_now)
         output = FilePair(*(build.aside / f"pass{i}.{language}" for language in languages(config)))
         read = partial(read_pairs, output, bom=False)
-        numbers = build.aside / f"pass{i}.lines"
+        numbers = build.aside / f"pass{i}.{NUMBERS}"
     if not num_kept:
         reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.most_common())
         raise DataError(
@@ -91,9 +92,9 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[FilePair]) -> 
     _save_models(build, config, models)
     last = len(passes) - 1
     to_valid = _split(build, config, pairs, num_kept, last)
-    corpora = _pairs_by_corpus(_line_numbers(build.aside / f"pass{last}.lines"), to_valid, ends)
+    corpora = _pairs_by_corpus(_line_numbers(build.aside / f"pass{last}.{NUMBERS}"), to_valid, ends)
     for i in range(len(passes)):
-        for suffix in (*languages(config), "lines"):
+        for suffix in (*languages(config), NUMBERS):
             (build.aside / f"pass{i}.{suffix}").unlink(missing_ok=True)
     return {
         "pairs_in": total,
@@ -192,7 +193,7 @@ def _run_pass(
     with (
         writer(build.aside / f"pass{i}.{spec.source}") as source,
         writer(build.aside / f"pass{i}.{spec.target}") as target,
-        open(build.aside / f"pass{i}.lines", "wb", 1 << 20) as positions,
+        open(build.aside / f"pass{i}.{NUMBERS}", "wb", 1 << 20) as positions,
     ):
         for outcomes in build.workers.ordered(PairSteps, (spec,), chunks(lines, size_of)):
             for outcome in outcomes:
@@ -241,7 +242,7 @@ def _split(
             writer(build.new(f"valid.{language}.txt")) as valid,
         ):
             _divide(read_lines(name, bom=False), chosen, valid, train)
-    raw_numbers = np.asarray(_line_numbers(build.aside / f"pass{last}.lines")[chosen])
+    raw_numbers = np.asarray(_line_numbers(build.aside / f"pass{last}.{NUMBERS}")[chosen])
     for side, language in enumerate(languages(config)):
         raw_lines = (line for pair in pairs for line in read_lines(pair[side]))
         with writer(build.new(f"valid.{language}.raw")) as valid:

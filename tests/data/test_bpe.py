@@ -80,6 +80,19 @@ def test_applied_as_subword_nmt_does(threshold: int, letters: str, version: str)
         assert ours(line) == reference.segment_tokens(line.split(" "))
 
 
+def test_an_undone_merge_of_the_end_of_a_word_leaves_no_empty_subword() -> None:
+    assert BPE(["n </w>", "a n</w>", "b a"], {"b@@": 2, "a@@": 2})("ban") == ["b@@", "a@@", "n"]
+    choose = random.Random(4)
+    codes = ["a b", "ab </w>", "c </w>", "b c</w>", "a bc</w>", "ab ab", "abab c", "ababc </w>"]
+    tokens = [token + mark for token in ("a", "b", "c", "ab", "bc", "abab") for mark in ("", "@@")]
+    for _ in range(100):
+        ours = BPE(codes, dict.fromkeys(choose.sample(tokens, 4), 1))
+        for word in ("c", "ab", "abc", "abab", "ababc", "cabab"):
+            subwords = ours(word)
+            assert all(subwords) and not subwords[-1].endswith("@@")
+            assert bpe.join(" ".join(subwords)) == word
+
+
 def test_both_ways_of_merging_agree() -> None:
     choose = random.Random(9)
     for letters in ("ab", "abc", "abcdefg"):

@@ -16,6 +16,7 @@ from fusetk import train as train_module
 from fusetk.cli.main import main
 from fusetk.data import integrity, manifest
 from fusetk.data.batch import collate
+from fusetk.data.config import BPEConfig
 from fusetk.data.corpus import Corpus, Sentences
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import prepare
@@ -380,6 +381,35 @@ def test_text_that_moved_or_is_not_here_is_no_change(moved: Recipe, tmp_path: Pa
     for path in elsewhere.glob("train.*"):
         os.utime(path)
     assert integrity.changed_text(config, noted) == [], "the content decides, not the time"
+
+
+def test_a_missing_file_does_not_hide_a_changed_one(moved: Recipe, tmp_path: Path) -> None:
+    noted = manifest.read(folder(moved))
+    source, target = tmp_path / "train.de", tmp_path / "train.en"
+    target.write_text("anders\n")
+    assert integrity.changed_text(moved.data, noted) == [target]
+    source.rename(tmp_path / "moved.de")
+    assert integrity.changed_text(moved.data, noted) == [target]
+    (tmp_path / "moved.de").rename(source)
+    (tmp_path / "train.en.gz").touch()
+    assert integrity.changed_text(moved.data, noted) == [target]
+    target.unlink()
+    assert integrity.changed_text(moved.data, noted) == [tmp_path / "train.en.gz"]
+
+
+def test_missing_codes_do_not_hide_changed_ones(moved: Recipe, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.codes", tmp_path / "second.codes"
+    for path in (first, second):
+        path.write_text("#version: 0.2\nc d\n")
+    bpe = BPEConfig(codes=[str(first), str(second)])
+    data = moved.data.model_copy(update={"bpe": bpe, "folder": str(tmp_path / "other")})
+    noted = prepare(data).data
+    integrity.check_settings(data, noted)
+    second.write_text("#version: 0.2\na b\n")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"data\.bpe\.codes\.1: \S+ changed"):
+            integrity.check_settings(data, noted)
+        first.unlink(missing_ok=True)
 
 
 def test_train_prepares_on_demand(moved: Recipe, tmp_path: Path, toy: Path) -> None:

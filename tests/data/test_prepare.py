@@ -622,18 +622,36 @@ def test_equal_texts_are_warned_of(folder: Path) -> None:
     chosen = config(folder)
     for language in (chosen.source, chosen.target):
         shutil.copy(f"{chosen.train[0]}.{chosen.source}", folder / f"same.{language}")
+        with gzip.open(folder / f"compressed.{language}.gz", "wb") as file:
+            file.write(Path(f"{chosen.train[0]}.{language}").read_bytes())
     warnings: list[str] = []
-    held_out = {"valid": chosen.train, "test": {"copy": [str(folder / "same")]}}
+    tests = {name: [str(folder / name)] for name in ("same", "compressed")}
+    held_out = {"valid": chosen.train, "test": tests}
     prepare(chosen.model_copy(update=held_out), report=warnings.append)
     said = [line for line in warnings if line.startswith("warning: ")]
     assert [line.partition("; ")[2] for line in said] == [
         "check data.valid",
-        "check data.test.copy",
+        "check data.test.same",
+        "check data.test.compressed",
     ]
     assert "equal the training text" in said[0] and "have the same content" in said[1]
+    assert "equal the training text" in said[2]
+    with_copy = chosen.model_copy(update={"test": {"copy": chosen.train}})
+    prepare(with_copy, report=warnings.append)
+    assert any("check data.test.copy" in line for line in warnings)
+    warnings.clear()
+    prepare(chosen.model_copy(update={"test": {}}), report=warnings.append)
+    assert not any("check data.test.copy" in line for line in warnings)
     warnings.clear()
     prepare(chosen, report=warnings.append)
     assert not any(line.startswith("warning: ") for line in warnings)
+
+
+def test_a_language_may_be_called_lines(folder: Path) -> None:
+    for name in ("train", "test"):
+        (folder / f"{name}.de").rename(folder / f"{name}.lines")
+    prepared = prepare(config(folder, source="lines", valid={"every": 10}))
+    assert prepared.data["splits"]["valid"]["source"]["language"] == "lines"
 
 
 def test_many_unknown_tokens_are_warned_of(folder: Path) -> None:

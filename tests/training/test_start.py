@@ -206,7 +206,7 @@ def test_existing_files_that_changed_are_noticed(toy: Path, parent: Path, tmp_pa
     recipe = second(toy, parent, tmp_path, f"data.bpe.codes={codes}")
     prepare(recipe.data)
     codes.write_text("#version: 0.2\ne i\n")
-    with pytest.raises(DataError, match=r"data\.bpe\.codes\.0: .* run fusetk prep"):
+    with pytest.raises(DataError, match=r"data\.bpe\.codes\.0: .* changed\): run fusetk prep"):
         train(recipe, tmp_path / "run", "cpu", quiet=True)
     assert "bpe" in prepare(recipe.data).made and "bpe" not in prepare(recipe.data).made
 
