@@ -44,6 +44,12 @@ def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
+def padded_length(longest: int, multiple: int, limit: int | None) -> int:
+    """Return ``longest``, rounded up to ``multiple`` unless this exceeds ``limit``."""
+    padded = -(-longest // multiple) * multiple
+    return padded if limit is None or padded <= limit else longest
+
+
 def gather(
     sentences: Sentences, indices: NDArray[np.int64], multiple: int = 1, limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -54,9 +60,7 @@ def gather(
     """
     starts = np.asarray(sentences.offsets[indices])
     lengths = np.asarray(sentences.offsets[indices + 1]) - starts
-    longest = int(lengths.max())
-    padded = -(-longest // multiple) * multiple
-    columns = np.arange(padded if limit is None or padded <= limit else longest)
+    columns = np.arange(padded_length(int(lengths.max()), multiple, limit))
     mask = columns < lengths[:, None]
     ids = np.full(mask.shape, PAD, dtype=np.int64)
     tokens = sentences.ids[(starts[:, None] + columns)[mask]]

@@ -165,6 +165,11 @@ def join(line: str) -> str:
     return JOINTS.sub("", line)
 
 
+def word_starts(tokens: Sequence[str]) -> list[int]:
+    """Return the indices of the subwords that begin words."""
+    return [i for i in range(len(tokens)) if not i or not tokens[i - 1].endswith(JOINER)]
+
+
 def merge_short(symbols: list[str], merges: Merges) -> list[str]:
     """Apply the merge with the lowest rank at all positions, from the left, until none applies."""
     get = merges.get

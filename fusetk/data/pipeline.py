@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +110,31 @@ class Pipeline(Text):
 
     def num_words(self, tokens: Sequence[str]) -> int:
         """Return the number of words of target tokens, before the split into subwords."""
+        return len(self._word_starts(tokens))
+
+    def target_words(self, tokens: Sequence[str]) -> list[tuple[int, str]]:
+        """Return the index of the first token and the text of each word of target tokens."""
+        starts = self._word_starts(tokens)
+        splitters = [step for step in self.steps if step.splits_words and step.works_on("target")]
+        words = []
+        for start, end in pairwise([*starts, len(tokens)]):
+            word = self.join(tokens[start:end])
+            for step in splitters:
+                undo = step.undo_function(self.target_language)
+                word = undo(word) if undo else word
+            words.append((start, word))
+        return words
+
+    def _word_starts(self, tokens: Sequence[str]) -> list[int]:
+        """Return the indices of the target tokens that begin words."""
         if self.bpe:
-            return len(self.join(tokens).split(" ")) if tokens else 0
+            return bpe.word_starts(tokens)
         steps = [step for step in self.steps if step.works_on("target")]
-        begins = [all(step.begins_word(token) for step in steps) for token in tokens[1:]]
-        return sum(begins) + 1 if tokens else 0
+        return [
+            i
+            for i, token in enumerate(tokens)
+            if not i or all(step.begins_word(token) for step in steps)
+        ]
 
     def difference(self, other: "Pipeline") -> str | None:
         """Return what differs in the preparation of text, apart from the vocabularies; or None."""

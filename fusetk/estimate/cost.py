@@ -78,8 +78,12 @@ def text_of(
 
 
 def estimate(recipe: Recipe, sizes: tuple[int, int], text: TextLengths) -> TrainingCost:
-    """Return the cost of a recipe's training with these vocabulary sizes."""
+    """Return the cost of a recipe's training with these vocabulary sizes.
+
+    Raises DataError if a sentence, or the mean length, exceeds the positions of the model.
+    """
     model = system.build_shapes(recipe, *sizes).train()
+    _check_lengths(text, model.max_positions)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     copies = 3 if recipe.training.ema else 2  # weights, gradients, and the moving average
     optimizers = [
@@ -95,6 +99,18 @@ def estimate(recipe: Recipe, sizes: tuple[int, int], text: TextLengths) -> Train
             for number, stage in enumerate(recipe.training.stages)
         ],
     )
+
+
+def _check_lengths(text: TextLengths, max_positions: int | None) -> None:
+    if text.corpus is not None:
+        integrity.check_lengths(max_positions, [text.corpus])
+        return
+    longest = round(max(text.source, text.target))
+    if max_positions is not None and longest > max_positions:
+        raise DataError(
+            f"sentences of {longest} tokens do not fit the {max_positions} positions of the model: "
+            "raise model.max_positions, or give smaller --src-length and --tgt-length"
+        )
 
 
 def _stage_cost(

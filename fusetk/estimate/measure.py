@@ -43,7 +43,7 @@ def measured_speed(
         for number in range(updates + WARM_UP):
             shape = shapes[number % len(shapes)]
             tokens = shape.target_tokens
-            batch = shape.batch(multiple)
+            batch = shape.batch(multiple, model.max_positions)
             if graphs:
                 for _ in range(2):  # the second call records the batch
                     graphs.add_gradients(batch, 0.0)

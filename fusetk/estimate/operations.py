@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fusetk.config import place_outside_libraries
-from fusetk.data.batch import Batch
+from fusetk.data.batch import Batch, padded_length
 from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.special_tokens import EOS
@@ -29,14 +29,15 @@ class BatchShape(NamedTuple):
     def target_tokens(self) -> int:
         return sum(self.target)
 
-    def batch(self, multiple: int = 1) -> Batch:
+    def batch(self, multiple: int = 1, limit: int | None = None) -> Batch:
         """Return a batch of this shape in the memory of the host. All tokens are EOS.
 
-        The sentences are padded to a multiple of ``multiple`` tokens.
+        The sentences are padded to a multiple of ``multiple`` tokens, unless this exceeds
+        ``limit``.
         """
         source, target = map(torch.tensor, self)
         src_mask, tgt_mask = (
-            torch.arange(-(-int(lengths.max()) // multiple) * multiple) < lengths[:, None]
+            torch.arange(padded_length(int(lengths.max()), multiple, limit)) < lengths[:, None]
             for lengths in (source, target)
         )
         src, tgt = (mask.long() * EOS for mask in (src_mask, tgt_mask))

@@ -25,12 +25,8 @@ def submit(
     ended without error. Raises ConfigError if a job of the experiment is still queued or running,
     and FusetkError if sbatch fails.
     """
-    record = places.out / f".{places.run.name}.slurm.json"
-    if jobs := queued(record):
-        raise ConfigError(
-            f"{places.run} has queued or running jobs ({', '.join(jobs)}): "
-            "wait until they end, or cancel them with scancel (-M CLUSTER for a named cluster)"
-        )
+    check_not_queued(places)
+    record = record_of(places)
     log = places.out / f"{places.run.name}.slurm.txt"
     common = ["--parsable", f"--output={log}", "--open-mode=append"]
     train = ["sbatch", *common, f"--job-name={places.run.name}", *options]
@@ -46,6 +42,20 @@ def submit(
     second_job = launch.output([*finish, f"--wrap={shlex.join(rest)}"]).strip()
     replace_file(record, json.dumps([first_job, second_job]) + "\n")
     return first, _number(second_job)
+
+
+def record_of(places: Places) -> Path:
+    """Return the file that records the jobs of an experiment."""
+    return places.out / f".{places.run.name}.slurm.json"
+
+
+def check_not_queued(places: Places) -> None:
+    """Raise ConfigError if a job of the experiment is still queued or running."""
+    if jobs := queued(record_of(places)):
+        raise ConfigError(
+            f"{places.run} has queued or running jobs ({', '.join(jobs)}): "
+            "wait until they end, or cancel them with scancel (-M CLUSTER for a named cluster)"
+        )
 
 
 def queued(record: Path) -> list[str]:

@@ -110,7 +110,7 @@ class RecurrentConfig(ModelConfig):
     joint vocabulary)."""
     output_bias: bool = True
     """Add a bias for each entry of the target vocabulary."""
-    init: float = Field(0.08, gt=0)
+    init: float = Field(0.08, gt=0, le=1000)
     """Initial matrices and embeddings are uniform between -init and init."""
     init_biases: Literal["zero", "uniform"] = "zero"
     """Initial biases: zero, or drawn like matrices. "The parameters are initialized uniformly"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fusetk.data import bpe
 from fusetk.data.vocab import BOS, EOS, SPECIAL
 from fusetk.errors import DataError, Diverged
 from fusetk.plotting.panel import Panel
@@ -42,6 +41,8 @@ class TokenPair(NamedTuple):
 
     source: Sequence[str]
     target: Sequence[str]
+    words: Sequence[tuple[int, str]] = ()
+    """Index of the first token, and text, of each word of the target. Only ``row`` needs them."""
 
     def labels(self, side: str, kind: str) -> tuple[list[str], list[str]]:
         """Return the column labels and the row labels of one kind of attention.
@@ -78,16 +79,12 @@ class TokenPair(NamedTuple):
                     f"counted from 1: {' '.join(tokens)}"
                 )
             return step - 1
-        starts = [i for i in range(len(tokens)) if not i or not tokens[i - 1].endswith(bpe.JOINER)]
-        words = [
-            bpe.join(" ".join(tokens[start:end]))
-            for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)
-        ]
-        if step not in words:
-            raise DataError(
-                f"--step {step}: the translation does not contain {step!r}: it is {' '.join(words)}"
-            )
-        return starts[words.index(step)]
+        words = [*self.words, (len(self.target), SPECIAL[EOS])]
+        for start, word in words:
+            if word == step:
+                return start
+        text = " ".join(word for _, word in words)
+        raise DataError(f"--step {step}: the translation does not contain {step!r}: it is {text}")
 
 
 def record(model: "Seq2Seq", pair: "IdPair") -> dict[str, np.ndarray]:

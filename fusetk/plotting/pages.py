@@ -108,7 +108,9 @@ def sentence_pages(
             f"{option}"
         )
     for sentence in complete:
-        tokens = TokenPair(sentence.source, sentence.target or [])
+        target_tokens = sentence.target or []
+        words = translator.pipeline.target_words(target_tokens)
+        tokens = TokenPair(sentence.source, target_tokens, words)
         try:
             panels = draw_panels(sentence.ids, tokens)
         except DataError as error:

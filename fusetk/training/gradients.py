@@ -82,6 +82,14 @@ def _target_tokens(corpus: Corpus, pairs: Indices) -> int:
     return int(corpus.target.lengths[pairs].sum())
 
 
+def seed_of_update(seed: int, updates: int, rank: int) -> int:
+    """Return the seed of the random numbers of a process in the update after ``updates``.
+
+    PyTorch's generator on CPU uses the lowest 32 bits of a seed only.
+    """
+    return seed * 1_000_003 + updates + rank * 0x9E3779B9  # 2 ** 32 divided by the golden ratio
+
+
 class GradientComputer:
     """Computes this process' part of the gradients of an update."""
 
@@ -143,19 +151,24 @@ class GradientComputer:
         while True:
             # Seed every update, so that checkpoints need no generator state. Each process has
             # its own dropout masks.
-            torch.manual_seed((self.config.seed * 1_000_003 + updates) ^ (self.world.rank << 48))
+            torch.manual_seed(seed_of_update(self.config.seed, updates, self.world.rank))
             try:
                 if self.graphs:
                     add_gradients = self.graphs.add_gradients
-                    return [add_gradients(batch, scale / tokens) for batch in batches()]
-                return accumulate_gradients(
-                    self.model,
-                    (batch.to(self.device) for batch in batches()),
-                    self.config.label_smoothing,
-                    self.config.precision,
-                    tokens,
-                    scale,
-                )
+                    losses = [add_gradients(batch, scale / tokens) for batch in batches()]
+                else:
+                    losses = accumulate_gradients(
+                        self.model,
+                        (batch.to(self.device) for batch in batches()),
+                        self.config.label_smoothing,
+                        self.config.precision,
+                        tokens,
+                        scale,
+                    )
+                if self.world.size > 1:
+                    # An optimiser that draws random numbers draws the same in all processes.
+                    torch.manual_seed(seed_of_update(self.config.seed, updates, self.world.size))
+                return losses
             except RuntimeError as error:
                 if not out_of_memory(error):
                     if message := compile_failure(error):

@@ -80,6 +80,14 @@ def test_rescore_counts_the_words_of_target_tokens(side: Side, words: int) -> No
         assert pair is not None and rescorer._scored(pair, []).words == expected
 
 
+def test_words_of_target_tokens() -> None:
+    text = Text([SentencePiece(step="sentencepiece", side="target")], "zh", "en")
+    pipeline = Pipeline(text, {}, (Vocabulary([]), Vocabulary([])))
+    tokens = ["▁The", "re", "▁", "r", "un", "s", "▁a"]
+    assert pipeline.target_words(tokens) == [(0, "There"), (2, "runs"), (6, "a")]
+    assert pipeline.target_words([]) == []
+
+
 def test_raw_text_returns_unchanged(toy: Path, tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece")
     pipeline = prepared(toy, tmp_path)

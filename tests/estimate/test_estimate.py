@@ -269,6 +269,23 @@ def test_the_speed_of_this_machine_is_measured() -> None:
     assert cost["multiply_adds_a_second"] > 1e6 and cost["speed_from"].startswith("cpu of this")
 
 
+def test_sentences_longer_than_the_positions_are_refused(toy: Path) -> None:
+    assumed = ["--tgt-length", "9", "--pairs", "100", "--src-vocab-size", "30"]
+    learned = ["--set", "model.positions=learned", "--set", "model.max_positions=30"]
+    command = ["estimate", str(RECIPE), "--device", "cpu", "--measure", "1", *assumed, *learned]
+    small = [f"--set=model.{setting}" for setting in ("width=16", "heads=2", "ffn=16")]
+    bf16 = ["--set", "training.precision=bf16"]  # pads to a multiple, which exceeds the positions
+    fits = CliRunner().invoke(main, [*command, *small, *bf16, "--src-length", "30"])
+    assert fits.exit_code == 0, fits.output
+    refused = CliRunner().invoke(main, [*command, "--src-length", "31"])
+    assert refused.exit_code == 2
+    assert "sentences of 31 tokens do not fit the 30 positions of the model" in refused.stderr
+    short = [*learned[:2], "--set", "model.max_positions=5"]
+    prepared = ["estimate", str(toy), "--device", "h100", *short]
+    refused = CliRunner().invoke(main, prepared)
+    assert refused.exit_code == 2 and "tokens and the model 5 positions" in refused.stderr
+
+
 def test_a_share_needs_a_known_peak() -> None:
     result = CliRunner().invoke(main, ["estimate", str(RECIPE), "--share", "0.5"])
     assert result.exit_code == 2 and "--share needs --device" in result.stderr
@@ -280,7 +297,7 @@ def test_sentences_that_need_too_much_memory_are_an_error(monkeypatch: pytest.Mo
     assert result.exit_code == 2
     assert "--src-length: must be at least 1 and at most 100000" in result.stderr
 
-    def fail(self: BatchShape, multiple: int = 1) -> None:
+    def fail(self: BatchShape, multiple: int = 1, limit: int | None = None) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(BatchShape, "batch", fail)

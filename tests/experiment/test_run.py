@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from fusetk import recipe as recipes
+from fusetk.cli import run_slurm
 from fusetk.cli.main import main
 from fusetk.cli.run_slurm import without_slurm
 from fusetk.errors import ConfigError, DataError, Interrupted
@@ -505,6 +506,9 @@ def test_slurm_gets_the_training_and_a_job_that_follows_it(cluster):
     (cluster / "queued").write_text("7\n2\n")
     with pytest.raises(ConfigError, match=r"has queued or running jobs \(2\)"):
         slurm.submit(where, [], [], rest)
+    experiment = SimpleNamespace(places=where, run=lambda: pytest.fail("prepared again"))
+    with pytest.raises(ConfigError, match=r"has queued or running jobs \(2\)"):
+        run_slurm.submit(experiment, ())
     (cluster / "queued").write_text("")
     assert slurm.submit(where, [], [], rest) == ("3", "4")
     assert "--gpus=1" in (cluster / "submitted").read_text().splitlines()[3]

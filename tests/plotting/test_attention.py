@@ -4,13 +4,15 @@ import torch
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.data.vocab import BOS, EOS
+from fusetk.data.bpe import BPE
+from fusetk.data.pipeline import SIDES, Pipeline, Text
+from fusetk.data.vocab import BOS, EOS, Vocabulary
 from fusetk.errors import DataError, Diverged
 from fusetk.plotting.attention import TokenPair, columns, panels, record
 
 LAYERS, HEADS = 2, 3
 SITES = (("encoder", "self"), ("decoder", "self"), ("decoder", "cross"))
-TOKENS = TokenPair(["ein", "Hund", "schläft"], ["a", "dog"])
+TOKENS = TokenPair(["ein", "Hund", "schläft"], ["a", "dog"], [(0, "a"), (1, "dog")])
 
 
 class Fake(nn.Module):
@@ -219,7 +221,11 @@ def test_a_step_of_self_attention_draws_only_the_decoder(weights: dict[str, np.n
 
 
 def test_a_word_step_is_the_row_of_its_first_subword() -> None:
-    words = TokenPair(["x"], ["some", "some@@", "thing", "ha@@", "pp@@", "ened", "some@@", "thing"])
+    subwords = ["some", "some@@", "thing", "ha@@", "pp@@", "ened", "some@@", "thing"]
+    text = Text([], "xx", "yy")
+    vocabularies = (Vocabulary([]), Vocabulary([]))
+    pipeline = Pipeline(text, dict.fromkeys(SIDES, BPE(["a b"])), vocabularies)
+    words = TokenPair(["x"], subwords, pipeline.target_words(subwords))
     assert [words.row(step) for step in ("some", "something", "happened", "</s>", 4)] == [
         0,
         1,

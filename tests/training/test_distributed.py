@@ -10,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fusetk.cli.main import main
 from fusetk.errors import ConfigError, FusetkError
 from fusetk.processes import local_device
 from fusetk.recipe import load
+from fusetk.training.gradients import seed_of_update
 from fusetk.weights import read_state
 from tests.helpers.forks import train
 
@@ -105,6 +107,22 @@ def test_several_processes_are_one(
         assert several["loss"] == pytest.approx(single["loss"], rel=1e-4) and several[
             "bleu"
         ] == pytest.approx(single["bleu"], abs=0.5)
+
+
+def test_several_processes_cannot_share_standard_input(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = CliRunner().invoke(main, ["train", "-", "-r", str(tmp_path / "run")], input="data: {}")
+    assert result.exit_code == 2 and "CONFIG -: give a file" in result.stderr
+
+
+def test_each_process_has_its_own_random_numbers() -> None:
+    drawn = []
+    for rank, updates in ((0, 4), (0, 5), (1, 4), (2, 4), (1000, 4)):
+        torch.manual_seed(seed_of_update(1, updates, rank))
+        drawn.append(torch.rand(8))
+    assert not any(a.equal(b) for a, b in combinations(drawn, 2))
 
 
 def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:

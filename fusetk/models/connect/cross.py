@@ -20,7 +20,7 @@ class CrossConnectionConfig(ConnectConfig):
     """Number k of the highest layers that are read one by one. The layers below them are read as
     one sum, and the embedding separately (k-DCA in the paper). By default, every layer is read. A
     number without an effect in a stack is refused."""
-    initial_std: float = Field(1e-3, gt=0)
+    initial_std: float = Field(1e-3, gt=0, le=1000)
     """The initial vectors w are normal. Their standard deviation is this number divided by the
     square root of the width. The paper begins with w = 0, but PyTorch's ReLU has no gradient at
     0."""

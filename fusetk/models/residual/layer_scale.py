@@ -12,7 +12,7 @@ class LayerScaleConfig(ResidualConfig):
     """A residual sum with a learned factor for each feature of the sub-layer's output."""
 
     kind: str = "layer-scale"
-    initial: float | None = Field(None, gt=0)
+    initial: float | None = Field(None, gt=0, le=1000)
     """Initial factor; by default 0.1 up to 18 layers, 1e-5 up to 24 layers, else 1e-6."""
 
 

@@ -21,7 +21,7 @@ class ManifoldConfig(ResidualConfig):
     kind: str = "manifold-hyper"
     streams: int = Field(4, ge=2)
     """Number of streams."""
-    iterations: int = Field(20, ge=1)
+    iterations: int = Field(20, ge=1, le=1000)
     """Iterations of Sinkhorn's normalisation."""
 
     def check(self, norm: Norm, layers: int) -> None:
