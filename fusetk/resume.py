@@ -121,7 +121,7 @@ def find_changes(
         *(f"the code of the module {name}" for name in modules),
         *_text_changes(recipe, prepared, resuming=bool(last)),
         *_processor_changes(run, kernel_choices),
-        *(_process_changes(run, processes) if last else ()),
+        *(_process_changes(run, last, processes) if last else ()),
     ]
 
 
@@ -279,9 +279,10 @@ def _text_changes(recipe: Recipe, prepared: Mapping[str, Any], resuming: bool) -
     ]
 
 
-def _process_changes(run: Path, processes: int) -> list[str]:
-    """Describe the change of the number of processes since the last session of the run."""
-    sessions = read_sessions(run)
+def _process_changes(run: Path, last: Path, processes: int) -> list[str]:
+    """Describe the change of the number of processes since the last session that made an update."""
+    update = read_progress(last).update
+    sessions = [session for session in read_sessions(run) if session.update < update]
     if not sessions or sessions[-1].processes == processes:
         return []
     before = sessions[-1].processes

@@ -3,8 +3,8 @@
 import copy
 import math
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -152,11 +152,13 @@ class Trainer:
                 if interrupted:
                     self.reporter.report(progress)
                     self.checkpoints.interrupt(progress, self.optimizer, self.stop.signal)
-                self._after_update()
+                with self._saved_if_another_process_fails():
+                    self._after_update()
                 if self.stages.ended(progress):
                     break
         if not progress.validated:
-            self._validate()
+            with self._saved_if_another_process_fails():
+                self._validate()
 
     def _start_next_stage(self) -> None:
         self.optimizer = None
@@ -244,6 +246,15 @@ class Trainer:
                 self.reporter.report(progress)
             self.checkpoints.save_alone(progress, self.optimizer)
             self.log.line(f"{failed} failed: saved after update {progress.update}")
+
+    @contextmanager
+    def _saved_if_another_process_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if is_peer_failure(error):
+                self._save_after_failure("another process")
+            raise
 
     def _free_memory(self) -> bool:
         """Delete the CUDA graphs for a validation. Return whether there were any."""

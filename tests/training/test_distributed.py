@@ -137,7 +137,12 @@ def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
     )
     for file in (runs.MODEL, runs.TRAINING):
         assert (uninterrupted / file).read_bytes() == (resumed / file).read_bytes()
-    said = train(toy, tmp_path / "parts", ["training.stages.0.end.updates=9"], 1).succeed()
+    fail = "from fusetk.training.loop import Trainer\nTrainer._update = None\n"
+    more = ["training.stages.0.end.updates=9"]
+    train(toy, tmp_path / "parts", more, 1, fail).fail()  # makes no update with one process
+    said = train(toy, tmp_path / "parts", more, 2).succeed()
+    assert "number of processes" not in said
+    said = train(toy, tmp_path / "parts", ["training.stages.0.end.updates=10"], 1).succeed()
     assert "changed: number of processes: 2 -> 1; the dropout masks change" in said
 
 
@@ -224,6 +229,19 @@ def test_a_process_that_ends_in_an_update_loses_no_earlier_one(toy: Path, tmp_pa
     torch.testing.assert_close(
         weights(tmp_path / "run", 8), weights(tmp_path / "whole", 8), rtol=0, atol=0
     )
+
+
+def test_a_process_that_ends_before_a_validation_loses_no_update(toy: Path, tmp_path: Path) -> None:
+    fail = (
+        "from fusetk.training.loop import Trainer\nvalidate = Trainer._validate\n"
+        "def fail(self, due=False):\n"
+        "    if os.environ['RANK'] == '1': os._exit(9)\n"
+        "    validate(self, due)\n"
+        "Trainer._validate = fail\n"
+    )
+    train(toy, tmp_path / "run", ["training.validation.every_updates=5"], 2, fail).fail()
+    [saved] = runs.checkpoints(tmp_path / "run")
+    assert saved.name == runs.checkpoint_name(5) and read_state(saved)["interrupted"]
 
 
 def test_a_write_error_of_rank_0_ends_all_with_the_reason(toy: Path, tmp_path: Path) -> None:
