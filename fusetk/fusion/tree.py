@@ -31,7 +31,8 @@ class TreeFusionConfig(AggregateConfig):
     """Residual connection of every node except the root. `preceding`: add the node that precedes
     its leftmost leaf in post-order. If there is no such node, add the input of the lowest leaf. A
     leaf that is the word embedding has no input. This is our reading: RTAL's text does not say what
-    is added. `none`: add nothing."""
+    is added. `none`: add nothing. The key has no effect in a tree of two leaves, whose only node is
+    the root."""
 
     @field_validator("leaves")
     @classmethod

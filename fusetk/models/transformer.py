@@ -84,7 +84,7 @@ class BlockConfig(ModelConfig):
     normalization: Normalization = "layer"
     """Norm of the sub-layers and of the output: layer normalisation, or RMSNorm, which does not
     subtract the mean and has no bias (Zhang and Sennrich 2019). Fusions and connections have layer
-    normalisation with either value."""
+    normalisation with either value. The key has no effect with `norm: none`."""
     activation: Activation | Literal["swiglu"] = "relu"
     """Activation of the feed-forward layers. `swiglu` multiplies the activation by a second linear
     map (Shazeer 2020): with 2/3 of the hidden units a layer has the same number of parameters."""
