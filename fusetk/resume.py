@@ -280,7 +280,7 @@ def _text_changes(recipe: Recipe, prepared: Mapping[str, Any], resuming: bool) -
 
 
 def _process_changes(run: Path, last: Path, processes: int) -> list[str]:
-    """Describe the change of the number of processes since the last session that made an update."""
+    """Say if the last session that made an update had another number of processes."""
     update = read_progress(last).update
     sessions = [session for session in read_sessions(run) if session.update < update]
     if not sessions or sessions[-1].processes == processes:

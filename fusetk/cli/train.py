@@ -65,13 +65,15 @@ def command(
     """
     if run == "":
         raise ConfigError("--run is empty: name the run folder")
-    if config == "-" and run is None:
-        raise ConfigError("a config from standard input has no name: name the run folder by --run")
     if config == "-":
         from fusetk.processes import world_size
 
+        if run is None:
+            raise ConfigError(
+                "a config from standard input has no name: name the run folder by --run"
+            )
         if world_size() > 1:
-            raise ConfigError("CONFIG -: give a file, because each process reads the config")
+            raise ConfigError("CONFIG is -, but several processes cannot read it: give a file")
     resolved = load_recipe(config, overrides)
     folder = Path(run) if run else Path("runs") / Path(config).stem
     check_paths(folder, resolved.data.folder)

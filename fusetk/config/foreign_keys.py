@@ -244,7 +244,7 @@ FOREIGN_VALUES = {
     "batch_size": COUNTS_TOKENS,
     "dim_vocabs": "Marian's number plus 2",
     "exponential_smoothing": "one minus Marian's number",
-    "lr_period_updates": "fairseq's number plus the updates of the warm-up",
+    "lr_period_updates": "fairseq's number plus the number of warm-up updates",
     "max_seconds": "Sockeye's number divided by 3600",
     "mini_batch": COUNTS_TOKENS,
     "mini_batch_words": "a number of target tokens; Marian counts source words",

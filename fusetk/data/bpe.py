@@ -144,7 +144,7 @@ class BPE:
         left, right = parts
         if final:
             right = right.removesuffix("</w>")
-            if not right:  # a merge of version 0.1 that added only `</w>`
+            if not right:  # in version 0.1, a merge may append only `</w>`
                 if left not in self.parts:
                     return [left]
                 left, right = self.parts[left]

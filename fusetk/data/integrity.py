@@ -60,7 +60,7 @@ def _changed_files(config: DataConfig, recorded: Mapping[str, Any]) -> list[str]
     Files that are not on this machine are not compared.
     """
 
-    def before(stage: str) -> Mapping[str, Any]:
+    def recorded_settings(stage: str) -> Mapping[str, Any]:
         settings: Mapping[str, Any] = recorded["stages"].get(stage, {}).get("settings", {})
         return settings.get(stage, {})
 
@@ -68,11 +68,11 @@ def _changed_files(config: DataConfig, recorded: Mapping[str, Any]) -> list[str]
     files = [
         (f"data.bpe.codes.{i}", file, checksum)
         for i, (file, checksum) in enumerate(
-            zip(codes, before("bpe").get("codes", []), strict=False)
+            zip(codes, recorded_settings("bpe").get("codes", []), strict=False)
         )
     ]
     files += [
-        (f"data.vocabulary.{side}", file, *before("vocabulary").get(side, [""]))
+        (f"data.vocabulary.{side}", file, *recorded_settings("vocabulary").get(side, [""]))
         for side in SIDES
         if (file := getattr(config.vocabulary, side))
     ]
@@ -88,17 +88,18 @@ def changed_text(config: DataConfig, recorded: Mapping[str, Any]) -> list[Path]:
 
     A file that is not on this machine is not compared.
     """
-    changed = []
+    changed: list[Path] = []
     for split in ("train", "valid"):
         inputs = recorded["stages"].get(f"words.{split}", {}).get("inputs", {})
         files = text_files(config, split)
         if len(files) != len(inputs):
-            changed += [file for file in files if exists(file)]
+            names = [path for file in files for path in (file, Path(f"{file}.gz"))]
+            changed += filter(exists, names)
             continue
         for file, (name, record) in zip(files, inputs.items(), strict=True):
             compressed = Path(f"{file}.gz")
-            choices = [compressed, file] if name.endswith(".gz") else [file, compressed]
-            path = next(filter(exists, choices), None)
+            candidates = [compressed, file] if name.endswith(".gz") else [file, compressed]
+            path = next(filter(exists, candidates), None)
             if path and not manifest.same(path, record):
                 changed.append(path)
     return changed

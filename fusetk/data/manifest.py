@@ -23,8 +23,8 @@ SMALL = 1 << 24  # bytes; the records of larger outputs also have a checksum of 
 PIECES = 256  # number of these pieces
 PIECE = 1 << 16  # bytes of a piece
 READ = ("train.", "valid.", "text/")  # prefixes of the outputs that training reads
-# size, mtime_ns and sha256; lines of inputs; content of .gz inputs: the sha256 of what they hold;
-# sample of large outputs
+# size, mtime_ns and sha256. Inputs also have lines, .gz inputs also content, the sha256 of the
+# decompressed text, and large outputs also sample.
 Record = dict[str, Any]
 
 
@@ -182,20 +182,22 @@ def inspect(path: Path, known: Record | None) -> Record:
     An input that is unchanged since its ``known`` record is not read. Raises DataError if the file
     is empty, damaged or not UTF-8.
     """
-    if known and "lines" in known and same(path, known):
+    compressed = path.suffix == ".gz"
+    needed = {"lines", "content"} if compressed else {"lines"}
+    if known and needed <= known.keys() and same(path, known):
         return {**known, "mtime_ns": path.stat().st_mtime_ns}
-    content = hashlib.sha256() if path.suffix == ".gz" else None
-    lines = count_lines(path, content)
+    total = hashlib.sha256() if compressed else None
+    lines = count_lines(path, total)
     if not lines:
         raise DataError(f"{path} is empty; give a file that holds text")
-    decompressed = {"content": content.hexdigest()} if content else {}
-    return {**record(path), **decompressed, "lines": lines}
+    content = {"content": total.hexdigest()} if total else {}
+    return {**record(path), **content, "lines": lines}
 
 
-def count_lines(path: Path, content: "hashlib._Hash | None" = None) -> int:
+def count_lines(path: Path, total: "hashlib._Hash | None" = None) -> int:
     """Return the number of lines of a text file; raises DataError if it is not UTF-8.
 
-    ``content`` is updated with the decompressed file.
+    The decompressed file is added to the checksum ``total``.
     """
     lines = 0
     complete = True  # whether the last line ends with a line feed
@@ -204,12 +206,12 @@ def count_lines(path: Path, content: "hashlib._Hash | None" = None) -> int:
         try:
             head = file.read(len(BOM))
             block = head.removeprefix(BOM)
-            if content and not block:
-                content.update(head)
+            if total and not block:
+                total.update(head)
             block = block or file.read(BLOCK)
             while block:
-                if content:
-                    content.update(block)
+                if total:
+                    total.update(block)
                 decoder.decode(block)
                 lines += block.count(b"\n")
                 complete = block.endswith(b"\n")
@@ -249,7 +251,7 @@ def equal_texts(texts: Mapping[str, list[FilePair]], inputs: Mapping[str, Record
 
 
 def _checksums(pair: FilePair, inputs: Mapping[str, Record]) -> tuple[str, ...]:
-    """Return the checksums of the content of both files."""
+    """Return the checksums of both files, of their decompressed text if they are .gz files."""
     records = [inputs[str(path)] for path in pair]
     return tuple(str(record.get("content", record["sha256"])) for record in records)
 

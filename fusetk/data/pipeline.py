@@ -115,11 +115,11 @@ class Pipeline(Text):
     def target_words(self, tokens: Sequence[str]) -> list[tuple[int, str]]:
         """Return the index of the first token and the text of each word of target tokens."""
         starts = self._word_starts(tokens)
-        splitters = [step for step in self.steps if step.splits_words and step.works_on("target")]
+        splitting = [step for step in self.steps if step.splits_words and step.works_on("target")]
         words = []
         for start, end in pairwise([*starts, len(tokens)]):
             word = self.join(tokens[start:end])
-            for step in splitters:
+            for step in splitting:
                 undo = step.undo_function(self.target_language)
                 word = undo(word) if undo else word
             words.append((start, word))

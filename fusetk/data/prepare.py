@@ -87,8 +87,8 @@ def prepare(
             if name not in build.stages:
                 report(f"{name}: no longer needed, its files are deleted")
         if not build.made:
-            same_texts = old_stages.keys() == build.stages.keys()
-            if warnings is None or not same_texts or old["inputs"].keys() != inputs.keys():
+            same_stages = old_stages.keys() == build.stages.keys()
+            if warnings is None or not same_stages or old["inputs"].keys() != inputs.keys():
                 warnings = _warnings(config, texts, inputs)
             warn(warnings)
         data = {**describe(config, inputs, build), "warnings": warnings}
@@ -177,10 +177,10 @@ def _prefixes(config: DataConfig) -> dict[str, list[str]]:
 
 
 def text_files(config: DataConfig, split: str) -> list[Path]:
-    """Return the files of a split, each once, by their names without `.gz`.
+    """Return the files of a split without duplicates. The names have no `.gz`.
 
-    They include further references of the validation text. Returns none if the split comes from the
-    training text.
+    They include further references of the validation text. The list is empty if the split is a part
+    of the training text.
     """
     prefixes = _prefixes(config).get(split, [])
     suffixes = (config.source, config.target)

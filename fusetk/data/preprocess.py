@@ -28,7 +28,7 @@ from fusetk.errors import ConfigError, DataError
 
 LinePair = tuple[str, str]  # a source line and a target line
 LINE_NUMBER = np.dtype("<i8")
-NUMBERS = "line.numbers"  # ending of files of line numbers; no language has a dot
+NUMBERS = "line.numbers"  # a file ending; it has a dot, so it cannot be a language
 BLOCK = 100  # lines that progress counts together
 
 

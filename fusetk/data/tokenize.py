@@ -35,7 +35,7 @@ from fusetk.data.cache import WordCache
 
 CONTROL = re.compile(r"[\0-\x08\x0e-\x1b]")  # control characters that are not white space
 END, LOWER, DIGIT, OTHER = range(4)  # kinds of text after a word
-SPACED_IN_FRENCH = frozenset("?!:;\\%")  # marks with a space before them
+SPACE_BEFORE_IN_FRENCH = frozenset("?!:;\\%")  # marks with a space before them
 
 
 class ContextWord(NamedTuple):
@@ -168,21 +168,21 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """A faster version of sacremoses' Moses detokeniser for one language; same output.
+    """The Moses detokeniser of sacremoses for one language, but faster.
 
     sacremoses tries many rules on each token. For letters and digits, and for marks like a comma,
-    the result does not depend on the other tokens. Lines of such tokens alone need no sacremoses.
-    `@-@` becomes a hyphen within a word.
+    the result does not depend on the other tokens. A line that has only such tokens is joined
+    without sacremoses. `@-@` becomes a hyphen within a word.
     """
 
     def __init__(self, language: str, unescape: bool = True):
         self.moses = MosesDetokenizer(lang=language)
         self.unescape = unescape
-        self.spaced = WordCache(self._spaced)
+        self.with_space = WordCache(self._with_space)
 
     def __call__(self, words: str) -> str:
         tokens = words.split(" ")
-        texts = [self.spaced[token] for token in tokens]
+        texts = [self.with_space[token] for token in tokens]
         if None not in texts:
             return "".join(texts).strip()  # type: ignore[arg-type]
         try:
@@ -190,14 +190,15 @@ class Detokenizer:
         except TypeError:  # a defect in sacremoses' rule for Czech `-li`
             return MosesDetokenizer(lang="en").detokenize(tokens, unescape=self.unescape)
 
-    def _spaced(self, token: str) -> str | None:
-        """Return a token with the space before it; None if sacremoses needs the other tokens."""
+    def _with_space(self, token: str) -> str | None:
+        """Return a token with the space before it; None if the result depends on other tokens."""
         if token.replace("-", "").isalnum() and not any(map(is_cjk, token)):
             # In Czech, sacremoses compares numbers with the last tokens of the line.
             is_number = self.moses.lang == "cs" and any(map(str.isdigit, token))
             return None if is_number else " " + token
-        if self.moses.IS_PUNCT.search(token):
-            return " " + token if self.moses.lang == "fr" and token in SPACED_IN_FRENCH else token
+        if self.moses.IS_PUNCT.fullmatch(token):
+            has_space = self.moses.lang == "fr" and token in SPACE_BEFORE_IN_FRENCH
+            return " " + token if has_space else token
         return None
 
 

@@ -80,7 +80,7 @@ def text_of(
 def estimate(recipe: Recipe, sizes: tuple[int, int], text: TextLengths) -> TrainingCost:
     """Return the cost of a recipe's training with these vocabulary sizes.
 
-    Raises DataError if a sentence, or the mean length, exceeds the positions of the model.
+    Raises DataError if a sentence or the mean length has more tokens than the model has positions.
     """
     model = system.build_shapes(recipe, *sizes).train()
     _check_lengths(text, model.max_positions)
@@ -105,10 +105,10 @@ def _check_lengths(text: TextLengths, max_positions: int | None) -> None:
     if text.corpus is not None:
         integrity.check_lengths(max_positions, [text.corpus])
         return
-    longest = round(max(text.source, text.target))
-    if max_positions is not None and longest > max_positions:
+    length = round(max(text.source, text.target))
+    if max_positions is not None and length > max_positions:
         raise DataError(
-            f"sentences of {longest} tokens do not fit the {max_positions} positions of the model: "
+            f"sentences of {length} tokens do not fit the {max_positions} positions of the model: "
             "raise model.max_positions, or give smaller --src-length and --tgt-length"
         )
 

@@ -26,7 +26,7 @@ def submit(
     and FusetkError if sbatch fails.
     """
     check_not_queued(places)
-    record = record_of(places)
+    record = job_record(places)
     log = places.out / f"{places.run.name}.slurm.txt"
     common = ["--parsable", f"--output={log}", "--open-mode=append"]
     train = ["sbatch", *common, f"--job-name={places.run.name}", *options]
@@ -44,14 +44,14 @@ def submit(
     return first, _number(second_job)
 
 
-def record_of(places: Places) -> Path:
+def job_record(places: Places) -> Path:
     """Return the file that records the jobs of an experiment."""
     return places.out / f".{places.run.name}.slurm.json"
 
 
 def check_not_queued(places: Places) -> None:
     """Raise ConfigError if a job of the experiment is still queued or running."""
-    if jobs := queued(record_of(places)):
+    if jobs := queued(job_record(places)):
         raise ConfigError(
             f"{places.run} has queued or running jobs ({', '.join(jobs)}): "
             "wait until they end, or cancel them with scancel (-M CLUSTER for a named cluster)"

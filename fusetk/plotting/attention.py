@@ -42,7 +42,7 @@ class TokenPair(NamedTuple):
     source: Sequence[str]
     target: Sequence[str]
     words: Sequence[tuple[int, str]] = ()
-    """Index of the first token, and text, of each word of the target. Only ``row`` needs them."""
+    """The index of the first token and the text of each target word. Only ``row`` reads them."""
 
     def labels(self, side: str, kind: str) -> tuple[list[str], list[str]]:
         """Return the column labels and the row labels of one kind of attention.

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-import torch
-
 from fusetk.errors import CheckpointError, join_names
 from fusetk.files import locked
 from fusetk.runs import MODEL, checkpoint_name, checkpoints, read_state_if_valid
@@ -125,13 +123,16 @@ def average(folders: Sequence[Path], into: Path) -> None:
         if total.isfinite().all():
             continue
         values = {folder: read_tensors(folder, MODEL)[name] for folder in folders}
-        # A buffer of a class outside fusetk may be infinite. It is then equal in all checkpoints.
-        if not all(torch.equal(value, first[name]) for value in values.values()):
-            infinite = (folder for folder in folders if not values[folder].isfinite().all())
-            diverged = next(infinite, folders[0])  # the sum of finite numbers may be infinite
+        # A buffer of a class outside fusetk may have infinite values that never change.
+        constant = first[name].isinf()
+        for value in values.values():
+            constant &= value == first[name]
+        diverged = [f for f, value in values.items() if not (value.isfinite() | constant).all()]
+        # The sum of finite numbers may be infinite.
+        if diverged or not (total.isfinite() | constant).all():
             raise CheckpointError(
-                f"{name} has values that are not finite in {diverged}: training has diverged; "
-                "choose earlier checkpoints"
+                f"{name} has values that are not finite in {(diverged or folders)[0]}: training "
+                "has diverged; choose earlier checkpoints"
             )
     mean = {
         name: (total / len(folders)).to(last[name].dtype)

@@ -12,7 +12,7 @@ from fusetk.processes import World
 from fusetk.training.checkpoints import Checkpoints
 from fusetk.training.ema import Ema
 from fusetk.training.progress import Progress
-from fusetk.training.sharding import sharded, unsharded
+from fusetk.training.sharding import unsharded
 from fusetk.training.signals import Stop, StopNow
 from fusetk.training.validation import PartialResults, Validator
 
@@ -27,7 +27,7 @@ class ValidationResults(NamedTuple):
 class DistributedValidation:
     """Validation in all processes; each validates a part of the corpus.
 
-    If validation does not finish in a process, a checkpoint is saved.
+    If validation fails in a process, or a signal ends it, a checkpoint is saved.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class DistributedValidation:
         self.checkpoints = checkpoints
         self.world = world
         self.device = next(model.parameters()).device
-        self.sharded = any(map(sharded, model.parameters()))
 
     def __call__(
         self,
@@ -68,14 +67,8 @@ class DistributedValidation:
         if error is not None and out_of_memory(error) and free_memory():
             error = None  # it refers to tensors
             part, error = self._validate_part(stop)
-        try:
-            parts = self.world.all_gather(part)
-            failed = self.world.any(error is not None)
-        except Exception:  # another process has ended
-            if self.world.first and not self.sharded:
-                self.checkpoints.save_alone(progress, optimizer)
-            raise
-        if failed:
+        parts = self.world.all_gather(part)
+        if self.world.any(error is not None):
             self.checkpoints.save(progress, optimizer, interrupted=True)
             raise error or FusetkError(
                 f"validation failed in another process; saved after update {progress.update}"

@@ -83,9 +83,9 @@ def _target_tokens(corpus: Corpus, pairs: Indices) -> int:
 
 
 def seed_of_update(seed: int, updates: int, rank: int) -> int:
-    """Return the seed of the random numbers of a process in the update after ``updates``.
+    """Return the seed of a process for the next update; ``updates`` were made before it.
 
-    PyTorch's generator on CPU uses the lowest 32 bits of a seed only.
+    PyTorch's generator on CPU uses only the lowest 32 bits of a seed, so ranks differ in them.
     """
     return seed * 1_000_003 + updates + rank * 0x9E3779B9  # 2 ** 32 divided by the golden ratio
 
@@ -166,7 +166,7 @@ class GradientComputer:
                         scale,
                     )
                 if self.world.size > 1:
-                    # An optimiser that draws random numbers draws the same in all processes.
+                    # An optimiser must draw equal random numbers in all processes.
                     torch.manual_seed(seed_of_update(self.config.seed, updates, self.world.size))
                 return losses
             except RuntimeError as error:

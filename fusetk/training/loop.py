@@ -149,15 +149,15 @@ class Trainer:
                     if is_peer_failure(error) and self.device.type == "cpu":
                         self._save_after_failure()
                     raise
-                if interrupted:
-                    self.reporter.report(progress)
-                    self.checkpoints.interrupt(progress, self.optimizer, self.stop.signal)
-                with self._saved_if_another_process_fails():
+                with self._saving_if_another_process_fails():
+                    if interrupted:
+                        self.reporter.report(progress)
+                        self.checkpoints.interrupt(progress, self.optimizer, self.stop.signal)
                     self._after_update()
                 if self.stages.ended(progress):
                     break
         if not progress.validated:
-            with self._saved_if_another_process_fails():
+            with self._saving_if_another_process_fails():
                 self._validate()
 
     def _start_next_stage(self) -> None:
@@ -248,7 +248,7 @@ class Trainer:
             self.log.line(f"{failed} failed: saved after update {progress.update}")
 
     @contextmanager
-    def _saved_if_another_process_fails(self) -> Iterator[None]:
+    def _saving_if_another_process_fails(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -298,6 +298,10 @@ class Trainer:
                 self.log.line(change)
         # The checkpoint must contain the duration of the validation, because a resumed run does not
         # repeat it.
-        self.clock.add_to(self.progress, self.stages.config(self.progress).end)
+        try:
+            self.clock.add_to(self.progress, self.stages.config(self.progress).end)
+        except Exception:
+            self.progress = before  # a resumed run repeats the validation
+            raise
         self.checkpoints.save(self.progress, self.optimizer, results)
         self.reporter.restart()

@@ -80,7 +80,7 @@ def test_applied_as_subword_nmt_does(threshold: int, letters: str, version: str)
         assert ours(line) == reference.segment_tokens(line.split(" "))
 
 
-def test_an_undone_merge_of_the_end_of_a_word_leaves_no_empty_subword() -> None:
+def test_splitting_gives_no_empty_subword() -> None:
     assert BPE(["n </w>", "a n</w>", "b a"], {"b@@": 2, "a@@": 2})("ban") == ["b@@", "a@@", "n"]
     choose = random.Random(4)
     codes = ["a b", "ab </w>", "c </w>", "b c</w>", "a bc</w>", "ab ab", "abab c", "ababc </w>"]

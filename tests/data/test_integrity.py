@@ -1,5 +1,6 @@
 """Training refuses prepared files that do not match, before it writes anything."""
 
+import gzip
 import json
 import os
 import shutil
@@ -395,6 +396,19 @@ def test_a_missing_file_does_not_hide_a_changed_one(moved: Recipe, tmp_path: Pat
     assert integrity.changed_text(moved.data, noted) == [target]
     target.unlink()
     assert integrity.changed_text(moved.data, noted) == [tmp_path / "train.en.gz"]
+
+
+def test_compressed_text_in_another_number_of_files_is_a_change(
+    moved: Recipe, tmp_path: Path
+) -> None:
+    noted = manifest.read(folder(moved))
+    for path in (tmp_path / "train.de", tmp_path / "train.en"):
+        with gzip.open(f"{path}.gz", "wb") as file:
+            file.write(path.read_bytes())
+        path.unlink()
+    data = moved.data.model_copy(update={"train": [*moved.data.train, str(tmp_path / "more")]})
+    expected = [tmp_path / "train.de.gz", tmp_path / "train.en.gz"]
+    assert integrity.changed_text(data, noted) == expected
 
 
 def test_missing_codes_do_not_hide_changed_ones(moved: Recipe, tmp_path: Path) -> None:

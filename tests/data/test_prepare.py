@@ -647,6 +647,26 @@ def test_equal_texts_are_warned_of(folder: Path) -> None:
     assert not any(line.startswith("warning: ") for line in warnings)
 
 
+def test_equal_texts_are_warned_of_after_a_record_without_the_content(folder: Path) -> None:
+    """Earlier versions did not record the content of .gz files."""
+    for language in ("de", "en"):
+        with gzip.open(folder / f"text.{language}.gz", "wb") as file:
+            file.write((folder / f"train.{language}").read_bytes())
+    chosen = config(folder, train=[str(folder / "text")])
+    path = prepare(chosen).folder / "manifest.json"
+    old = json.loads(path.read_text())
+    assert all(
+        record.pop("content", None) for name, record in old["inputs"].items() if "gz" in name
+    )
+    path.write_text(json.dumps(old))
+    for language in ("de", "en"):
+        shutil.copy(folder / f"text.{language}.gz", folder / f"copy.{language}.gz")
+    said: list[str] = []
+    tests = {"copy": [str(folder / "copy")]}
+    prepare(chosen.model_copy(update={"test": tests}), report=said.append)
+    assert any("equal the training text" in line for line in said)
+
+
 def test_a_language_may_be_called_lines(folder: Path) -> None:
     for name in ("train", "test"):
         (folder / f"{name}.de").rename(folder / f"{name}.lines")

@@ -188,7 +188,7 @@ def test_detokenised_as_moses_does(language: str) -> None:
         assert ours(words) == moses.detokenize(words.split(" ")), repr(words)
 
 
-def test_detokenised_without_a_hyphen_between_words() -> None:
+def test_hyphens_that_were_split_are_joined() -> None:
     assert (
         Detokenizer("en")("the state @-@ of @-@ the @-@ art , isn &apos;t it ?")
         == "the state-of-the-art, isn't it?"

@@ -274,7 +274,7 @@ def test_sentences_longer_than_the_positions_are_refused(toy: Path) -> None:
     learned = ["--set", "model.positions=learned", "--set", "model.max_positions=30"]
     command = ["estimate", str(RECIPE), "--device", "cpu", "--measure", "1", *assumed, *learned]
     small = [f"--set=model.{setting}" for setting in ("width=16", "heads=2", "ffn=16")]
-    bf16 = ["--set", "training.precision=bf16"]  # pads to a multiple, which exceeds the positions
+    bf16 = ["--set", "training.precision=bf16"]  # pads lengths to 32, which exceeds the positions
     fits = CliRunner().invoke(main, [*command, *small, *bf16, "--src-length", "30"])
     assert fits.exit_code == 0, fits.output
     refused = CliRunner().invoke(main, [*command, "--src-length", "31"])

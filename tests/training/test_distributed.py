@@ -109,12 +109,12 @@ def test_several_processes_are_one(
         ] == pytest.approx(single["bleu"], abs=0.5)
 
 
-def test_several_processes_cannot_share_standard_input(
+def test_several_processes_refuse_a_config_from_standard_input(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = CliRunner().invoke(main, ["train", "-", "-r", str(tmp_path / "run")], input="data: {}")
-    assert result.exit_code == 2 and "CONFIG -: give a file" in result.stderr
+    assert result.exit_code == 2 and "CONFIG is -, but several" in result.stderr
 
 
 def test_each_process_has_its_own_random_numbers() -> None:
@@ -139,7 +139,9 @@ def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
         assert (uninterrupted / file).read_bytes() == (resumed / file).read_bytes()
     fail = "from fusetk.training.loop import Trainer\nTrainer._update = None\n"
     more = ["training.stages.0.end.updates=9"]
-    train(toy, tmp_path / "parts", more, 1, fail).fail()  # makes no update with one process
+    train(
+        toy, tmp_path / "parts", more, 1, fail
+    ).fail()  # this session has one process and makes no update
     said = train(toy, tmp_path / "parts", more, 2).succeed()
     assert "number of processes" not in said
     said = train(toy, tmp_path / "parts", ["training.stages.0.end.updates=10"], 1).succeed()
@@ -231,15 +233,25 @@ def test_a_process_that_ends_in_an_update_loses_no_earlier_one(toy: Path, tmp_pa
     )
 
 
-def test_a_process_that_ends_before_a_validation_loses_no_update(toy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_process_that_ends_at_a_validation_loses_no_update(
+    toy: Path, tmp_path: Path, place: str
+) -> None:
     fail = (
-        "from fusetk.training.loop import Trainer\nvalidate = Trainer._validate\n"
-        "def fail(self, due=False):\n"
+        "from fusetk.training.loop import Trainer\n"
+        "from fusetk.training.progress import StageClock\n"
+        "validate, add_to = Trainer._validate, StageClock.add_to\n"
+        "def fail_before(self, due=False):\n"
         "    if os.environ['RANK'] == '1': os._exit(9)\n"
         "    validate(self, due)\n"
-        "Trainer._validate = fail\n"
+        "def fail_after(self, progress, end):\n"
+        "    if os.environ['RANK'] == '1' and progress.validated: os._exit(9)\n"
+        "    add_to(self, progress, end)\n"
+        f"if {place!r} == 'before': Trainer._validate = fail_before\n"
+        "else: StageClock.add_to = fail_after\n"
     )
-    train(toy, tmp_path / "run", ["training.validation.every_updates=5"], 2, fail).fail()
+    settings = ["training.validation.every_updates=5", "training.stages.0.end.hours=1"]
+    train(toy, tmp_path / "run", settings, 2, fail).fail()
     [saved] = runs.checkpoints(tmp_path / "run")
     assert saved.name == runs.checkpoint_name(5) and read_state(saved)["interrupted"]
 

@@ -443,28 +443,28 @@ def test_checkpoints_of_several_runs_are_averaged(toy: Path, copy: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("fault", "message"),
     [
         (torch.nan, "has values that are not finite in {newest}: "),
-        (torch.inf, "has values that are not finite in {older}: "),
+        (torch.inf, "has values that are not finite in {older}: "),  # the first of the mean
         ("data.bpe.merges=9", "{older} and {newest} have different training texts"),
     ],
 )
 def test_an_average_is_that_of_one_sound_training(
-    toy: Path, copy: Path, tmp_path: Path, setting: str | float, message: str
+    toy: Path, copy: Path, tmp_path: Path, fault: str | float, message: str
 ) -> None:
     older, newest = folder_of(copy, 6), folder_of(copy, 8)
-    if isinstance(setting, str):
-        other = [*GIVEN, setting, f"data.folder={tmp_path / 'data'}"]
+    if isinstance(fault, str):
+        other = [*GIVEN, fault, f"data.folder={tmp_path / 'data'}"]
         settings = [word for each in other for word in ("--set", each)]
         assert call("prep", toy, *settings).exit_code == 0
         assert train(toy, tmp_path / "other", *other).exit_code == 0
         shutil.rmtree(newest)
         shutil.copytree(folder_of(tmp_path / "other", 8), newest)
     else:
-        diverged = newest if math.isnan(setting) else older
+        diverged = newest if math.isnan(fault) else older
         weights = load_file(diverged / MODEL)
-        next(iter(weights.values()))[0] = setting
+        next(iter(weights.values()))[0] = fault
         state = {k: v for k, v in read_state(diverged).items() if k not in ("digest", "sha256")}
         checkpoint.save(diverged, weights, {}, state)
     said = message.format(newest=newest, older=older)
