@@ -139,9 +139,8 @@ def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
         assert (uninterrupted / file).read_bytes() == (resumed / file).read_bytes()
     fail = "from fusetk.training.loop import Trainer\nTrainer._update = None\n"
     more = ["training.stages.0.end.updates=9"]
-    train(
-        toy, tmp_path / "parts", more, 1, fail
-    ).fail()  # this session has one process and makes no update
+    # A session with one process, which makes no update.
+    train(toy, tmp_path / "parts", more, 1, fail).fail()
     said = train(toy, tmp_path / "parts", more, 2).succeed()
     assert "number of processes" not in said
     said = train(toy, tmp_path / "parts", ["training.stages.0.end.updates=10"], 1).succeed()
