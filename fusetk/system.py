@@ -3,10 +3,12 @@
 This module does not import the training loop.
 """
 
+import os
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +49,10 @@ from fusetk.weights import load_weights, read_state
 META = torch.device("meta")
 CONVERSIONS = dict(zip(PRECISIONS, (to_kernels, to_bf16, to_int8), strict=True))
 WEIGHT_TYPES = dict(zip(PRECISIONS, (torch.float32, torch.bfloat16, torch.int8), strict=True))
+
+if hasattr(os, "register_at_fork"):
+    # A forked process has none of OpenMP's threads: an operation would wait for them forever.
+    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 class System:

@@ -1,5 +1,6 @@
 """``fusetk.load``: what docs/python.md shows, settings of a call, scores, threads."""
 
+import os
 import pickle
 import random
 import subprocess
@@ -25,6 +26,7 @@ from fusetk.system import load_model
 from tests.cli.test_decode import WORDS, make_run, output
 from tests.contracts.systems import SYSTEMS
 from tests.helpers.batches import random_batch
+from tests.helpers.forks import Forks
 from tools.manual import commands
 from tools.markdown import blocks
 
@@ -284,6 +286,24 @@ def test_two_threads_give_what_each_gives_alone(trained: Path) -> None:
     for thread in threads:
         thread.join()
     assert together == [[found] * 3 for found in alone]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_computes_after_its_parent_used_two_threads(trained: Path) -> None:
+    code = f"""
+import signal, torch, fusetk
+torch.set_num_threads(2)
+system = fusetk.load({str(trained)!r}, device="cpu")
+def work():
+    torch.ones(1000, 1000).exp()  # both threads work on it
+    return system.translate(["Hund"] * 3)
+expected = work()
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+signal.alarm(30)  # a test that fails ends, too
+os._exit(work() != expected)
+"""
+    Forks([], code=code).succeed()
 
 
 @pytest.mark.parametrize(
