@@ -295,12 +295,7 @@ def load_ensemble(
     if not paths:
         raise ConfigError("there is no model to load: give a run folder or a checkpoint")
     loaded = [load_model(path, device, raw, report) for path in paths]
-    if raw and not any(system.has_average for system in loaded):
-        names = join_names([str(path) for path in paths])
-        raise ConfigError(
-            f"--raw has no effect on {names}: there is no moving average of the weights "
-            "(training.ema); leave --raw out"
-        )
+    check_raw(raw, paths, loaded)
     first = loaded[0].pipeline
     for path, other in zip(paths[1:], loaded[1:], strict=True):
         if difference := first.difference(other.pipeline):
@@ -324,6 +319,16 @@ def load_ensemble(
     if on_cpu and precision != "fp32" and slower_than_float32(WEIGHT_TYPES[precision]):
         report(f"warning: {precision} is slower than fp32 on this processor: use --precision fp32")
     return Ensemble(models, first, loaded[0].recipe)
+
+
+def check_raw(raw: bool, paths: Sequence[str | Path], loaded: Sequence[Loaded]) -> None:
+    """Raise ConfigError if ``raw`` has no effect: no model has a moving average of its weights."""
+    if raw and not any(system.has_average for system in loaded):
+        names = join_names([str(path) for path in paths])
+        raise ConfigError(
+            f"--raw has no effect on {names}: there is no moving average of the weights "
+            "(training.ema); leave --raw out"
+        )
 
 
 def changed(

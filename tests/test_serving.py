@@ -169,6 +169,12 @@ def test_an_address_that_cannot_be_used_is_refused_before_a_model_is_loaded(
             )
         result = CliRunner().invoke(main, [command, str(tmp_path), "--host", ".."])
         assert result.exit_code == 2 and "there is no address '..'" in result.stderr
+        # 192.0.2.1 is reserved for documentation, so no machine has it.
+        result = CliRunner().invoke(
+            main, [command, str(tmp_path), "--host", "192.0.2.1", "--port", "0"]
+        )
+        assert result.exit_code == 2
+        assert "--host: 192.0.2.1 is not an address of this machine" in result.stderr
 
 
 def test_the_queue_has_room_for_the_largest_request() -> None:

@@ -66,7 +66,9 @@ def command(
     def load(number: int) -> Explorer:
         return Explorer(runs[number], system.load_model(runs[number], device, raw), max_cells)
 
-    explorers = [load(number) for number in range(len(runs))]
+    loaded = [system.load_model(run, device, raw) for run in runs]
+    system.check_raw(raw, runs, loaded)
+    explorers = [Explorer(run, each, max_cells) for run, each in zip(runs, loaded, strict=True)]
     limits = ExploreLimits(max_characters, max_beam)
     app = make_explore_app(explorers, load, limits, any_host=host not in LOCAL_HOSTS)
     url = server.address(listener)

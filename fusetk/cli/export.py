@@ -60,7 +60,9 @@ def command(run: Path, form: str, output: Path, quantization: str | None, raw: b
     `fusetk.data.pipeline.Pipeline` converts raw text to tokens and back.
     """
     from fusetk import ctranslate2
-    from fusetk.system import load_model
+    from fusetk.system import check_raw, load_model
 
-    ctranslate2.export(load_model(run, "cpu", raw), output, quantization)
+    loaded = load_model(run, "cpu", raw)
+    check_raw(raw, [run], [loaded])
+    ctranslate2.export(loaded, output, quantization)
     inform(f"{output}: model for {form}, {quantization or 'float32'} weights")

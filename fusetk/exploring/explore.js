@@ -464,8 +464,7 @@ async function translateAll() {
   const others = runs.filter((run) => run !== first);
   const vocabularies = new Set(runs.map((run) => run.description.vocabulary));
   if (chosen && vocabularies.size > 1) {
-    // Other vocabularies have other tokens: those runs get the text, without the last part of a
-    // word that is not complete.
+    // Other vocabularies have other tokens: those runs get the text of the complete words.
     await first.translate();
     showPrefix(first);
     await Promise.all(others.map((run) => run.translate()));
@@ -477,9 +476,9 @@ async function translateAll() {
   document.body.dataset.done = Number(document.body.dataset.done ?? 0) + 1;
 }
 
-// Shows chosen tokens as text in the field of the prefix.
+// Shows the complete words of the chosen tokens in the field of the prefix.
 function showPrefix(run) {
-  if (chosen && run.answer) form.prefix.value = run.answer.prefix.text.replace(/\S*@@$/, "").trim();
+  if (chosen && run.answer) form.prefix.value = run.answer.prefix.text;
   find("#clear").disabled = !(form.prefix.value || chosen);
 }
 

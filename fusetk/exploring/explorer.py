@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from fusetk.data import bpe
 from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.next_tokens import Step, next_tokens
@@ -126,7 +127,7 @@ class Explorer:
             "source": source,
             "unknown": self._unknown("source", source),
             "prefix": {
-                "text": pipeline.raw(pipeline.join(prefix)),
+                "text": pipeline.raw(pipeline.join(self._complete_words(prefix))),
                 "tokens": prefix,
                 "unknown": self._unknown("target", prefix),
             },
@@ -199,6 +200,12 @@ class Explorer:
                 "shorten it"
             )
         return tokens
+
+    def _complete_words(self, tokens: list[str]) -> list[str]:
+        """Return target tokens without the last word if BPE continues it."""
+        if not (self.translator.pipeline.bpe and tokens and tokens[-1].endswith(bpe.JOINER)):
+            return tokens
+        return tokens[: bpe.word_starts(tokens)[-1]]
 
     def _translation(
         self, steps: Sequence[Step], score: float, normalized: float | None

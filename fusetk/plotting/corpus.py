@@ -12,6 +12,7 @@ from fusetk.plotting.fusion import (
     BY_GRADIENT,
     HOPS,
     SHARE,
+    check_hop,
     choose_hops,
     layer_panel,
     learned_panels,
@@ -55,8 +56,9 @@ class CorpusMeans:
     def panels(self, hop: int | str = "all") -> list[Panel]:
         """Return the means over all positions, the means by part, and the learned values.
 
-        ``add`` must have been called.
+        ``add`` must have been called. Raises the errors of ``check_hop``.
         """
+        check_hop(self.last, hop)
         all_panels: list[Panel] = []
         for traced, sums, counts in zip(self.last, self.sums, self.counts, strict=True):
             mean = sums.sum(0) / counts.sum()  # (H, L)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusetk.errors import DataError
+from fusetk.errors import DataError, join_names, quantity
 from fusetk.evaluation.layer_shares import FusionTrace
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.panel import Panel, near_square, split_rows
@@ -18,11 +18,10 @@ def panels(traces: Sequence[FusionTrace], tokens: TokenPair, hop: int | str = "a
     """Return the panels of one sentence pair: the first of each trace's batch.
 
     ``hop`` is a number from 1, ``mean`` or ``all``. A column is a token that the side reads; the
-    decoder reads BOS first. A row is a layer, the lowest at the bottom. Raises DataError if ``hop``
-    is out of range or no fusion has hops.
+    decoder reads BOS first. A row is a layer, the lowest at the bottom. Raises the errors of
+    ``check_hop``.
     """
-    if hop != "all" and not any(traced.hops for traced in traces):
-        raise DataError("no fusion of this model has hops (only fuse: attention has): omit --head")
+    check_hop(traces, hop)
     all_panels: list[Panel] = []
     for traced in traces:
         x, _ = tokens.labels(traced.side, "self")
@@ -64,24 +63,37 @@ def _contribution_panels(traced: FusionTrace, shares: np.ndarray, x: Sequence[st
     ]
 
 
+def check_hop(traces: Sequence[FusionTrace], hop: int | str) -> None:
+    """Raise DataError if no fusion has this hop: a number from 1, ``mean`` or ``all``."""
+    counts = {traced.side: _num_hops(traced) for traced in traces if traced.hops}
+    if hop != "all" and not counts:
+        raise DataError("no fusion of this model has hops (only fuse: attention has): omit --head")
+    if isinstance(hop, int) and not 1 <= hop <= max(counts.values()):
+        known = join_names(
+            [f"the {side} fusion has {quantity(count, 'hop')}" for side, count in counts.items()]
+        )
+        raise DataError(f"--head {hop} is out of range: {known}, counted from 1")
+
+
 def choose_hops(traced: FusionTrace, hop: int | str) -> list[tuple[str, str, list[int]]]:
     """Return the name, title and hops (counted from 0) of each panel.
 
-    Raises DataError if ``hop`` is out of range.
+    There is no panel if the fusion does not have the hop.
     """
     side = traced.side
-    count = traced.weights.shape[2]
+    count = _num_hops(traced)
     if hop == "mean":
         return [(f"{side}.fuse.hops", f"{side} fusion, mean of {count} hops", list(range(count)))]
-    if isinstance(hop, int) and not 1 <= hop <= count:
-        raise DataError(
-            f"--head {hop} is out of range: the {side} fusion has {count} hops, counted from 1"
-        )
-    numbers = range(1, count + 1) if hop == "all" else [int(hop)]
+    numbers = range(1, count + 1)
     return [
         (f"{side}.fuse.hop{number}", f"{side} fusion, hop {number}", [number - 1])
         for number in numbers
+        if hop in ("all", number)
     ]
+
+
+def _num_hops(traced: FusionTrace) -> int:
+    return int(traced.weights.shape[2])
 
 
 def learned_panels(traced: FusionTrace) -> list[Panel]:

@@ -6,6 +6,7 @@ The page is ``results_page.html`` in this folder; its script draws the inserted 
 import html
 import re
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fusetk.data.text import cannot_write
@@ -27,7 +28,8 @@ QUANTITIES = (
     ("train_curve", "grad_norm", "gradient norm"),
 )
 _UNITS = {"M": 1e6, "s": 1, "min": 60, "h": 3600}
-_NUMBER = re.compile(r"[×+]?(-?[\d,]+(?:\.\d+)?)\s*(M|s|min|h)?\b")
+_NUMBER = re.compile(r"[×+]?(-?\d[\d,]*(?:\.\d+)?)\s*(M|s|min|h)?\b")
+_BY_SEED = re.compile(r"\d+: ([+-]?\d+(?:\.\d+)?)")  # a seed and its difference
 
 _PARTS = re.compile(r"open: (\d+) of (\d+) (?:seeds|tests)")
 _VERDICTS = {"yes": 2.0, "no": -1.0}
@@ -72,22 +74,31 @@ def _sortable(table: TextTable) -> dict[str, Any]:
         "title": table.title,
         "heads": table.heads,
         "rows": table.rows,
-        "values": [[sort_value(cell) for cell in row] for row in table.rows],
+        "values": [list(map(sort_value, row, table.heads)) for row in table.rows],
         "notes": table.notes,
     }
 
 
-def sort_value(cell: str | None) -> float | None:
-    """Return the number by which a cell is sorted; None for a cell without a number.
+def sort_value(cell: str | None, head: str) -> float | None:
+    """Return the number by which a cell of the column ``head`` is sorted.
 
-    Gains have the order: no, an undecided one with few seeds, one with more seeds, yes.
+    Names, whose column has no head, and cells without a number have None. Seeds are counted. The
+    number of differences by seed is their mean. Gains have the order: no, an undecided one with few
+    seeds, one with more seeds, yes.
     """
+    if not cell or not head:
+        return None
     if cell in _VERDICTS:
         return _VERDICTS[cell]
-    parts = _PARTS.fullmatch(cell or "")
+    if head == "seeds":
+        return len(cell.split())
+    if head.endswith(", by seed"):
+        differences = [float(number) for number in _BY_SEED.findall(cell)]
+        return fmean(differences) if differences else None
+    parts = _PARTS.fullmatch(cell)
     if parts:
         return int(parts[1]) / int(parts[2])
-    match = _NUMBER.match(cell or "")
+    match = _NUMBER.match(cell)
     if match is None:
         return None
     return float(match[1].replace(",", "")) * _UNITS.get(match[2], 1)
@@ -135,10 +146,12 @@ def _pair(folder: Path, base: ResultRow, row: ResultRow) -> dict[str, Any] | Non
         for set_name, names in run.result.translations.items():
             same_text = twin.result.texts.get(set_name) == run.result.texts[set_name]
             common = [n for n in names if n in twin.result.translations.get(set_name, [])]
-            name = next((n for n in common if n.startswith("best.")), None)
-            name = "best.raw" if "best.raw" in common else name
-            if same_text and name:
+            if same_text and common:
+                # The best checkpoint is preferred to others, and raw text to tokens.
+                name = max(common, key=lambda n: (n.startswith("best."), n.endswith(".raw")))
+                checkpoint = name.rpartition(".")[0]
                 label = f"{row.name} and {base.name}, seed {seed}, {set_name}"
+                label += "" if checkpoint == "best" else f", {checkpoint}"
                 sentences = _compare(folder, twin, run, set_name, name)
                 return {"label": label, "base": base.name, "name": row.name, **sentences}
     return None

@@ -35,6 +35,10 @@ def listen(host: str, port: int) -> socket.socket:
             reason = "is in use; choose another port, or 0 for any free port"
         elif error.errno == errno.EACCES:
             reason = "needs more rights; choose a port above 1023"
+        elif error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f"--host: {host} is not an address of this machine; 127.0.0.1 is one"
+            ) from None
         else:
             reason = f"cannot be used on {host}: {os.strerror(error.errno or 0)}"
         raise ConfigError(f"--port: port {port} {reason}") from None

@@ -234,3 +234,8 @@ def test_the_command_refuses_wrong_runs(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["explore", str(tmp_path / "no"), "--port", "0"])
     assert result.exit_code == 2 and str(tmp_path / "no") in result.stderr
     assert result.stdout == ""
+
+
+def test_the_command_refuses_raw_weights_of_runs_without_others(runs: list[Path]) -> None:
+    result = CliRunner().invoke(main, ["explore", str(runs[0]), "--port", "0", "--raw"])
+    assert result.exit_code == 2 and "--raw has no effect on" in result.stderr

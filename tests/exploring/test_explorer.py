@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fusetk import system
+from fusetk.data.bpe import BPE
 from fusetk.data.vocab import EOS
 from fusetk.decoding.requests import Request
 from fusetk.errors import DataError
@@ -68,6 +69,21 @@ def test_a_probable_token_can_be_forced(fused: Explorer, runs: list[Path]) -> No
     typed = fused.translate(Search(3, " ".join(prefix)), TEXT)
     for rows in (answer, typed):
         assert [row["text"] for row in rows["translations"]] == [row.text for row in expected]
+
+
+def test_the_text_of_a_prefix_has_complete_words(
+    fused: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = BPE(["#version: 0.2"])
+    pipeline = fused.translator.pipeline
+    monkeypatch.setattr(pipeline, "bpe", {"source": codes, "target": codes})
+    for tokens, text in (
+        (("DREI", "ZW@@", "E@@"), "DREI"),
+        (("DREI", "ZW@@", "EI"), "DREI ZWEI"),
+        (("ZW@@",), ""),
+    ):
+        prefix = fused.translate(Search(2, tokens), TEXT)["prefix"]
+        assert prefix["text"] == text and prefix["tokens"] == [*tokens]
 
 
 def test_a_given_translation_is_scored(fused: Explorer, runs: list[Path]) -> None:

@@ -75,6 +75,13 @@ def test_one_hop_and_their_mean() -> None:
         drawn("ffn", "average", hop=1)
 
 
+def test_a_hop_that_one_side_has_is_drawn_for_this_side() -> None:
+    few, many = {"kind": "attention", "hops": 1}, {"kind": "attention", "hops": 3}
+    assert list(drawn(few, many, hop=3)) == ["decoder.fuse.hop3"]
+    with pytest.raises(DataError, match=r"the encoder fusion has 1 hop and .* has 3 hops"):
+        drawn(few, many, hop=4)
+
+
 @pytest.mark.parametrize(
     "options, learned, labels",
     [

@@ -125,6 +125,22 @@ def test_the_largest_gains_and_losses_are_chosen(
     assert "5 of 5 translations differ. The 2 with" in pairs[0]["summary"]
 
 
+def test_other_checkpoints_are_compared_without_translations_of_the_best_ones(
+    results: Path,
+) -> None:
+    for path in results.glob("*.seed*.json"):
+        result = read_result(path)
+        file = translations_path(results, path.stem, SET)
+        columns = read_columns(file)
+        renamed = {name.replace("best.", "mean."): lines for name, lines in columns.items()}
+        file.write_bytes(columns_bytes(renamed))
+        update = {"translations": {SET: list(renamed)}, "scores": []}
+        path.write_text(result_text(result.model_copy(update=update)))
+    [table] = page_of(results).data["tables"]
+    assert [pair["label"].endswith(", mean") for pair in table["pairs"]] == [True, True]
+    assert len(table["pairs"][0]["sentences"]) == 5
+
+
 def test_a_page_without_the_test_text(results: Path) -> None:
     """The p-values are saved, so only the translations need the text, which may not be public."""
     call(results)  # computes the p-values
@@ -200,19 +216,27 @@ def test_no_text_can_change_the_page(results: Path) -> None:
         ("29.3 KB", 29.3),
         ("1,043 MB", 1043),
         ("never", None),
+        (", 4 hops", None),
         ("", None),
         (None, None),
     ],
 )
 def test_sort_values(cell: str | None, value: float | None) -> None:
-    assert sort_value(cell) == value
+    assert sort_value(cell, "x") == value
+    assert sort_value(cell, "") is None  # the column of names
+
+
+def test_seeds_are_counted_and_differences_by_seed_averaged() -> None:
+    assert [sort_value(cell, "seeds") for cell in ("4", "2 3", "1 2 3")] == [1, 2, 3]
+    by_seed = ["1: +0.50 (0.010), 2: -1.50 (-)", "2: -0.10 (0.988)"]
+    assert [sort_value(cell, "BLEU, by seed") for cell in by_seed] == [-0.5, -0.1]
 
 
 def test_gains_are_sorted_by_how_sure_they_are() -> None:
     cells = ["no", "open: 0 of 3 seeds", "open: 2 of 3 seeds", "yes"]
-    values = [sort_value(cell) for cell in cells]
+    values = [sort_value(cell, "gain") for cell in cells]
     assert values == sorted(values, key=lambda value: value or 0.0) and len(set(values)) == 4
-    assert sort_value("no baseline") is None
+    assert sort_value("no baseline", "gain") is None
 
 
 TABLE = {
