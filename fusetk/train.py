@@ -117,8 +117,9 @@ def _raise_with_context(error: Exception, world: World) -> NoReturn:
         ) from None
     elif out_of_memory(error):
         raise FusetkError(
-            f"{f'{world}: ' if several else ''}there is not enough memory ({reason}): lower "
-            "training.validation.tokens and decoding.batch_tokens, or use a smaller model"
+            f"{f'{world}: ' if several else ''}there is not enough memory ({reason}): use a "
+            "smaller model or, if a validation failed, lower training.validation.tokens and "
+            "decoding.batch_tokens"
         ) from None
     elif several:
         print(f"fusetk: {world} failed: {type(error).__name__}: {error}", file=sys.stderr)
@@ -143,12 +144,12 @@ def _train(
     world = execution.world
     data = Path(recipe.data.folder)
     prepared = manifest.read(data)
-    integrity.check_settings(recipe.data, prepared)
     integrity.check_files(data, prepared)
     if world.first:
         check_run_folder(run)
         run_lock.take()
     last = world.broadcast(last_checkpoint(run) if world.first else None)
+    integrity.check_settings(recipe.data, prepared, files=last is None)
     changes = find_changes(recipe, run, last, prepared, execution.kernel_choices, world.size)
     pipeline = Pipeline.load(data / TEXT)
     model, start_lines = _build_model(recipe, pipeline, execution, resuming=last is not None)

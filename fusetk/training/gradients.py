@@ -12,6 +12,7 @@ from fusetk.data.sampler import Indices
 from fusetk.errors import ConfigError, FusetkError, out_of_memory
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import World
+from fusetk.training.buffers import SavedBuffers
 from fusetk.training.compiling import compile_failure
 from fusetk.training.config import TrainingConfig
 from fusetk.training.cuda_graphs import CudaGraphs
@@ -105,6 +106,8 @@ class GradientComputer:
         self.world = world
         self.splitter = splitter
         self.device = next(model.parameters()).device
+        self.buffers = SavedBuffers(model)
+        """The persistent buffers before the update."""
         self.graphs = CudaGraphs.of(model, config)
 
     def delete_graphs(self) -> bool:
@@ -148,6 +151,7 @@ class GradientComputer:
             for current in parts:
                 yield self._collate(corpus, current)
 
+        self.buffers.save()
         while True:
             # Seed every update, so that checkpoints need no generator state. Each process has
             # its own dropout masks.
@@ -187,6 +191,7 @@ class GradientComputer:
                     )
             if self.graphs:
                 self.graphs.clear()  # the gradients get other tensors
+            self.buffers.restore()
             self.model.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -197,19 +197,24 @@ class Trainer:
             rate = rate_of_update(self.schedule, update, progress.schedule_state)
             losses = self.gradients.compute(corpus, indices, tokens, progress.update, scale)
         except Exception:
+            self.gradients.buffers.restore()
             self._save_after_failure()
             raise
-        stats = optimizer_step(
-            self.model,
-            self.optimizer,
-            losses,
-            rate,
-            stage.clip,
-            tokens,
-            self.world,
-            scale,
-            keep_gradients=self.gradients.graphs is not None,
-        )
+        try:
+            stats = optimizer_step(
+                self.model,
+                self.optimizer,
+                losses,
+                rate,
+                stage.clip,
+                tokens,
+                self.world,
+                scale,
+                keep_gradients=self.gradients.graphs is not None,
+            )
+        except Exception:
+            self.gradients.buffers.restore()
+            raise
         if self.optimizer_check and math.isfinite(stats.grad_norm):
             self.optimizer_check.check()
             self.optimizer_check = None

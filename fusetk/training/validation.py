@@ -25,6 +25,7 @@ from fusetk.evaluation.layer_shares import mean_shares
 from fusetk.evaluation.metrics import corpus_bleu
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
+from fusetk.training.buffers import SavedBuffers
 from fusetk.training.step import autocast, batch_loss
 from fusetk.training.validation_config import ValidationConfig, perplexity
 
@@ -137,10 +138,15 @@ class Validator:
         """Return the sums of the training pairs; None without ``train_pairs``."""
         if self.train_corpus is None:
             return None
+        buffers = SavedBuffers(model)
         model.train(self.config.train_dropout)
         # Updates do not depend on the random numbers before them: each sets its own seed.
         torch.manual_seed(world.rank)
-        return self._loss_sums(model, device, world, self.train_corpus, self.train_batches, done)
+        try:
+            batches = self.train_batches
+            return self._loss_sums(model, device, world, self.train_corpus, batches, done)
+        finally:
+            buffers.restore()
 
     def _loss_sums(
         self,

@@ -460,7 +460,7 @@ def test_a_validation_without_memory_loses_no_update(
 
     monkeypatch.setattr(Validator, "validate_part", part)
     with pytest.raises(
-        FusetkError, match=r"there is not enough memory .*: lower training.validation.tokens"
+        FusetkError, match=r"there is not enough memory .* lower training.validation.tokens"
     ):
         train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     monkeypatch.undo()

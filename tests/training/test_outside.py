@@ -28,7 +28,7 @@ from fusetk.runs import EMA, MODEL, code_checksums
 from fusetk.system import build as build_model
 from fusetk.system import load_model
 from fusetk.train import train
-from fusetk.training import optim
+from fusetk.training import gradients, optim
 from fusetk.training.average import average
 from fusetk.training.checkpoint import load_optimizer, optimizer_tensors
 from fusetk.training.optim import build, configured_by
@@ -284,6 +284,35 @@ def test_buffers_are_saved_and_random_tensors_are_those_of_the_training(
     start_from(model, tmp_path / "whole", loaded.pipeline)
     started: Any = model.decoder.fuse
     assert torch.equal(started.mean, load_model(tmp_path / "whole", "cpu").model.decoder.fuse.mean)
+
+
+def test_only_complete_updates_change_buffers(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A validation with dropout, and an update that fails, leave them as before."""
+    batches = "training.stages.0.batch.accumulate=2"
+    pairs = "training.validation.train_pairs=5"
+    whole = trained(recipe_with(toy, "Stateful", batches), tmp_path / "whole")
+    assert whole["decoder.fuse.mean"].any()
+    validated = trained(recipe_with(toy, "Stateful", batches, pairs), tmp_path / "validated")
+    collate = gradients.collate
+    calls = 0
+
+    def failing(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 6:  # the second batch of the third update
+            raise KeyError("lost")
+        return collate(*arguments)
+
+    with monkeypatch.context() as context:
+        context.setattr(gradients, "collate", failing)
+        with pytest.raises(KeyError):
+            trained(recipe_with(toy, "Stateful", batches), tmp_path / "failed")
+    assert (tmp_path / "failed" / "checkpoints" / "update-0000002").exists()
+    resumed = trained(recipe_with(toy, "Stateful", batches), tmp_path / "failed")
+    for other in (validated, resumed):
+        assert all(torch.equal(whole[name], other[name]) for name in whole)
 
 
 def test_a_backbone_that_overrides_decode_is_trained_as_it_decodes() -> None:
