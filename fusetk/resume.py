@@ -18,6 +18,7 @@ from fusetk.runs import (
     changed_modules,
     checkpoint_folders,
     newest_intact,
+    read_metrics,
     read_sessions,
 )
 from fusetk.training import checkpoint, schedule
@@ -46,12 +47,27 @@ def last_checkpoint(run: Path) -> Path | None:
     checkpoint.recover(run)
     last = _newest_checkpoint(run)
     folder = run / CHECKPOINTS
-    if last is None and folder.is_dir() and any(path.name[0] != "." for path in folder.iterdir()):
+    has_others = folder.is_dir() and any(path.name[0] != "." for path in folder.iterdir())
+    if last is None and (has_others or _lost_checkpoints(run)):
         raise ConfigError(
             f"{run} was trained before, but {folder} has no checkpoint update-* from which the "
             "training can continue: restore one, or choose another folder"
         )
     return last
+
+
+def _lost_checkpoints(run: Path) -> bool:
+    """Whether a training wrote checkpoints into a run that has none."""
+    sessions = read_sessions(run)
+    if not sessions:
+        return False
+    # The folder is made before the first session. A later session continues from a checkpoint.
+    if not (run / CHECKPOINTS).is_dir() or any(session.update for session in sessions):
+        return True
+    # A kill may follow the record of a validation, before the checkpoint is complete.
+    records = [record for record in read_metrics(run) if record]
+    validated = [record["update"] for record in records if record["kind"] == "valid"]
+    return bool(validated) and records[-1]["update"] > validated[0]
 
 
 def _newest_checkpoint(run: Path) -> Path | None:
@@ -232,7 +248,7 @@ def _check_prepared_text(recipe: Recipe, run: Path, last: Path, option: str) -> 
         return
     if read_state(last).get("data") != manifest.training_fingerprint(prepared):
         return
-    if paths := integrity.changed_text(recipe.data, prepared):
+    if paths := integrity.changed_inputs(recipe.data, prepared):
         advice = f"undo the change or choose another {option}"
         if option == "--run":
             advice = (
@@ -263,11 +279,11 @@ def _describe_stage(stage: dict[str, Any]) -> str:
 
 
 def _text_changes(recipe: Recipe, prepared: Mapping[str, Any], resuming: bool) -> list[str]:
-    """Describe each raw text that changed after its preparation.
+    """Describe each file that changed after prep had read it.
 
-    Raises DataError for such a text if the run is new.
+    Raises DataError for such a file if the run is new.
     """
-    paths = [str(path) for path in integrity.changed_text(recipe.data, prepared)]
+    paths = [str(path) for path in integrity.changed_inputs(recipe.data, prepared)]
     if paths and not resuming:
         raise DataError(
             f"{', '.join(paths)} changed since {recipe.data.folder} was prepared: "

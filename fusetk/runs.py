@@ -342,9 +342,11 @@ def read_sessions(run: Path) -> list[Session]:
     sessions = []
     for line in lines:
         try:
-            sessions.append(Session(**json.loads(line)))
+            session = Session(**json.loads(line))
         except (ValueError, TypeError):
             continue
+        if is_finite_number(session.update):
+            sessions.append(session)
     return sessions
 
 

@@ -18,11 +18,14 @@ RESTORE = "restore the file that fusetk prep wrote, or run fusetk prep --force"
 PREPARE = "run fusetk prep with the same config and --set options, or train with --prep"
 
 
-def check_settings(config: DataConfig, recorded: Mapping[str, Any], advice: str = PREPARE) -> None:
+def check_settings(
+    config: DataConfig, recorded: Mapping[str, Any], advice: str = PREPARE, files: bool = True
+) -> None:
     """Raise DataError if the folder was prepared with other training or validation settings.
 
-    ``advice`` is the end of the message. Paths are not compared because folders may be moved; test
-    sets are not compared because training does not read them.
+    With ``files``, the codes and vocabularies that prep read must be unchanged, too. ``advice`` is
+    the end of the message. Paths are not compared because folders may be moved; test sets are not
+    compared because training does not read them.
     """
     try:
         before = DataConfig.model_validate({**recorded["settings"], "folder": config.folder})
@@ -33,7 +36,9 @@ def check_settings(config: DataConfig, recorded: Mapping[str, Any], advice: str 
     changes = list(
         manifest.differences(training_settings(before), training_settings(config), "data")
     )
-    changes = changes or _changed_files(config, recorded)
+    if files and not changes:
+        changed = _changed_codes_and_vocabularies(config, recorded)
+        changes = [f"{name}: {file} changed" for name, file in changed]
     if changes:
         raise DataError(
             f"{config.folder} was prepared with other settings ({'; '.join(changes)}): {advice}"
@@ -54,8 +59,10 @@ def training_settings(config: DataConfig) -> dict[str, Any]:
     return settings
 
 
-def _changed_files(config: DataConfig, recorded: Mapping[str, Any]) -> list[str]:
-    """Describe the existing codes and vocabularies whose content changed after the preparation.
+def _changed_codes_and_vocabularies(
+    config: DataConfig, recorded: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Return the keys and paths of codes and vocabularies that changed after the preparation.
 
     Files that are not on this machine are not compared.
     """
@@ -77,16 +84,16 @@ def _changed_files(config: DataConfig, recorded: Mapping[str, Any]) -> list[str]
         if (file := getattr(config.vocabulary, side))
     ]
     return [
-        f"{name}: {file} changed"
+        (name, file)
         for name, file, checksum in files
         if Path(file).is_file() and checksums([file]) != [checksum]
     ]
 
 
-def changed_text(config: DataConfig, recorded: Mapping[str, Any]) -> list[Path]:
-    """Return the training and validation text files that changed after the folder was prepared.
+def changed_inputs(config: DataConfig, recorded: Mapping[str, Any]) -> list[Path]:
+    """Return the files that changed after prep had read them for training and validation.
 
-    A file that is not on this machine is not compared.
+    They are text, codes and vocabularies. A file that is not on this machine is not compared.
     """
     changed: list[Path] = []
     for split in ("train", "valid"):
@@ -102,7 +109,7 @@ def changed_text(config: DataConfig, recorded: Mapping[str, Any]) -> list[Path]:
             path = next(filter(exists, candidates), None)
             if path and not manifest.same(path, record):
                 changed.append(path)
-    return changed
+    return changed + [Path(file) for _, file in _changed_codes_and_vocabularies(config, recorded)]
 
 
 def check_files(folder: Path, recorded: Mapping[str, Any]) -> None:

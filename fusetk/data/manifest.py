@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 
 from fusetk import display
 from fusetk.data.text import BOM, FilePair, open_bytes, read_lines, unequal
@@ -57,11 +57,31 @@ class SideRecord(BaseModel):
     largest: int
 
 
-class SplitRecord(BaseModel):
-    """Required keys of the record of a split in a manifest."""
+class SidesRecord(BaseModel):
+    """Required keys of the record of a segmentation of a split in a manifest."""
 
     source: SideRecord
     target: SideRecord
+
+
+class CorpusRecord(BaseModel):
+    """Required keys of the record of one of the corpora of a split in a manifest."""
+
+    prefix: str
+    pairs: int
+
+
+class SplitRecord(SidesRecord):
+    """Required keys of the record of a split in a manifest, and those that it may have."""
+
+    corpora: list[CorpusRecord] = []
+    segmentations: list[SidesRecord] = []
+
+    @model_validator(mode="after")
+    def _corpora_have_all_pairs(self) -> "SplitRecord":
+        if self.corpora and sum(part.pairs for part in self.corpora) != self.source.sentences:
+            raise ValueError("the corpora do not have the pairs of the split")
+        return self
 
 
 class CompleteManifest(BaseModel):

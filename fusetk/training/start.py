@@ -12,8 +12,8 @@ from fusetk.errors import ConfigError, first_names
 from fusetk.runs import EMA, MODEL, TEXT, find_checkpoint
 from fusetk.weights import read_state, read_weights, saved_tensors
 
-# The side of the vocabulary, for the first part of the name of a weight with a row for each token.
-VOCABULARY_SIDES = {"source": "source", "target": "target", "output": "target"}
+# The side of the vocabulary, for each module whose weights have a row for each token.
+VOCABULARY_SIDES = {"source.tokens": "source", "target.tokens": "target", "output": "target"}
 
 
 class TokenRows(NamedTuple):
@@ -93,7 +93,7 @@ def start_from(model: nn.Module, path: Path, pipeline: Pipeline) -> StartReport:
 
 
 def _vocabularies(name: str, old: Pipeline, new: Pipeline) -> tuple[Vocabulary, Vocabulary] | None:
-    side = VOCABULARY_SIDES.get(name.partition(".")[0])
+    side = VOCABULARY_SIDES.get(name.rpartition(".")[0])
     if side is None:
         return None
     return getattr(old, f"{side}_vocab"), getattr(new, f"{side}_vocab")

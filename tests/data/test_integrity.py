@@ -370,7 +370,7 @@ def test_text_that_moved_or_is_not_here_is_no_change(moved: Recipe, tmp_path: Pa
     for path in tmp_path.glob("*.??"):
         path.rename(elsewhere / path.name)
     noted = manifest.read(folder(moved))
-    assert integrity.changed_text(moved.data, noted) == []
+    assert integrity.changed_inputs(moved.data, noted) == []
     text = {
         "train": [str(elsewhere / "train")],
         "valid": [str(elsewhere / "valid")],
@@ -378,24 +378,24 @@ def test_text_that_moved_or_is_not_here_is_no_change(moved: Recipe, tmp_path: Pa
     }
     config = moved.data.model_copy(update=text)
     integrity.check_settings(config, noted)
-    assert integrity.changed_text(config, noted) == []
+    assert integrity.changed_inputs(config, noted) == []
     for path in elsewhere.glob("train.*"):
         os.utime(path)
-    assert integrity.changed_text(config, noted) == [], "the content decides, not the time"
+    assert integrity.changed_inputs(config, noted) == [], "the content decides, not the time"
 
 
 def test_a_missing_file_does_not_hide_a_changed_one(moved: Recipe, tmp_path: Path) -> None:
     noted = manifest.read(folder(moved))
     source, target = tmp_path / "train.de", tmp_path / "train.en"
     target.write_text("anders\n")
-    assert integrity.changed_text(moved.data, noted) == [target]
+    assert integrity.changed_inputs(moved.data, noted) == [target]
     source.rename(tmp_path / "moved.de")
-    assert integrity.changed_text(moved.data, noted) == [target]
+    assert integrity.changed_inputs(moved.data, noted) == [target]
     (tmp_path / "moved.de").rename(source)
     (tmp_path / "train.en.gz").touch()
-    assert integrity.changed_text(moved.data, noted) == [target]
+    assert integrity.changed_inputs(moved.data, noted) == [target]
     target.unlink()
-    assert integrity.changed_text(moved.data, noted) == [tmp_path / "train.en.gz"]
+    assert integrity.changed_inputs(moved.data, noted) == [tmp_path / "train.en.gz"]
 
 
 def test_compressed_text_in_another_number_of_files_is_a_change(
@@ -408,7 +408,7 @@ def test_compressed_text_in_another_number_of_files_is_a_change(
         path.unlink()
     data = moved.data.model_copy(update={"train": [*moved.data.train, str(tmp_path / "more")]})
     expected = [tmp_path / "train.de.gz", tmp_path / "train.en.gz"]
-    assert integrity.changed_text(data, noted) == expected
+    assert integrity.changed_inputs(data, noted) == expected
 
 
 def test_missing_codes_do_not_hide_changed_ones(moved: Recipe, tmp_path: Path) -> None:

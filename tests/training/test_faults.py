@@ -278,6 +278,11 @@ def test_without_its_checkpoints_a_run_does_not_restart(toy: Path, copy: Path) -
     metrics = (copy / "metrics.jsonl").read_bytes()
     said = refusal(train(toy, copy, *GIVEN))
     assert "was trained before" in said and said.endswith("restore one, or choose another folder")
+    for name in ("best", "last"):
+        (copy / "checkpoints" / name).unlink()
+    assert refusal(train(toy, copy, *GIVEN)) == said  # the folder is empty
+    (copy / "checkpoints").rmdir()
+    assert refusal(train(toy, copy, *GIVEN)) == said
     assert (copy / "metrics.jsonl").read_bytes() == metrics
 
 

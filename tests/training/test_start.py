@@ -16,6 +16,7 @@ from fusetk.data.prepare import prepare
 from fusetk.data.vocab import Vocabulary
 from fusetk.errors import ConfigError, DataError
 from fusetk.recipe import Recipe, load
+from fusetk.resume import check_before_prep
 from fusetk.system import build
 from fusetk.train import train
 from fusetk.training.start import start_from
@@ -103,6 +104,26 @@ def test_weights_are_matched_by_name_and_rows_by_token(
         assert torch.equal(parameter[:known], tensors[name]), name
         assert torch.equal(parameter[known:], before[name][known:]), name
     assert {rows.name for rows in report.rows if rows.new} >= {"source.tokens.weight"}
+
+
+def test_learned_positions_are_no_tokens(toy: Path, parent: Path, tmp_path: Path) -> None:
+    """Even if there are as many positions as tokens, in both runs."""
+    pipeline = Pipeline.load(parent / "text")
+    size = len(pipeline.source_vocab)
+    positions = ("model.positions=learned", f"model.max_positions={size}")
+    run = tmp_path / "run"
+    data = f"data.folder={parent.parent / 'data'}"
+    recipe = load(toy, [data, "data.bpe={merges: 20}", *positions])
+    train(recipe, run, "cpu", quiet=True)
+    tokens = pipeline.source_vocab.tokens[4:]
+    pipeline.source_vocab = Vocabulary(tokens[::-1])
+    model = build(recipe, size, len(pipeline.target_vocab))
+    start_from(model, run, pipeline)
+    tensors = read_tensors((run / "checkpoints" / "best").resolve(), "model.safetensors")
+    weights = dict(model.named_parameters())
+    assert torch.equal(weights["source.positions.weight"], tensors["source.positions.weight"])
+    reordered = tensors["source.tokens.weight"][[*range(4), *range(size - 1, 3, -1)]]
+    assert torch.equal(weights["source.tokens.weight"], reordered)
 
 
 def test_weights_that_do_not_fit_are_named(toy: Path, parent: Path, tmp_path: Path) -> None:
@@ -209,6 +230,25 @@ def test_existing_files_that_changed_are_noticed(toy: Path, parent: Path, tmp_pa
     with pytest.raises(DataError, match=r"data\.bpe\.codes\.0: .* changed\): run fusetk prep"):
         train(recipe, tmp_path / "run", "cpu", quiet=True)
     assert "bpe" in prepare(recipe.data).made and "bpe" not in prepare(recipe.data).made
+
+
+def test_changed_codes_do_not_replace_the_text_of_a_run(
+    toy: Path, parent: Path, tmp_path: Path
+) -> None:
+    codes = tmp_path / "codes"
+    codes.write_text((parent / "text" / "bpe.codes").read_text())
+    settings = [f"data.bpe.codes={codes}", "training.stages.0.end.updates=2"]
+    recipe = second(toy, parent, tmp_path, *settings)
+    prepare(recipe.data)
+    run = tmp_path / "run"
+    train(recipe, run, "cpu", quiet=True)
+    codes.write_text("#version: 0.2\ne i\n")
+    with pytest.raises(ConfigError, match=f"{codes} changed since .* train without --prep"):
+        check_before_prep(recipe, run)
+    settings[1] = "training.stages.0.end.updates=3"
+    train(second(toy, parent, tmp_path, *settings), run, "cpu", quiet=True)
+    log = (run / "log.txt").read_text(encoding="utf-8")
+    assert f"{codes} changed since" in log and "keeps the prepared text" in log
 
 
 @pytest.mark.parametrize(
