@@ -1,5 +1,6 @@
 """``fusetk run``."""
 
+import os
 import time
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def command(
         devices=devices,
         threads=threads,
         until=until,
-        row=Path(config).absolute() if is_row(recipes[0]) else None,
+        row=Path(os.path.abspath(config)) if is_row(recipes[0]) else None,
         quiet=is_quiet(),
         any_data=any_data,
     )

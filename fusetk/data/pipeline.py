@@ -108,6 +108,14 @@ class Pipeline(Text):
         line = " ".join(tokens)
         return bpe.join(line) if self.bpe else line
 
+    def unsplit(self, tokens: str) -> str:
+        """Undo the steps that split words: return words for a line of target tokens without BPE."""
+        for step in self.steps:
+            if step.splits_words and step.works_on("target"):
+                undo = step.undo_function(self.target_language)
+                tokens = undo(tokens) if undo else tokens
+        return tokens
+
     def num_words(self, tokens: Sequence[str]) -> int:
         """Return the number of words of target tokens, before the split into subwords."""
         return len(self._word_starts(tokens))
@@ -115,15 +123,10 @@ class Pipeline(Text):
     def target_words(self, tokens: Sequence[str]) -> list[tuple[int, str]]:
         """Return the index of the first token and the text of each word of target tokens."""
         starts = self._word_starts(tokens)
-        splitting = [step for step in self.steps if step.splits_words and step.works_on("target")]
-        words = []
-        for start, end in pairwise([*starts, len(tokens)]):
-            word = self.join(tokens[start:end])
-            for step in splitting:
-                undo = step.undo_function(self.target_language)
-                word = undo(word) if undo else word
-            words.append((start, word))
-        return words
+        return [
+            (start, self.unsplit(self.join(tokens[start:end])))
+            for start, end in pairwise([*starts, len(tokens)])
+        ]
 
     def _word_starts(self, tokens: Sequence[str]) -> list[int]:
         """Return the indices of the target tokens that begin words."""

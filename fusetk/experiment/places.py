@@ -1,5 +1,7 @@
 """The files of an experiment, and the text that its config reads."""
 
+import glob
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +47,8 @@ class Places(NamedTuple):
     def runs_of_all_seeds(self) -> list[Path]:
         """Return the run folders of the config, with this and other seeds."""
         name = self.run.name.rpartition(".seed")[0]
-        return sorted(path for path in self.out.glob(f"{name}.seed*") if (path / CONFIG).is_file())
+        folders = self.out.glob(f"{glob.escape(name)}.seed*")
+        return sorted(path for path in folders if (path / CONFIG).is_file())
 
     def lock(self, folder: Path) -> Path:
         """Return the lock file of a folder of the experiment."""
@@ -75,7 +78,7 @@ def places(config: Path, recipe: Recipe, out: Path | None) -> Places:
     By default the output folder is ``work/PAPER_TASK`` for a row of a paper in a folder PAPER/TASK,
     and ``work/NAME`` for another config.
     """
-    config = config.absolute()
+    config = Path(os.path.abspath(config))  # without `..`
     task = config.parent.name
     name = f"{config.stem}.seed{recipe.training.seed}"
     if is_row(recipe):

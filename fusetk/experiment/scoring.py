@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from fusetk.config.messages import unknown_choice
+from fusetk.data.steps.base import LineStep
 from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.steps.tokenize import Tokenize
 from fusetk.errors import ConfigError
@@ -19,23 +20,36 @@ def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
 
     If the preparation splits words at hyphens, multi-bleu differs from that of unsplit words, so
     both are printed, and sacreBLEU. ``others`` are metrics that the user adds. They replace the
-    default, multi-bleu, if there are no published scores. Raises ConfigError if `fusetk score` has
-    no such metric, or if the metric needs the source (COMET).
+    default if there are no published scores: multi-bleu, or sacreBLEU if the tokens of the
+    preparation are parts of words. Raises ConfigError if `fusetk score` has no such metric, if the
+    metric needs the source (COMET), or if multi-bleu would score parts of words.
     """
     published = recipe.paper.metric if recipe.paper else None
     default = "multi-bleu-lc" if lowercases_target(recipe) else TOKENIZED
+    steps = [step for step in recipe.data.steps if isinstance(step, LineStep)]
+    has_words = not any(step.splits_words and step.works_on("target") for step in steps)
+    if not has_words:
+        default = "sacrebleu"
     names = [published or default] if published or not others else []
-    if _splits_hyphens(recipe):
+    if has_words and _splits_hyphens(recipe):
         names += ["multi-bleu", "multi-bleu-joined", "sacrebleu"]
-    names = list(dict.fromkeys([*names, *others]))
+    everything = [name for name in METRICS if has_words or not name.startswith(TOKENIZED)]
+    for other in others:
+        names += everything if other == ALL else [other]
+    names = list(dict.fromkeys(names))
     for name in names:
         if name in LEARNED_METRICS:
             raise ConfigError(
                 f"the metric {name} needs the source: call `fusetk score --metric {name} --source` "
                 "after the run"
             )
-        if name not in METRICS and name != ALL:
+        if name not in METRICS:
             raise ConfigError(unknown_choice("metric", name, list(METRICS)))
+        if name.startswith(TOKENIZED) and not has_words:
+            raise ConfigError(
+                f"the metric {name} scores words, but a step of data.steps splits words into "
+                "parts: choose sacrebleu"
+            )
     return names
 
 

@@ -65,9 +65,10 @@ class Validator:
         self.pipeline = pipeline
         self.translates = config.bleu or config.metric == "bleu"
         name = f"valid.{pipeline.target_language}"
-        self.references = [list(read_lines(folder / f"{name}.txt"))]
-        while (path := folder / f"{name}{len(self.references)}.txt").exists():
-            self.references.append(list(read_lines(path)))
+        files = [folder / f"{name}.txt"]
+        while (path := folder / f"{name}{len(files)}.txt").exists():
+            files.append(path)
+        self.references = [[pipeline.unsplit(line) for line in read_lines(file)] for file in files]
         self.batches = self._batches(self.corpus, np.arange(len(self.corpus)))
         self.share_pairs = _evenly_spaced(self.corpus, config.share_pairs or 0)
         self.train_corpus: Corpus | None = None
@@ -199,7 +200,9 @@ class Validator:
             return None
         vocabulary = self.pipeline.target_vocab
         texts = [
-            self.pipeline.join(vocabulary.decode(n_best[0].ids)) if n_best else ""
+            self.pipeline.unsplit(self.pipeline.join(vocabulary.decode(n_best[0].ids)))
+            if n_best
+            else ""
             for n_best in hypotheses
         ]
         return dict(zip(positions, texts, strict=True))

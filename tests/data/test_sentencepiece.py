@@ -17,6 +17,8 @@ from fusetk.decoding.translate import Translator
 from fusetk.errors import ConfigError, DataError
 from fusetk.evaluation.rescore import Rescorer
 from fusetk.recipe import load
+from fusetk.training.validation import Validator
+from fusetk.training.validation_config import ValidationConfig
 
 CHINESE = ["我們今天去學校", "你今天去哪裡", "他們去學校學習", "今天天氣很好"] * 30
 ENGLISH = ["We go to school today.", "Where do you go?", "They learn; at school."] * 40
@@ -66,6 +68,22 @@ def test_pieces_and_bytes_become_raw_text() -> None:
 def test_pieces_of_a_model_without_bytes_are_text() -> None:
     undo = SentencePiece(step="sentencepiece", byte_fallback=False).undo_function("en")
     assert undo("▁a <0x41> ▁b") == "a<0x41> b"
+
+
+def test_a_line_of_pieces_becomes_words() -> None:
+    text = Text([SentencePiece(step="sentencepiece", side="target")], "zh", "en")
+    pipeline = Pipeline(text, {}, (Vocabulary([]), Vocabulary([])))
+    assert pipeline.unsplit("▁car pet s ▁It") == "carpets It"
+    other = Text([SentencePiece(step="sentencepiece", side="source")], "zh", "en")
+    assert Pipeline(other, {}, (Vocabulary([]), Vocabulary([]))).unsplit("▁car pet") == "▁car pet"
+
+
+def test_validation_bleu_is_that_of_words(toy: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    pipeline = prepared(toy, tmp_path, "data.bpe=null")
+    config = ValidationConfig(bleu=True)
+    validator = Validator(config, SearchConfig(), tmp_path / "p", pipeline)
+    assert validator.references == [ENGLISH]
 
 
 @pytest.mark.parametrize(("side", "words"), [("both", 2), ("target", 2), ("source", 5)])

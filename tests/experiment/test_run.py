@@ -19,6 +19,7 @@ from fusetk.cli import run_slurm
 from fusetk.cli.main import main
 from fusetk.cli.run_slurm import without_slurm
 from fusetk.errors import ConfigError, DataError, Interrupted
+from fusetk.evaluation.metrics import METRICS
 from fusetk.experiment import launch, slurm
 from fusetk.experiment.places import Places, further_references, places
 from fusetk.experiment.products import Products
@@ -239,6 +240,7 @@ def test_the_checkpoint_of_the_published_score_is_translated_with(
 LOWERCASE = "data.steps=[{step: lowercase}]"
 HYPHENS = "data.steps=[{step: tokenize, aggressive_hyphens: true}]"
 PAPER = "paper={table: T, row: R, metric: mteval-v13a}"
+PIECES = ["data.bpe=null", "data.steps=[{step: sentencepiece}]"]
 
 
 @pytest.mark.parametrize(
@@ -251,10 +253,20 @@ PAPER = "paper={table: T, row: R, metric: mteval-v13a}"
         ([PAPER], ["chrf", "mteval-v13a"], ["mteval-v13a", "chrf"]),
         ([HYPHENS], [], ["multi-bleu", "multi-bleu-joined", "sacrebleu"]),
         ([PAPER, HYPHENS], [], ["mteval-v13a", "multi-bleu", "multi-bleu-joined", "sacrebleu"]),
+        (PIECES, [], ["sacrebleu"]),
+        (PIECES, ["chrf"], ["chrf"]),
     ],
 )
 def test_the_metric_of_the_published_score_is_first(config, settings, others, expected):
     assert metrics_of(recipes.load(config, settings), others) == expected
+
+
+def test_all_metrics_are_named_so_that_each_scores_the_text_for_which_it_is_made(config):
+    assert metrics_of(recipes.load(config), ["all"]) == list(METRICS)
+    pieces = recipes.load(config, PIECES)
+    assert metrics_of(pieces, ["all"]) == [n for n in METRICS if not n.startswith("multi-bleu")]
+    with pytest.raises(ConfigError, match="the metric multi-bleu scores words"):
+        metrics_of(pieces, ["multi-bleu"])
 
 
 def test_a_run_makes_only_the_averages_that_it_translates_with(config, monkeypatch):
@@ -280,6 +292,23 @@ def test_rows_of_a_folder_share_their_text_and_other_configs_do_not(config):
     assert where.prepared(load(row).data).name == "data.iwslt14_deen"
     own = places(config, recipes.load(config), None)
     assert (own.out, own.run.name) == (Path("work/my").absolute(), "run.my.seed1")
+
+
+def test_a_path_with_dots_names_the_same_row(config, monkeypatch):
+    row = RECIPES / "mlrf/iwslt14_deen/both_ffn.yaml"
+    monkeypatch.chdir(row.parent.parent / "nist_zhen")
+    dotted = Path("../iwslt14_deen") / row.name
+    assert places(dotted, load(row), None)._replace(out=Path()) == places(
+        row, load(row), None
+    )._replace(out=Path())
+
+
+def test_runs_in_a_folder_with_brackets_are_found(config, tmp_path):
+    folder = tmp_path / "exp[1]"
+    where = Places(folder, "exp[1]", "exp[1].plain.seed1")
+    where.run.mkdir(parents=True)
+    (where.run / "config.yaml").touch()
+    assert where.runs_of_all_seeds() == [where.run]
 
 
 def test_other_settings_of_the_text_get_a_folder_of_their_own(config, tmp_path):
