@@ -20,6 +20,11 @@ def without_tokenizer_rules(language: str) -> str | None:
 
     if tokenize.has_rules(language):
         return None
+    if (code := tokenize.code_of(language)) != language:
+        return (
+            f"the tokeniser has only abbreviations for {language!r}: "
+            f"its other rules need the code {code!r}"
+        )
     return (
         f"the tokeniser has no rules for {language!r}: "
         f"it uses the abbreviations of English{_base(language)}"
@@ -42,10 +47,10 @@ def without_normalizer_rules(language: str) -> str | None:
 
 
 def _base(language: str) -> str:
-    """Return a hint if the tokeniser has rules for the base language, such as `pt` for `pt-BR`."""
+    """Return a hint if the tokeniser has rules for a similar code, such as `pt` for `pt-BR`."""
     from fusetk.data import tokenize
 
-    base = re.split("[-_]", language)[0].lower()
+    base = tokenize.code_of(re.split("[-_]", language)[0].lower())
     return f", not those of {base!r}" if base != language and tokenize.has_rules(base) else ""
 
 

@@ -225,9 +225,19 @@ def _glue(words: list[str]) -> list[str]:
     return [" ".join(run) for run in glued]
 
 
+def code_of(language: str) -> str:
+    """Return the code of a language of which sacremoses has abbreviations, also by its name.
+
+    Its other rules need the code.
+    """
+    code: str = NonbreakingPrefixes().available_langs.get(language, language)
+    return code
+
+
 def has_rules(language: str) -> bool:
     """Whether sacremoses has abbreviations of the language, or counts its characters as letters."""
-    return language in NonbreakingPrefixes().available_langs or language in ("ja", "ko", "cjk")
+    codes = NonbreakingPrefixes().available_langs.values()
+    return language in codes or language in ("ja", "ko", "cjk")
 
 
 @cache

@@ -52,7 +52,7 @@ def test_other_text(line: str) -> None:
 
 
 def test_languages_without_rules() -> None:
-    for language in ("de", "en", "zh", "ja", "ko", "german"):
+    for language in ("de", "en", "zh", "ja", "ko"):
         assert (
             without_tokenizer_rules(language) is None and without_normalizer_rules(language) is None
         )
@@ -60,6 +60,8 @@ def test_languages_without_rules() -> None:
         without_tokenizer_rules("xx")
     )
     assert "no rules for 'xx'" in str(without_normalizer_rules("xx"))
+    assert "its other rules need the code 'en'" in str(without_tokenizer_rules("english"))
+    assert "not those of 'fr'" in str(without_normalizer_rules("french"))
     assert "not those of 'pt'" in str(without_tokenizer_rules("pt-BR"))
     assert without_normalizer_rules("it") is None, "the general rules are meant for it"
 
