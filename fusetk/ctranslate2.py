@@ -186,4 +186,5 @@ def _set_layer_norm(into: Any, norm: Any) -> None:
 
 
 def _array(tensor: torch.Tensor) -> NDArray[np.float32]:
-    return np.ascontiguousarray(tensor.detach().float().cpu().numpy())
+    """Return a copy: CTranslate2 changes the numbers in place to reduce their bits."""
+    return np.array(tensor.detach().float().cpu().numpy(), order="C")

@@ -129,7 +129,7 @@ def load(
     packed copies for the kernels. ``settings`` are keys of the section ``decoding``. Raises
     FusetkError if a model cannot be loaded.
     """
-    paths = [path] if isinstance(path, Path | str) else list(path)
+    paths = [path] if isinstance(path, Path | str) else _paths(path)
     # A new model draws initial weights on the CPU, but the caller's random numbers must not change.
     with torch.random.fork_rng(devices=[]):
         ensemble = load_ensemble(paths, device, precision, raw, kernels=kernels)
@@ -398,6 +398,18 @@ def _requests(lines: Sequence[str | Request]) -> list[Request]:
         )
         requests.append(Request(text, prefix, tuple(phrases)))
     return requests
+
+
+def _paths(paths: Iterable[Path | str]) -> list[Path | str]:
+    """Return the paths as a list. Raises ConfigError if they are anything else."""
+    is_list = isinstance(paths, Iterable) and not isinstance(paths, bytes)
+    listed: list[Any] = list(paths) if is_list else [paths]
+    for path in listed:
+        if not isinstance(path, Path | str):
+            raise ConfigError(
+                f"the path of a model is {_kind(path)}: give a string or a Path, or a list of them"
+            )
+    return listed
 
 
 def _without_line_end(line: str) -> str:

@@ -217,6 +217,12 @@ def test_constraints_may_be_any_iterable(trained: Path) -> None:
     assert "hund hund" in translations[0][0]
 
 
+@pytest.mark.parametrize("path", [None, 5, b"run", ["run", None]], ids=str)
+def test_what_is_not_a_path_is_refused(path: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the path of a model is .*: give a string or a Path"):
+        fusetk.load(path)
+
+
 def test_an_empty_list_of_models_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no model to load"):
         fusetk.load([])

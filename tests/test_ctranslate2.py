@@ -145,6 +145,15 @@ def test_the_command(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 2 and "out exists already" in result.stderr
 
 
+def test_the_export_does_not_change_the_model(toy: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    loaded = load_model(untrained(toy, tmp_path / "run"), "cpu")
+    before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+    exporter.export(loaded, tmp_path / "out", "int16")
+    after = loaded.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_other_formats_are_answered_with_what_to_use() -> None:
     for form, advice in (("onnx", "use ctranslate2, or read"), ("ctranslate", "did you mean")):
         result = CliRunner().invoke(main, ["export", "runs/my", "--to", form, "-o", "my.out"])

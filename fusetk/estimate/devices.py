@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from fusetk.errors import ConfigError
+
 
 class Device(NamedTuple):
     """The data sheet of a device: floating-point operations a second, without sparsity.
@@ -12,17 +14,25 @@ class Device(NamedTuple):
     title: str
     fp32: float
     tf32: float
-    half: float  # bf16, and fp16 on a device without bf16
+    half: float  # fp16, and bf16 if the device has it
+    has_bf16: bool = True
 
     def peak(self, precision: str, matmul: str) -> float:
-        """Return the multiply-adds a second in the precision of a config."""
+        """Return the multiply-adds a second in the precision of a config.
+
+        Raises ConfigError if the device does not have this precision.
+        """
+        if precision == "bf16" and not self.has_bf16:
+            raise ConfigError(
+                f"training.precision: {self.title} has no bf16; set training.precision=fp16"
+            )
         operations = self.fp32 if matmul == "highest" else self.tf32
         return (self.half if precision != "fp32" else operations) / 2
 
 
 # Sources: NVIDIA's data sheets of V100 SXM2, A100 SXM4 80 GB and H100 SXM5.
 DEVICES = {
-    "v100": Device("NVIDIA V100", 15.7e12, 15.7e12, 125e12),
+    "v100": Device("NVIDIA V100", 15.7e12, 15.7e12, 125e12, has_bf16=False),
     "a100": Device("NVIDIA A100", 19.5e12, 156e12, 312e12),
     "h100": Device("NVIDIA H100", 67e12, 494.5e12, 989e12),
 }

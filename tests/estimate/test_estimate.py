@@ -15,6 +15,7 @@ from fusetk.cli.main import main
 from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Corpus
+from fusetk.errors import ConfigError
 from fusetk.estimate.cost import (
     LENGTH,
     StageCost,
@@ -219,6 +220,9 @@ def test_the_peak_depends_on_the_precision() -> None:
     assert h100.peak("bf16", "highest") == 989e12 / 2
     assert h100.peak("fp32", "highest") == 67e12 / 2
     assert h100.peak("fp32", "high") == 494.5e12 / 2
+    assert DEVICES["v100"].peak("fp16", "highest") == 125e12 / 2
+    with pytest.raises(ConfigError, match="NVIDIA V100 has no bf16"):
+        DEVICES["v100"].peak("bf16", "highest")
 
 
 def run(*arguments: object) -> dict[str, Any]:
