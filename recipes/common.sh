@@ -27,12 +27,9 @@ need_fusetk() {
         die "python3 cannot import fusetk: activate its environment first"
 }
 
-# absolute PATH: print the absolute path; PATH need not exist.
+# absolute PATH: print the absolute path without `.`, `..` and needless slashes; PATH need not exist.
 absolute() {
-    case $1 in
-        /*) printf '%s\n' "$1" ;;
-        *) printf '%s\n' "$PWD/$1" ;;
-    esac
+    python3 -c 'import os, sys; print(os.path.abspath(sys.argv[1]))' "$1"
 }
 
 # need_value OPTION NUMBER: exit with an error if OPTION is the last of NUMBER arguments.
@@ -110,6 +107,7 @@ figure_options() {
 # run_of ROW: print the run folder of a row of `folder`; exit with an error if it does not exist.
 run_of() {
     local run=$out/run.${folder#*/}.$1.seed$seed command
+    [ -f "$ROOT/recipes/$folder/$1.yaml" ] || die "there is no row $1 in recipes/$folder"
     command="fusetk run recipes/$folder/$1.yaml --raw DIR --seed $seed --out $(printf %q "$out")"
     [ -f "$run/config.yaml" ] || die "$run does not exist: call \`$command\` first"
     printf '%s\n' "$run"

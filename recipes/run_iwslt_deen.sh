@@ -50,7 +50,11 @@ need_fusetk
 folder=$(cd "$(dirname "$config")" && pwd)
 paper=iwslt14
 case $folder in
-    "$ROOT"/recipes/*/*) paper=$(basename "$(dirname "$folder")") ;;
+    "$ROOT"/recipes/*/iwslt14_deen | "$ROOT"/recipes/*/iwslt14_deen_words)
+        paper=$(basename "$(dirname "$folder")") ;;
+    "$ROOT"/recipes/iwslt14) ;;
+    "$ROOT"/recipes/*)
+        die "$config is not a config of IWSLT14 German-English: give one of the usage (-h)" ;;
 esac
 if [ -n "$archive" ]; then
     [ -f "$archive" ] || die "there is no archive $archive"

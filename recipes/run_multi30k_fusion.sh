@@ -64,6 +64,7 @@ for config in "$folder"/*.yaml; do
     [ "$name" = base ] || known+=("$name")
 done
 read -r -a systems <<< "${systems:-${known[*]}}"
+[ "${#systems[@]}" -gt 0 ] || die "--systems names no system"
 read -r -a seeds <<< "$seeds"
 [ "${#seeds[@]}" -gt 0 ] || die "--seeds names no seed"
 for system in "${systems[@]}"; do

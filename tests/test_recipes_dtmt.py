@@ -736,6 +736,12 @@ def test_errors_of_figure_3_are_one_sentence(tmp_path, arguments, said):
     assert ran.returncode == 2 and len(errors) == 1 and said in errors[0], ran.stderr
 
 
+def test_a_system_of_figure_3_that_is_no_row_is_named(tmp_path):
+    translated(tmp_path, {"run.nist_zhen.dtmt4.seed1": 5})
+    ran = call("dtmt/figure3.sh", tmp_path, "--systems", "dtmt9")
+    assert ran.returncode == 2 and "there is no row dtmt9 in recipes/dtmt/nist_zhen" in ran.stderr
+
+
 @pytest.mark.slow
 def test_systems_of_multi30k_from_raw_text_to_the_table(tmp_path):
     for name, lines in (("train", 120), ("val", 10), ("test_2016_flickr", 10)):

@@ -87,6 +87,15 @@ def test_the_script_finds_its_folder_if_cdpath_is_set(monkeypatch):
     assert f"--out DIR         the folder of all output ({ROOT}/work/iwslt14_deen)" in ran.stdout
 
 
+def test_configs_of_other_tasks_are_refused(tmp_path):
+    config = ROOT / "recipes" / "lwc" / "wmt14_ende" / "base_transformer.yaml"
+    assert config.exists()
+    command = [SCRIPT, "--config", config, "--out", tmp_path / "out"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 2 and "is not a config of IWSLT14 German-English" in ran.stderr
+    assert not (tmp_path / "out").exists()
+
+
 # Prepared -----------------------------------------------------------------------------------------
 
 

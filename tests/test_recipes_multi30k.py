@@ -122,6 +122,11 @@ def test_groups_are_folders_of_systems(group):
     refused(ran, f"there is no system none; known: {' '.join(systems)}\n")
 
 
+def test_a_list_without_a_system_or_seed_is_refused():
+    refused(call("data", "--systems", " ", script=GROUPS), "--systems names no system")
+    refused(call("data", "--seeds", "", script=GROUPS), "--seeds names no seed")
+
+
 def test_every_folder_of_systems_is_a_group():
     ran = call("data", "--group", "trees", script=GROUPS)
     refused(ran, "--group is fusion, dense, coordinated or recurrent, not trees")

@@ -59,6 +59,9 @@ def test_translations_of_other_inputs_are_not_reused(tmp_path):
     (tmp_path / "out" / "greedy.txt").write_text("dog\n")
     process = call(tmp_path / "one", *texts)
     assert process.returncode == 2 and "has translations of other models" in process.stderr
+    # The other spelling of a path names the same model.
+    process = call(f"{tmp_path}/./other/", *texts)
+    assert process.returncode == 2 and "has translations" not in process.stderr
 
 
 def test_no_file_of_the_user_is_overwritten(tmp_path):
