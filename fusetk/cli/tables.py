@@ -47,12 +47,9 @@ def markdown_table(
     title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]
 ) -> str:
     """Return a table in Markdown, with its title before it and the ``lines`` below it."""
-    body = [
-        heads,
-        ["---", *["---:"] * (len(heads) - 1)],
-        *([cell.replace("|", "\\|") for cell in row] for row in rows),
-    ]
-    blocks = [f"**{title}**", "\n".join("| " + " | ".join(row) + " |" for row in body)]
+    head, *body = ([cell.replace("|", "\\|") for cell in row] for row in (heads, *rows))
+    table = [head, ["---", *["---:"] * (len(heads) - 1)], *body]
+    blocks = [f"**{title}**", "\n".join("| " + " | ".join(row) + " |" for row in table)]
     if lines:
         blocks.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(blocks)

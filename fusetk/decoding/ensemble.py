@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, quantity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,5 +49,6 @@ def check_ensemble_settings(
     if weights and len(weights) != models:
         name = options.get("ensemble_weights", "ensemble_weights")
         raise ConfigError(
-            f"{name} has {len(weights)} numbers for {models} models: give a weight for each model"
+            f"{name} has {quantity(len(weights), 'number')} for {quantity(models, 'model')}: "
+            "give a weight for each model"
         )

@@ -152,7 +152,9 @@ def find_resume_point(target: str, form: OutputFormat, start: int) -> ResumePoin
     The first line of the file belongs to input line ``start``, from 0. A last line without a line
     end does not count. Raises ConfigError or DataError if the file cannot be continued.
     """
-    if target == "-" or Path(target).suffix == ".gz":
+    if target == "-":
+        raise ConfigError("--resume continues an output file: name it with -o")
+    if Path(target).suffix == ".gz":
         raise ConfigError(
             "--resume continues a file that is not compressed: give -o with a name that does not "
             "end in .gz"

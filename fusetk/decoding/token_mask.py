@@ -1,5 +1,6 @@
 """The tokens that may come next: lengths, special tokens, repetitions, prefixes and phrases."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -197,13 +198,21 @@ class TokenMask:
         return None if forced is None else forced.flatten()
 
 
+def rounded_down(product: float) -> int:
+    """Round the product of a factor and a length down.
+
+    Factors such as 0.29 have no exact binary number: 0.29 * 100 is a little less than 29.
+    """
+    return math.floor(product + 1e-9)
+
+
 def length_minima(src_mask: Tensor, config: SearchConfig) -> list[int]:
     """Return the minimum length of each translation, without EOS.
 
     ``src_mask`` (B, S) includes EOS.
     """
     return [
-        max(config.min_length, int(config.min_length_factor * length))
+        max(config.min_length, rounded_down(config.min_length_factor * length))
         for length in (src_mask.sum(1) - 1).tolist()
     ]
 
@@ -225,7 +234,7 @@ def length_limits(
     for length, minimum, request in zip(
         lengths, minima, requests or unrestricted(len(lengths)), strict=True
     ):
-        maximum = int(config.max_length_factor * length) + config.max_length_extra
+        maximum = rounded_down(config.max_length_factor * length) + config.max_length_extra
         required = len(request.prefix) + sum(map(len, request.constraints))
         limits.append(max(maximum, minimum, required) + 1)
     positions = max_positions(models)

@@ -127,10 +127,7 @@ class Translator:
         """
         requests = [line if isinstance(line, Request) else Request(line) for line in lines]
         numbers = range(first, first + len(lines)) if isinstance(first, int) else first
-        tokens = [
-            self.tokens("source", request.text, tokenized) if request.text.strip() else []
-            for request in requests
-        ]
+        tokens = [self.tokens("source", request.text, tokenized) for request in requests]
         sources = []
         encoded = []
         for request, number, line in zip(requests, numbers, tokens, strict=True):
@@ -180,10 +177,12 @@ class Translator:
         return vocabulary.encode(self.tokens(side, text, tokenized))
 
     def tokens(self, side: str, text: str, tokenized: bool = False) -> list[str]:
-        """Return the tokens of a line, including unknown ones.
+        """Return the tokens of a line, including unknown ones. A line of white space has none.
 
         ``side`` is "source" or "target".
         """
+        if not text.strip():
+            return []
         return self.pipeline.subwords(side, text if tokenized else self.pipeline.words(side, text))
 
     @property

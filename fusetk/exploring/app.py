@@ -143,8 +143,10 @@ def parse_search(document: dict[str, Any], limits: ExploreLimits) -> Search:
     prefix = document.get("prefix", "")
     if isinstance(prefix, list):
         prefix = _token_list(document, "prefix", limits)
-    else:
+    elif isinstance(prefix, str):
         prefix = _line(document, "prefix", limits)
+    else:
+        raise BadRequest(400, "prefix must be a string or a list of tokens")
     return Search(beam, prefix, _line(document, "target", limits))
 
 

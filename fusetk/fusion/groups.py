@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fusetk import trace
+from fusetk.errors import quantity
 from fusetk.fusion.base import LayerFusion, LayerFusionConfig
 from fusetk.nn.combine import weighted_sum
 
@@ -23,8 +24,8 @@ class GroupFusionConfig(LayerFusionConfig):
     def check(self, layers: int) -> None:
         if layers % self.groups:
             raise ValueError(
-                f"{layers} layers cannot be divided into {self.groups} groups of equal size: give "
-                "a divisor of the number of layers"
+                f"{quantity(layers, 'layer')} cannot be divided into {self.groups} groups of equal "
+                "size: give a divisor of the number of layers"
             )
         if self.groups + self.embedding < 2:
             raise ValueError(

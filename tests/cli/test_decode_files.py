@@ -176,7 +176,7 @@ def test_blank_lines_have_blank_translations(trained):
 
 
 def test_outputs_that_cannot_be_resumed(trained, text, tmp_path):
-    assert "give -o with a name" in refused("-m", trained, "-i", text, "--resume")
+    assert "an output file: name it with -o" in refused("-m", trained, "-i", text, "--resume")
     assert "not end in .gz" in refused(
         "-m", trained, "-i", text, "-o", tmp_path / "out.gz", "--resume"
     )

@@ -214,6 +214,18 @@ def test_tokenized_and_raw_text(trained):
 # Output of decode ---------------------------------------------------------------------------------
 
 
+def test_a_line_of_white_space_is_blank_in_each_command(trained, tmp_path):
+    for name in ("source", "target"):
+        (tmp_path / name).write_text("\u3000\n\u2028\nhund\n", encoding="utf-8")
+    *blank, last = lines("-m", trained, "--tokenized", tmp_path / "source", tmp_path / "target")
+    assert blank == ["", ""] and last
+    rows = test_decode.output(
+        "-m", trained, "--tokenized", "--json", lines=["\u3000", "\u2028", "hund"]
+    )
+    for row in map(json.loads, rows):
+        assert bool(row["source_tokens"]) == bool(row["translations"]) == (row["id"] == 2)
+
+
 @pytest.fixture(scope="module")
 def other(tmp_path_factory) -> Path:
     return make_run(tmp_path_factory.mktemp("other"), seed=2)

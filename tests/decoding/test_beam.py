@@ -252,6 +252,10 @@ def test_lengths_and_forbidden_tokens(beam):
 def test_positions_of_the_model_limit_the_length():
     model = Echo(seed=0)
     assert length_limits([model], torch.ones(2, 6, dtype=torch.bool), SearchConfig()) == [21, 21]
+    for factor, limit in ((0.29, 30), (0.57, 58), (0.295, 30), (2.0, 201)):
+        settings = SearchConfig(max_length_factor=factor, max_length_extra=0)
+        mask = torch.ones(1, 101, dtype=torch.bool)
+        assert length_limits([], mask, settings) == [limit]
     model.max_positions = 4
     model.output.bias.data[EOS] = -9.0
     assert all(len(h.ids) == 3 for [h] in search([model], *batch(SOURCES), SearchConfig()))

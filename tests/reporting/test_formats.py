@@ -2,6 +2,7 @@
 
 import pytest
 
+from fusetk.cli.tables import markdown_table
 from fusetk.reporting.formats import TextTable, latex_text, signed
 
 
@@ -22,3 +23,8 @@ def test_latex_does_not_read_a_row_as_an_argument(name: str) -> None:
 def test_latex_has_commands_for_special_characters() -> None:
     text = latex_text(TextTable("a|b", ["", "50%"], [["x_1 > y", None]], []))
     assert r"a\textbar{}b" in text and r"50\%" in text and r"x\_1 $>$ y & -- \\" in text
+
+
+def test_markdown_escapes_bars_in_heads_and_cells() -> None:
+    table = markdown_table("t", ["", "a|b"], [["x|y", "1"]], [])
+    assert "|  | a\\|b |\n| --- | ---: |\n| x\\|y | 1 |" in table
