@@ -1,5 +1,6 @@
 """BPE dropout: random segmentations have the distribution of the paper, and prep writes them."""
 
+import json
 import math
 import random
 from collections import Counter
@@ -332,6 +333,21 @@ def test_a_damaged_segmentation_is_an_error(folder: Path) -> None:
     (out / "train.2.en.ids").unlink()
     with pytest.raises(DataError, match=r"train\.2\.en\.ids cannot be read"):
         Corpus.open(out, "train")
+    path = out / "manifest.json"
+    content = path.read_text(encoding="utf-8")
+    for place, value in (
+        (("segmentations", 1, "source"), {}),
+        (("corpora", 0, "pairs"), 3),  # not the number of pairs
+        (("corpora", 0), {}),
+    ):
+        document = json.loads(content)
+        record = document["splits"]["train"]
+        for key in place[:-1]:
+            record = record[key]
+        record[place[-1]] = value
+        path.write_text(json.dumps(document), encoding="utf-8")
+        with pytest.raises(DataError, match=r"manifest\.json is damaged"):
+            Corpus.open(out, "train")
 
 
 @pytest.mark.parametrize(

@@ -513,3 +513,6 @@ def test_sessions_whose_updates_are_repeated_are_forgotten(tmp_path: Path) -> No
     with (tmp_path / runs.SESSIONS).open("a") as file:
         file.write("{damaged\n")
     assert len(runs.read_sessions(tmp_path)) == 2
+    damaged = (tmp_path / runs.SESSIONS).read_text().replace('"update": 40', '"update": null')
+    (tmp_path / runs.SESSIONS).write_text(damaged)
+    assert [session.update for session in runs.read_sessions(tmp_path)] == [0]
