@@ -265,6 +265,32 @@ def test_a_page_in_a_browser(results: Path, tmp_path: Path) -> None:
         assert tab.problems == []
 
 
+@pytest.mark.skipif(find_browser() is None, reason="needs Chromium")
+def test_every_curve_is_visible(results: Path, tmp_path: Path) -> None:
+    """That of a bad system among many good ones, a long one, and one of a single validation."""
+    page_of(results)
+    script = """(() => {
+        const line = (n, f) => ({runs: [{seed: 1, curves: {valid_curve: {
+            update: Array.from({length: n}, (_, i) => i), loss: Array.from({length: n}, f)}}}]});
+        const systems = [
+            ...Array.from({length: 9}, () => line(30, (_, i) => 9 / (i + 1))),
+            line(30, (_, i) => 50 - i), line(150000, () => 2), line(1, () => 3)];
+        const quantity = {curve: "valid_curve", name: "loss", label: "loss"};
+        const visible = (path) => path.getAttribute("d").split(/[ML]/).slice(1)
+            .filter((place) => +place.split(" ")[1] >= 24).length;
+        const draw = (...shown) => chart(systems, shown, quantity);
+        const many = draw(0, 1, 2, 3, 4, 5, 6, 7, 8, 9);
+        return [
+            Array.from(many.querySelectorAll("g path"), visible).map((n) => n >= 15),
+            draw(10).querySelectorAll("g path").length,
+            draw(11).querySelectorAll("g circle").length];
+    })()"""
+    with browser(tmp_path / "profile") as tab:
+        tab.open((results.parent / "page.html").as_uri())
+        assert tab.run(script) == [[True] * 10, 1, 1]
+        assert tab.problems == []
+
+
 def test_a_page_needs_results(toy: Path, results: Path, tmp_path: Path) -> None:
     result = call(toy, "--html", tmp_path / "a.html")
     assert result.exit_code == 2 and "--html needs a folder of results" in result.stderr
