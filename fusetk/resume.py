@@ -47,24 +47,29 @@ def last_checkpoint(run: Path) -> Path | None:
     checkpoint.recover(run)
     last = _newest_checkpoint(run)
     folder = run / CHECKPOINTS
-    has_others = folder.is_dir() and any(path.name[0] != "." for path in folder.iterdir())
-    if last is None and (has_others or _lost_checkpoints(run)):
-        raise ConfigError(
-            f"{run} was trained before, but {folder} has no checkpoint update-* from which the "
-            "training can continue: restore one, or choose another folder"
-        )
+    has_other_files = folder.is_dir() and any(path.name[0] != "." for path in folder.iterdir())
+    if last is None and (has_other_files or _has_lost_checkpoints(run)):
+        raise _no_checkpoint(run)
     return last
 
 
-def _lost_checkpoints(run: Path) -> bool:
-    """Whether a training wrote checkpoints into a run that has none."""
+def _no_checkpoint(run: Path) -> ConfigError:
+    return ConfigError(
+        f"{run} was trained before, but {run / CHECKPOINTS} has no checkpoint update-* from which "
+        "the training can continue: restore one, or choose another folder"
+    )
+
+
+def _has_lost_checkpoints(run: Path) -> bool:
+    """Whether the run, which has no checkpoint, had one before."""
     sessions = read_sessions(run)
     if not sessions:
         return False
     # The folder is made before the first session. A later session continues from a checkpoint.
     if not (run / CHECKPOINTS).is_dir() or any(session.update for session in sessions):
         return True
-    # A kill may follow the record of a validation, before the checkpoint is complete.
+    # Training saves a checkpoint after each validation. A kill may come between the two, so only a
+    # record after the first validation proves that there was a checkpoint.
     records = [record for record in read_metrics(run) if record]
     validated = [record["update"] for record in records if record["kind"] == "valid"]
     return bool(validated) and records[-1]["update"] > validated[0]
@@ -92,6 +97,8 @@ def check_config(recipe: Recipe, run: Path, option: str) -> None:
     if last := _newest_checkpoint(run):
         _config_changes(recipe, run, last, option)
         _check_prepared_text(recipe, run, last, option)
+    elif _has_lost_checkpoints(run):
+        raise _no_checkpoint(run)
 
 
 def check_before_prep(recipe: Recipe, run: Path) -> None:

@@ -401,7 +401,7 @@ def _requests(lines: Sequence[str | Request]) -> list[Request]:
 
 
 def _paths(paths: Iterable[Path | str]) -> list[Path | str]:
-    """Return the paths as a list. Raises ConfigError if they are anything else."""
+    """Return the paths as a list. Raises ConfigError if one is neither a string nor a Path."""
     is_list = isinstance(paths, Iterable) and not isinstance(paths, bytes)
     listed: list[Any] = list(paths) if is_list else [paths]
     for path in listed:

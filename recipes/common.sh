@@ -27,9 +27,15 @@ need_fusetk() {
         die "python3 cannot import fusetk: activate its environment first"
 }
 
-# absolute PATH: print the absolute path without `.`, `..` and needless slashes; PATH need not exist.
+# absolute PATH: print the absolute path without `.` and needless slashes; PATH need not exist.
 absolute() {
-    python3 -c 'import os, sys; print(os.path.abspath(sys.argv[1]))' "$1"
+    local path=$1
+    [[ $path == /* ]] || path=$PWD/$path
+    path=$path/
+    while [[ $path == *//* ]]; do path=${path//\/\//\/}; done
+    while [[ $path == */./* ]]; do path=${path//\/.\//\/}; done
+    [ "$path" = / ] || path=${path%/}
+    printf '%s\n' "$path"
 }
 
 # need_value OPTION NUMBER: exit with an error if OPTION is the last of NUMBER arguments.

@@ -54,7 +54,7 @@ case $folder in
         paper=$(basename "$(dirname "$folder")") ;;
     "$ROOT"/recipes/iwslt14) ;;
     "$ROOT"/recipes/*)
-        die "$config is not a config of IWSLT14 German-English: give one of the usage (-h)" ;;
+        die "$config is not one of the configs that -h lists: use \`fusetk run\`" ;;
 esac
 if [ -n "$archive" ]; then
     [ -f "$archive" ] || die "there is no archive $archive"

@@ -218,7 +218,7 @@ def test_constraints_may_be_any_iterable(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [None, 5, b"run", ["run", None]], ids=str)
-def test_what_is_not_a_path_is_refused(path: Any) -> None:
+def test_a_model_path_of_a_wrong_type_is_refused(path: Any) -> None:
     with pytest.raises(ConfigError, match=r"the path of a model is .*: give a string or a Path"):
         fusetk.load(path)
 
@@ -306,7 +306,7 @@ def work():
 expected = work()
 if child := os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-signal.alarm(30)  # a test that fails ends, too
+signal.alarm(30)  # ends the process if it waits forever
 os._exit(work() != expected)
 """
     Forks([], code=code).succeed()

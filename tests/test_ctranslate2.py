@@ -143,6 +143,8 @@ def test_the_command(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"model.bin", "text"}
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2 and "out exists already" in result.stderr
+    result = CliRunner().invoke(main, [*words, "--raw"])
+    assert result.exit_code == 2 and "--raw has no effect on" in result.stderr
 
 
 def test_the_export_does_not_change_the_model(toy: Path, tmp_path: Path) -> None:

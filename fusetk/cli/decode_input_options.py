@@ -37,8 +37,7 @@ input_options: tuple[Decorator, ...] = (
         "--shard",
         type=Parsed("I/N", parse_shard),
         help="Translate only the I-th of N parts of FILE. The outputs of all parts, joined in "
-        "order, equal the output for the complete FILE, except for rounding in the last digits of "
-        "scores.",
+        "order, equal the output for the complete FILE. The last digits of scores may differ.",
     ),
     click.option(
         "--resume",

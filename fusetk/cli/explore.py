@@ -68,7 +68,8 @@ def command(
 
     loaded = [system.load_model(run, device, raw) for run in runs]
     system.check_raw(raw, runs, loaded)
-    explorers = [Explorer(run, each, max_cells) for run, each in zip(runs, loaded, strict=True)]
+    explorers = [Explorer(run, model, max_cells) for run, model in zip(runs, loaded, strict=True)]
+    del loaded  # a model that is loaded again replaces the old one in memory
     limits = ExploreLimits(max_characters, max_beam)
     app = make_explore_app(explorers, load, limits, any_host=host not in LOCAL_HOSTS)
     url = server.address(listener)

@@ -109,9 +109,10 @@ OPTIONS: tuple[Decorator, ...] = (
         "metrics",
         metavar="NAME",
         multiple=True,
-        help="Another metric of `fusetk score`, besides that of the published score; repeatable. "
-        "multi-bleu, multi-bleu-lc and multi-bleu-joined score tokenised text. Others score raw "
-        "text, and ignore case if the config lowercases the target.",
+        help="Another metric of `fusetk score`, besides that of the published score, or all; "
+        "repeatable. multi-bleu, multi-bleu-lc and multi-bleu-joined score tokenised text, and are "
+        "refused with the step sentencepiece. Others score raw text, and ignore case if the config "
+        "lowercases the target.",
     ),
 )
 run_options = all_of(OPTIONS)

@@ -49,8 +49,8 @@ def command(
     is that of the model's config; its beam is at least `n_best`. For a string the answer has `text`
     and `translations`, a list with `text`, `score` and `normalized`; for a list it has one such
     object for each sentence in `sentences`. With `alignment`, `source_tokens`, `tokens` and the
-    pairs `alignment` (source, target) are added. A blank sentence has no translations, nor
-    has one for which the settings of the search allow none. A wrong
+    pairs `alignment` (source, target) are added. A blank sentence has no translations. A
+    sentence also has none if the settings of the search allow none. A wrong
     request has status 400 and an `error`. Status 403 means that a browser sent it for a page of
     another site. Status 408 means that its body did not arrive within 30 seconds. Status 413 means
     that it is too large, or that a sentence has more tokens than the model reads. Status 503 means

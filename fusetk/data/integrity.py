@@ -91,9 +91,9 @@ def _changed_codes_and_vocabularies(
 
 
 def changed_inputs(config: DataConfig, recorded: Mapping[str, Any]) -> list[Path]:
-    """Return the files that changed after prep had read them for training and validation.
+    """Return the text files, codes and vocabularies that changed after prep read them.
 
-    They are text, codes and vocabularies. A file that is not on this machine is not compared.
+    Only training and validation text is compared, and only files that are on this machine.
     """
     changed: list[Path] = []
     for split in ("train", "valid"):
@@ -109,7 +109,8 @@ def changed_inputs(config: DataConfig, recorded: Mapping[str, Any]) -> list[Path
             path = next(filter(exists, candidates), None)
             if path and not manifest.same(path, record):
                 changed.append(path)
-    return changed + [Path(file) for _, file in _changed_codes_and_vocabularies(config, recorded)]
+    changed += [Path(file) for _, file in _changed_codes_and_vocabularies(config, recorded)]
+    return list(dict.fromkeys(changed))
 
 
 def check_files(folder: Path, recorded: Mapping[str, Any]) -> None:

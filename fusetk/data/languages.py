@@ -27,7 +27,7 @@ def without_tokenizer_rules(language: str) -> str | None:
         )
     return (
         f"the tokeniser has no rules for {language!r}: "
-        f"it uses the abbreviations of English{_base(language)}"
+        f"it uses the abbreviations of English{_hint(language)}"
     )
 
 
@@ -42,11 +42,11 @@ def without_normalizer_rules(language: str) -> str | None:
         return None
     return (
         f"the punctuation normaliser has no rules for {language!r}: "
-        f"it uses the rules for all languages{_base(language)}"
+        f"it uses the rules for all languages{_hint(language)}"
     )
 
 
-def _base(language: str) -> str:
+def _hint(language: str) -> str:
     """Return a hint if the tokeniser has rules for a similar code, such as `pt` for `pt-BR`."""
     from fusetk.data import tokenize
 

@@ -57,7 +57,7 @@ class SideRecord(BaseModel):
     largest: int
 
 
-class SidesRecord(BaseModel):
+class SegmentationRecord(BaseModel):
     """Required keys of the record of a segmentation of a split in a manifest."""
 
     source: SideRecord
@@ -71,11 +71,11 @@ class CorpusRecord(BaseModel):
     pairs: int
 
 
-class SplitRecord(SidesRecord):
-    """Required keys of the record of a split in a manifest, and those that it may have."""
+class SplitRecord(SegmentationRecord):
+    """Keys of the record of a split in a manifest. Corpora and segmentations are optional."""
 
     corpora: list[CorpusRecord] = []
-    segmentations: list[SidesRecord] = []
+    segmentations: list[SegmentationRecord] = []
 
     @model_validator(mode="after")
     def _corpora_have_all_pairs(self) -> "SplitRecord":

@@ -108,13 +108,16 @@ class Pipeline(Text):
         line = " ".join(tokens)
         return bpe.join(line) if self.bpe else line
 
-    def unsplit(self, tokens: str) -> str:
-        """Undo the steps that split words: return words for a line of target tokens without BPE."""
+    def unsplit(self, line: str) -> str:
+        """Return a line of target tokens as words: undo the steps that split words.
+
+        BPE must be undone already.
+        """
         for step in self.steps:
             if step.splits_words and step.works_on("target"):
                 undo = step.undo_function(self.target_language)
-                tokens = undo(tokens) if undo else tokens
-        return tokens
+                line = undo(line) if undo else line
+        return line
 
     def num_words(self, tokens: Sequence[str]) -> int:
         """Return the number of words of target tokens, before the split into subwords."""

@@ -226,10 +226,7 @@ def _glue(words: list[str]) -> list[str]:
 
 
 def code_of(language: str) -> str:
-    """Return the code of a language of which sacremoses has abbreviations, also by its name.
-
-    Its other rules need the code.
-    """
+    """Return the code of a language that sacremoses knows by its name; others are unchanged."""
     code: str = NonbreakingPrefixes().available_langs.get(language, language)
     return code
 

@@ -26,16 +26,15 @@ def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
     """
     published = recipe.paper.metric if recipe.paper else None
     default = "multi-bleu-lc" if lowercases_target(recipe) else TOKENIZED
-    steps = [step for step in recipe.data.steps if isinstance(step, LineStep)]
-    has_words = not any(step.splits_words and step.works_on("target") for step in steps)
-    if not has_words:
+    splitter = _splitter(recipe)
+    if splitter:
         default = "sacrebleu"
     names = [published or default] if published or not others else []
-    if has_words and _splits_hyphens(recipe):
+    if not splitter and _splits_hyphens(recipe):
         names += ["multi-bleu", "multi-bleu-joined", "sacrebleu"]
-    everything = [name for name in METRICS if has_words or not name.startswith(TOKENIZED)]
+    all_metrics = [name for name in METRICS if not (splitter and name.startswith(TOKENIZED))]
     for other in others:
-        names += everything if other == ALL else [other]
+        names += all_metrics if other == ALL else [other]
     names = list(dict.fromkeys(names))
     for name in names:
         if name in LEARNED_METRICS:
@@ -45,10 +44,10 @@ def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
             )
         if name not in METRICS:
             raise ConfigError(unknown_choice("metric", name, list(METRICS)))
-        if name.startswith(TOKENIZED) and not has_words:
+        if name.startswith(TOKENIZED) and splitter:
             raise ConfigError(
-                f"the metric {name} scores words, but a step of data.steps splits words into "
-                "parts: choose sacrebleu"
+                f"the metric {name} scores words, but the step {splitter} splits the target into "
+                "parts of words: give --metric sacrebleu, or change paper.metric"
             )
     return names
 
@@ -78,6 +77,14 @@ def lowercases_target(recipe: Recipe) -> bool:
     return any(
         isinstance(step, Lowercase) and step.works_on("target") for step in recipe.data.steps
     )
+
+
+def _splitter(recipe: Recipe) -> str | None:
+    """Return the step that splits the target into parts of words, such as `sentencepiece`."""
+    for step in recipe.data.steps:
+        if isinstance(step, LineStep) and step.splits_words and step.works_on("target"):
+            return step.step
+    return None
 
 
 def _splits_hyphens(recipe: Recipe) -> bool:

@@ -82,9 +82,9 @@ def _sortable(table: TextTable) -> dict[str, Any]:
 def sort_value(cell: str | None, head: str) -> float | None:
     """Return the number by which a cell of the column ``head`` is sorted.
 
-    Names, whose column has no head, and cells without a number have None. Seeds are counted. The
-    number of differences by seed is their mean. Gains have the order: no, an undecided one with few
-    seeds, one with more seeds, yes.
+    Cells without a number, and names of systems, whose column has no head, have None. For seeds it
+    is their count, and for differences by seed their mean. Gains have the order: no, an undecided
+    one with few seeds, one with more seeds, yes.
     """
     if not cell or not head:
         return None

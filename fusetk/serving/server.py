@@ -37,7 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
             reason = "needs more rights; choose a port above 1023"
         elif error.errno == errno.EADDRNOTAVAIL:
             raise ConfigError(
-                f"--host: {host} is not an address of this machine; 127.0.0.1 is one"
+                f"--host: {host} is not an address of this machine; 127.0.0.1 serves this machine"
             ) from None
         else:
             reason = f"cannot be used on {host}: {os.strerror(error.errno or 0)}"

@@ -16,6 +16,7 @@ class SavedBuffers:
         self._places = [(model.get_submodule(module), name) for module, _, name in places]
         self.save()
 
+    @torch.no_grad()
     def save(self) -> None:
         """Copy the buffers."""
         buffers = [getattr(module, name) for module, name in self._places]

@@ -107,7 +107,7 @@ class GradientComputer:
         self.splitter = splitter
         self.device = next(model.parameters()).device
         self.buffers = SavedBuffers(model)
-        """The persistent buffers before the update."""
+        """Copies of the persistent buffers; the caller of ``compute`` saves them before it."""
         self.graphs = CudaGraphs.of(model, config)
 
     def delete_graphs(self) -> bool:
@@ -151,7 +151,6 @@ class GradientComputer:
             for current in parts:
                 yield self._collate(corpus, current)
 
-        self.buffers.save()
         while True:
             # Seed every update, so that checkpoints need no generator state. Each process has
             # its own dropout masks.

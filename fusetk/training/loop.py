@@ -193,12 +193,14 @@ class Trainer:
         size = update_size(indices, corpus.source.lengths, corpus.target.lengths)
         tokens = size.target_tokens
         scale = self.gradient_check.scale(progress)
+        self.gradients.buffers.save()
         try:
             rate = rate_of_update(self.schedule, update, progress.schedule_state)
             losses = self.gradients.compute(corpus, indices, tokens, progress.update, scale)
         except Exception:
-            self.gradients.buffers.restore()
-            self._save_after_failure()
+            with suppress(Exception):  # on a GPU after an error of CUDA
+                self.gradients.buffers.restore()
+                self._save_after_failure()
             raise
         try:
             stats = optimizer_step(
@@ -213,7 +215,8 @@ class Trainer:
                 keep_gradients=self.gradients.graphs is not None,
             )
         except Exception:
-            self.gradients.buffers.restore()
+            with suppress(Exception):
+                self.gradients.buffers.restore()
             raise
         if self.optimizer_check and math.isfinite(stats.grad_norm):
             self.optimizer_check.check()

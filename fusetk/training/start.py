@@ -12,7 +12,8 @@ from fusetk.errors import ConfigError, first_names
 from fusetk.runs import EMA, MODEL, TEXT, find_checkpoint
 from fusetk.weights import read_state, read_weights, saved_tensors
 
-# The side of the vocabulary, for each module whose weights have a row for each token.
+# The side of the vocabulary, for each module whose weights have a row for each token. Modules of
+# other names, such as those of positions, may have as many rows by chance.
 VOCABULARY_SIDES = {"source.tokens": "source", "target.tokens": "target", "output": "target"}
 
 

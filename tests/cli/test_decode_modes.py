@@ -61,7 +61,7 @@ def test_translations_of_other_inputs_are_not_reused(tmp_path):
     assert process.returncode == 2 and "has translations of other models" in process.stderr
     # The other spelling of a path names the same model.
     process = call(f"{tmp_path}/./other/", *texts)
-    assert process.returncode == 2 and "has translations" not in process.stderr
+    assert process.returncode == 2 and "is not a run folder" in process.stderr
 
 
 def test_no_file_of_the_user_is_overwritten(tmp_path):

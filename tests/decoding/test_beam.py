@@ -11,7 +11,7 @@ from fusetk.decoding import beam as beam_module
 from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scores import PENALTIES
-from fusetk.decoding.token_mask import length_limits
+from fusetk.decoding.token_mask import length_limits, length_minima
 from fusetk.errors import Diverged
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import KernelLinear
@@ -256,6 +256,8 @@ def test_positions_of_the_model_limit_the_length():
         settings = SearchConfig(max_length_factor=factor, max_length_extra=0)
         mask = torch.ones(1, 101, dtype=torch.bool)
         assert length_limits([], mask, settings) == [limit]
+        settings = SearchConfig(min_length_factor=factor)
+        assert length_minima(mask, settings) == [limit - 1]
     model.max_positions = 4
     model.output.bias.data[EOS] = -9.0
     assert all(len(h.ids) == 3 for [h] in search([model], *batch(SOURCES), SearchConfig()))

@@ -29,6 +29,7 @@ from fusetk.decoding.translate import Translator
 from fusetk.errors import CheckpointError, ConfigError, DiskFull
 from fusetk.files import checksum, digest
 from fusetk.recipe import load
+from fusetk.resume import check_config
 from fusetk.runs import EMA, MODEL, STARTING, STATE, TRAINING
 from fusetk.training import checkpoint, log, loop
 from fusetk.training.progress import Progress
@@ -283,6 +284,8 @@ def test_without_its_checkpoints_a_run_does_not_restart(toy: Path, copy: Path) -
     assert refusal(train(toy, copy, *GIVEN)) == said  # the folder is empty
     (copy / "checkpoints").rmdir()
     assert refusal(train(toy, copy, *GIVEN)) == said
+    with pytest.raises(ConfigError, match="was trained before"):
+        check_config(load(toy, GIVEN), copy, "--run")
     assert (copy / "metrics.jsonl").read_bytes() == metrics
 
 

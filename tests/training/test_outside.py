@@ -1,6 +1,7 @@
 """Classes outside fusetk: their state is saved or refused, and changes of their code are named."""
 
 import copy
+import itertools
 import math
 import random
 import re
@@ -28,7 +29,7 @@ from fusetk.runs import EMA, MODEL, code_checksums
 from fusetk.system import build as build_model
 from fusetk.system import load_model
 from fusetk.train import train
-from fusetk.training import gradients, optim
+from fusetk.training import gradients, loop, optim
 from fusetk.training.average import average
 from fusetk.training.checkpoint import load_optimizer, optimizer_tensors
 from fusetk.training.optim import build, configured_by
@@ -295,24 +296,28 @@ def test_only_complete_updates_change_buffers(
     whole = trained(recipe_with(toy, "Stateful", batches), tmp_path / "whole")
     assert whole["decoder.fuse.mean"].any()
     validated = trained(recipe_with(toy, "Stateful", batches, pairs), tmp_path / "validated")
-    collate = gradients.collate
-    calls = 0
+    assert all(torch.equal(whole[name], validated[name]) for name in whole)
+    for module, name, call in ((gradients, "collate", 6), (loop, "rate_of_update", 3)):
+        run = tmp_path / name
+        with monkeypatch.context() as context:
+            context.setattr(module, name, failing(getattr(module, name), call))
+            with pytest.raises(KeyError):
+                trained(recipe_with(toy, "Stateful", batches), run)
+        assert (run / "checkpoints" / "update-0000002").exists()
+        resumed = trained(recipe_with(toy, "Stateful", batches), run)
+        assert all(torch.equal(whole[name], resumed[name]) for name in whole), name
 
-    def failing(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 6:  # the second batch of the third update
+
+def failing(function: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """Return the function, whose call of this number raises KeyError."""
+    calls = itertools.count(1)
+
+    def call(*arguments: Any) -> Any:
+        if next(calls) == number:
             raise KeyError("lost")
-        return collate(*arguments)
+        return function(*arguments)
 
-    with monkeypatch.context() as context:
-        context.setattr(gradients, "collate", failing)
-        with pytest.raises(KeyError):
-            trained(recipe_with(toy, "Stateful", batches), tmp_path / "failed")
-    assert (tmp_path / "failed" / "checkpoints" / "update-0000002").exists()
-    resumed = trained(recipe_with(toy, "Stateful", batches), tmp_path / "failed")
-    for other in (validated, resumed):
-        assert all(torch.equal(whole[name], other[name]) for name in whole)
+    return call
 
 
 def test_a_backbone_that_overrides_decode_is_trained_as_it_decodes() -> None:
