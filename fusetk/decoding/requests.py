@@ -165,10 +165,10 @@ def _num_lines(name: str, count: int, line: str | None, rest: Iterator[str]) -> 
 
 def _unequal(first: str, other: str, first_lines: int | None, other_lines: int | None) -> DataError:
     if first_lines is None or other_lines is None:
-        found = quantity(other_lines or 0, "line")
+        other_count = quantity(other_lines or 0, "line")
         return DataError(
-            f"{other} has {found} and {first} has more: give a line for each line of {first}, "
-            "blank for none"
+            f"{other} has {other_count} and {first} has more: give a line for each line of "
+            f"{first}, blank for none"
         )
     return unequal(FilePair(Path(first), Path(other)), first_lines, other_lines)
 
