@@ -107,7 +107,7 @@ class GradientComputer:
         self.splitter = splitter
         self.device = next(model.parameters()).device
         self.buffers = SavedBuffers(model)
-        """Copies of the persistent buffers; the caller of ``compute`` saves them before it."""
+        """Copies of the persistent buffers. ``save`` must be called before ``compute``."""
         self.graphs = CudaGraphs.of(model, config)
 
     def delete_graphs(self) -> bool:

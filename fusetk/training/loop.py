@@ -198,7 +198,7 @@ class Trainer:
             rate = rate_of_update(self.schedule, update, progress.schedule_state)
             losses = self.gradients.compute(corpus, indices, tokens, progress.update, scale)
         except Exception:
-            with suppress(Exception):  # on a GPU after an error of CUDA
+            with suppress(Exception):  # after an error of CUDA, no tensor can be copied
                 self.gradients.buffers.restore()
                 self._save_after_failure()
             raise

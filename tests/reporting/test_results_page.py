@@ -267,7 +267,7 @@ def test_a_page_in_a_browser(results: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_browser() is None, reason="needs Chromium")
 def test_every_curve_is_visible(results: Path, tmp_path: Path) -> None:
-    """That of a bad system among many good ones, a long one, and one of a single validation."""
+    """The cases are a bad system among good ones, a long curve, and a single validation."""
     page_of(results)
     script = """(() => {
         const line = (n, f) => ({runs: [{seed: 1, curves: {valid_curve: {
