@@ -19,8 +19,8 @@ OPTIONS: tuple[Decorator, ...] = (
         default=DEVICE,
         show_default=True,
         help="Device of the training. h100, a100 or v100: the speed is a share of the peak in the "
-        "data sheet; a V100 has no bf16. auto, cpu, cuda or cuda:N: it is measured in a few updates "
-        "on this machine.",
+        "data sheet; a V100 has no bf16. auto, cpu, cuda or cuda:N: it is measured in a few "
+        "updates on this machine.",
     ),
     click.option(
         "--share",
