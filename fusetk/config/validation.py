@@ -161,6 +161,9 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
     """Return the path of a wrong key, its error and the place where it was written."""
     loc = error["loc"]
     unknown = loc[-1:] if error["type"] == "extra_forbidden" else ()  # it may have any name
+    if not unknown and loc:
+        union, member = _member(config, loc)
+        loc = union if loc == (*union, member) else loc  # the error of the whole member
     known = loc[: len(loc) - len(unknown)]
     path = (*(part for part in known if not _is_no_key(part)), *unknown)
     classes, keys = _walk(config, path[:-1])

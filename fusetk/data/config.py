@@ -40,6 +40,17 @@ class Every(Config):
     every: int = Field(ge=2)
     """Interval n: with 23, the pairs 23, 46, 69 and so on go to validation."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_no_sample(cls, values: Any) -> Any:
+        other = [key for key in Sample.model_fields if isinstance(values, dict) and key in values]
+        if other and "every" in values:
+            raise ValueError(
+                f"`every` excludes {' and '.join(f'`{key}`' for key in other)}: write `every` "
+                "alone for every n-th pair, or `sample` and `seed` for random pairs"
+            )
+        return values
+
 
 class Sample(Config):
     """Use a random sample of the training pairs for validation, drawn after all steps."""

@@ -115,6 +115,8 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
         (["model.decoder.fuse={kind: none}"], "unknown kind 'none'; did you mean 'last'?"),
         (["model.decoder.attend=none"], "unknown kind 'none'; known kinds: top, "),
         (["model.decoder.fuse=MUDDFormer"], "write model.decoder.connect: mudd"),
+        (["data.valid={every: 5, seed: 3}"], "data.valid: `every` excludes `seed`: write `every` "),
+        (["data.valid={sample: 5, every: 3}"], "data.valid: `every` excludes `sample`: write "),
         (["model.encoder.attend=top"], "unknown key; did you mean model.decoder.attend?"),
         (["model.kind=conv"], "model.heads: unknown key; kind: conv has no such key; known keys: "),
         (
