@@ -27,10 +27,10 @@ class BatchConfig(Config):
     accumulate: int = Field(1, ge=1)
     """Number of batches whose gradients are summed for one update."""
     token_limit: int | None = Field(None, ge=1)
-    """With `unit: sentences`, most tokens of a batch: pairs times the length of the longest
-    sentence of either side. A batch with more tokens is split into parts of equal size, as in
-    fairseq for Lua (`-maxbatch`): the number of pairs is halved until a part fits, or until it has
-    one pair. By default batches are not split."""
+    """With `unit: sentences`, the limit of the tokens of a batch: pairs times the length of the
+    longest sentence of either side. A batch with more tokens is split into parts of equal size, as
+    in fairseq for Lua (`-maxbatch`): the number of pairs is halved until a part fits, or until it
+    has one pair. By default batches are not split."""
 
     @model_validator(mode="after")
     def _limits_sentences(self) -> "BatchConfig":

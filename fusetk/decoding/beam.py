@@ -400,13 +400,23 @@ def _remove_finished(
     if num_done < COMPACTION_THRESHOLD * len(flags):
         same_order = rows.shape[1] == 1  # greedy search
         return live, scorer.select(states, None if same_order else rows.flatten(), None)
-    sentences = torch.tensor([i for i, flag in enumerate(flags) if not flag], device=done.device)
-    searches = sentences
-    if groups > 1:
-        searches = sentences[:, None] * groups + torch.arange(groups, device=done.device)
-        searches = searches.flatten()
+    sentences, searches = remaining(flags, groups, done.device)
     states = scorer.select(states, rows[searches].flatten(), sentences)
     return select(live, searches), states
+
+
+def remaining(
+    done: Sequence[bool], per_sentence: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the indices of the sentences that are not done, and those of their rows.
+
+    Each sentence has ``per_sentence`` consecutive rows.
+    """
+    sentences = torch.tensor([i for i, flag in enumerate(done) if not flag], device=device)
+    if per_sentence == 1:
+        return sentences, sentences
+    rows = sentences[:, None] * per_sentence + torch.arange(per_sentence, device=device)
+    return sentences, rows.flatten()
 
 
 class _Finished:

@@ -10,8 +10,8 @@ from fusetk.data.vocab import BOS, EOS, PAD
 from fusetk.decoding.target_scores import (
     BATCH_TOKENS,
     IdPair,
+    batch_of_ids,
     check_length,
-    collate,
     pair_batches,
 )
 from fusetk.errors import Diverged
@@ -41,7 +41,7 @@ def next_tokens(model: Seq2Seq, pairs: Sequence[IdPair], count: int) -> list[lis
     lengths = [(len(source), len(target) + 1) for source, target in pairs]
     steps: dict[int, list[Step]] = {}
     for indices in pair_batches(lengths, BATCH_TOKENS):
-        batch = collate([pairs[i] for i in indices]).to(device)
+        batch = batch_of_ids([pairs[i] for i in indices]).to(device)
         features = model(batch.src, batch.src_mask, batch.tgt_in, lengths=batch.lengths)
         features = features.flatten(0, 1)[batch.target_index]
         tokens = [token for i in indices for token in (*pairs[i][1], EOS)]

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusetk.data.vocab import BOS, EOS
-from fusetk.decoding.beam import COMPACTION_THRESHOLD, Hypothesis
+from fusetk.decoding.beam import COMPACTION_THRESHOLD, Hypothesis, remaining
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scorer import Scorer
 from fusetk.decoding.scores import value
@@ -89,8 +89,7 @@ def sample(
         if all(flags):
             break
         if sum(flags) >= COMPACTION_THRESHOLD * len(flags):
-            sentences = torch.tensor([i for i, done in enumerate(flags) if not done], device=device)
-            rows = (sentences[:, None] * count + torch.arange(count, device=device)).flatten()
+            sentences, rows = remaining(flags, count, device)
             search_index = search_index[sentences]
             prefix = prefix[sentences]
             states = scorer.select(states, rows, sentences)

@@ -56,7 +56,7 @@ def score_targets(
     results: dict[int, TargetScores] = {}
     lengths = [(len(source), len(target) + 1) for source, target in pairs]
     for indices in pair_batches(lengths, batch_tokens):
-        batch = collate([pairs[i] for i in indices]).to(device)
+        batch = batch_of_ids([pairs[i] for i in indices]).to(device)
         passes = [_forward(model, batch, attention) for model in models]
         scores = mean(torch.stack([model_scores for model_scores, _ in passes])).cpu()  # (N,)
         if scores.isnan().any():
@@ -108,7 +108,7 @@ def log_probabilities(
     return torch.cat(log_probs)
 
 
-def collate(pairs: Sequence[IdPair]) -> Batch:
+def batch_of_ids(pairs: Sequence[IdPair]) -> Batch:
     """Return the pairs as a batch."""
     src, src_mask = pad([source for source, _ in pairs])
     tgt_in, tgt_mask = pad([[BOS, *target] for _, target in pairs])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.data.vocab import EOS, UNK
-from fusetk.decoding.target_scores import IdPair, check_length, collate, pair_batches
+from fusetk.decoding.target_scores import IdPair, batch_of_ids, check_length, pair_batches
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -47,7 +47,7 @@ def trace_forward(
     """
     check_length([model], pairs)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    batch = collate(pairs).to(device)
+    batch = batch_of_ids(pairs).to(device)
     inputs: dict[str, Any] = {}
     outputs: dict[str, list[Any]] = {name: [] for name in watched or {}}
 

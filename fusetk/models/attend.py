@@ -28,7 +28,7 @@ class AttendedSources(nn.Module):
     config: Any
     """The options, an object of the class ``Config``."""
     name = "decoder.attend"
-    """Its place in the model, for errors."""
+    """Place of the attention in the model, for errors."""
     reads_output = False
     """Whether the decoder attends to the output of the encoder's stack."""
     layer_by_layer = False

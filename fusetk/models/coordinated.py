@@ -33,7 +33,6 @@ from fusetk.models.transformer import (
 )
 from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention, cache_mask, no_slots
 from fusetk.nn.cache import Cache
-from fusetk.nn.exact import is_exactly
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.projection import projection
 from fusetk.nn.rows import MixedRows, Rows
@@ -370,10 +369,8 @@ class Coordinated(Seq2Seq):
     def start(self, memory: Memory) -> State:
         keys_values = self._keys_values(memory.layer_sources)
         layers = self._target_layers()
-        ordinary = all(is_exactly(layer, CoordinatedLayer) for layer in layers)
-        if ordinary and cpu_inference.decoder_is_usable(layers, keys_values[0]):
-            return State(None, cpu_inference.start(layers, keys_values, memory.mask), 0)
-        return self._start_with_caches(keys_values, memory.mask)
+        state = cpu_inference.start(layers, CoordinatedLayer, keys_values, memory.mask)
+        return self._start_with_caches(keys_values, memory.mask) if state is None else state
 
     def _start_with_caches(self, keys_values: Sequence[Tensor], mask: Tensor) -> State:
         """Return the first state of the code that reads any number of tokens at once."""
@@ -423,17 +420,21 @@ class Coordinated(Seq2Seq):
         step = state.step + tgt_in.shape[1]
         return features, State((keys_values, mask, caches), slots, step)
 
-    def decode_packed(self, src: Tensor, source: Rows, tgt_in: Tensor, target: Rows) -> Tensor:
-        _, _, layer_sources = self._run_source(self.source(src, rows=source), source)
+    def decode_packed(
+        self, src: Tensor, source_rows: Rows, tgt_in: Tensor, target_rows: Rows
+    ) -> Tensor:
+        _, _, layer_sources = self._run_source(self.source(src, rows=source_rows), source_rows)
         keys_values = self._keys_values(layer_sources)
-        layouts = MixedRows(target, source)
+        layouts = MixedRows(target_rows, source_rows)
         contexts = self._target_contexts(
             self._first_caches(keys_values),
-            layouts if self.mixed else target,
+            layouts if self.mixed else target_rows,
             () if self.mixed else keys_values,
             layouts,
         )
-        _, output, _ = self.stack(self.target(tgt_in, rows=target), contexts, keep_states=False)
+        _, output, _ = self.stack(
+            self.target(tgt_in, rows=target_rows), contexts, keep_states=False
+        )
         return self._features(output)
 
     def _features(self, output: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """Transformer layers in inference on CPU: the kernels of ``fusetk.nn.fused.decoding``.
 
 The results are those of the layers' ordinary code, up to rounding. An encoder layer uses its
-ordinary code if it or one of its modules has another class or a hook. In a decoder layer with other
-residual connections, norms, feed-forward networks or linear maps, the kernels compute the attention
-only. All decoder layers use their ordinary code if one of them, its self-attention or its attention
-to the source has another class or a hook. A search state holds the projections of each step as the
-step computed them. Each hypothesis has a list of the rows that hold its tokens, so a search that
-reorders or drops hypotheses selects rows of this list only. Layers are those of
+ordinary code if it or one of its modules is of a subclass or has a hook. In a decoder layer with
+other residual connections, norms, feed-forward networks or linear maps, the kernels compute the
+attention only. All decoder layers use their ordinary code if one of them, its self-attention or its
+attention to the source is of a subclass or has a hook. A search state holds the projections of each
+step as the step computed them. Each hypothesis has a list of the rows that hold its tokens, so a
+search that reorders or drops hypotheses selects rows of this list only. Layers are those of
 ``fusetk.models.transformer`` and ``fusetk.models.coordinated``, which import this module.
 """
 
@@ -157,9 +157,20 @@ def needs_caches(layers: Sequence[DecoderLayerModules], tgt_in: Tensor) -> bool:
 
 
 def start(
-    layers: Sequence[DecoderLayerModules], keys_values: Sequence[Tensor], mask: Tensor
-) -> Hypotheses:
-    """Return one empty hypothesis of each sentence; for the arguments see ``SharedState``."""
+    layers: Sequence[DecoderLayerModules],
+    kind: type[nn.Module],
+    keys_values: Sequence[Tensor],
+    mask: Tensor,
+) -> State | None:
+    """Return one empty hypothesis of each sentence; None if kernels cannot compute all layers.
+
+    They can if each layer is exactly of the class ``kind``. For the other arguments see
+    ``SharedState``.
+    """
+    if not all(is_exactly(layer, kind) for layer in layers):
+        return None
+    if not all(_in_kernels(layer, keys_values[0]) for layer in layers):
+        return None
     lengths = mask.sum(1)
     sources = []
     for tensor in keys_values:
@@ -170,7 +181,7 @@ def start(
     steps = ((),) * len(keys_values)
     step_layers = tuple(map(_step_layer, layers))
     shared = SharedState(tuple(keys_values), mask, sentences, tuple(sources), steps, step_layers)
-    return Hypotheses(sentences, sentences.new_empty(len(mask), 0), shared)
+    return State(None, Hypotheses(sentences, sentences.new_empty(len(mask), 0), shared), 0)
 
 
 def decode_in_steps(
@@ -207,7 +218,7 @@ def decoder_layer(
     fused = context.layer.fused
     if fused is not None and not trace.is_recorded(layer.source_name):
         out, projections = fused_decoding.decoder_layer(
-            *(fused, x, context.steps, context.ancestors, context.source, context.sentences),
+            fused, x, context.steps, context.ancestors, context.source, context.sentences
         )
         return out.view(*shape[:-1], layer.width), (*context.steps, projections)
     attention = layer.attention
@@ -422,18 +433,13 @@ def encoder_layer_is_usable(layer: LayerModules, x: Tensor) -> bool:
     )
 
 
-def decoder_is_usable(layers: Sequence[DecoderLayerModules], x: Tensor) -> bool:
-    """Return whether ``decoder_layer`` can compute all layers.
-
-    ``x`` has the device and the type of their inputs. The caller checks the layers themselves: they
-    must be exactly of their class, without hooks.
-    """
-    return all(
+def _in_kernels(layer: DecoderLayerModules, x: Tensor) -> bool:
+    """Whether ``decoder_layer`` can compute a layer; ``x`` has the device and type of its input."""
+    return (
         usable(layer, x)
         and type(layer.attention) in SELF_ATTENTIONS
         and not is_patched(layer.attention)
         and (layer.cross is None or is_exactly(layer.cross, CrossAttention))
-        for layer in layers
     )
 
 

@@ -54,8 +54,9 @@ class State(NamedTuple):
 
     A state is immutable: ``decode`` returns a new one, and no module stores a part of it. Axis 0 of
     every tensor is the batch. Search selects rows of ``per_sentence`` and of ``per_hypothesis``
-    separately. If ``per_sentence`` is None, each row of ``per_hypothesis`` knows its sentence. Then
-    a search may select any rows, so that sentences have different numbers of hypotheses.
+    separately. If ``per_sentence`` is None, each row of ``per_hypothesis`` has the index of its
+    sentence. Then a search may select any rows, so that sentences have different numbers of
+    hypotheses.
     """
 
     per_sentence: NestedTensors
@@ -149,17 +150,20 @@ class Seq2Seq(nn.Module):
         """
         if tokens is not None and len(tokens) and self.packs and src.device.type == "cpu":
             multiple = row_multiple(self.output.weight)
-            source = Rows.of(src_mask.flatten().nonzero()[:, 0], src_mask.shape, multiple)
-            target = Rows.of(tokens, tgt_in.shape, multiple)
-            return self.decode_packed(src, source, tgt_in, target)[0, : target.tokens]
+            source_rows = Rows.of(src_mask.flatten().nonzero()[:, 0], src_mask.shape, multiple)
+            target_rows = Rows.of(tokens, tgt_in.shape, multiple)
+            features = self.decode_packed(src, source_rows, tgt_in, target_rows)
+            return features[0, : target_rows.tokens]
         features, _ = self.decode(tgt_in, self.start(self.encode(src, src_mask)))
         return features if tokens is None else features.flatten(0, 1)[tokens]
 
-    def decode_packed(self, src: Tensor, source: Rows, tgt_in: Tensor, target: Rows) -> Tensor:
-        """Return the features (1, N, D) of the rows of ``target``.
+    def decode_packed(
+        self, src: Tensor, source_rows: Rows, tgt_in: Tensor, target_rows: Rows
+    ) -> Tensor:
+        """Return the features (1, N, D) of the rows of ``target_rows``.
 
-        The ids ``src`` (B, S) and ``tgt_in`` (B, T) are padded; ``source`` and ``target`` are the
-        layouts of their real tokens. Only models with ``packs`` implement this method.
+        The ids ``src`` (B, S) and ``tgt_in`` (B, T) are padded; ``source_rows`` and ``target_rows``
+        are the layouts of their real tokens. Only models with ``packs`` implement this method.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method decode_packed")
 

@@ -29,7 +29,6 @@ from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, check_
 from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask, no_slots
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
-from fusetk.nn.exact import is_exactly
 from fusetk.nn.feedforward import Activation, FeedForward, GatedFeedForward
 from fusetk.nn.grouped_attention import GroupedSelfAttention
 from fusetk.nn.norm import Normalization, build_norm
@@ -565,10 +564,8 @@ class Transformer(Seq2Seq):
             memory, lambda cross, sources: cpu_inference.keys_values(cross, sources, memory.mask)
         )
         layers = self._decoder_layers()
-        ordinary = all(is_exactly(layer, TransformerDecoderLayer) for layer in layers)
-        if ordinary and cpu_inference.decoder_is_usable(layers, keys_values[0]):
-            return State(None, cpu_inference.start(layers, keys_values, memory.mask), 0)
-        return self._start_with_caches(keys_values, memory.mask)
+        state = cpu_inference.start(layers, TransformerDecoderLayer, keys_values, memory.mask)
+        return self._start_with_caches(keys_values, memory.mask) if state is None else state
 
     def _start_with_caches(self, keys_values: tuple[Tensor, ...], mask: Tensor) -> State:
         """Return the first state of the code that reads any number of tokens at once."""
@@ -626,17 +623,19 @@ class Transformer(Seq2Seq):
         features: Tensor = self.to_output(self.decoder_norm(output))
         return features
 
-    def decode_packed(self, src: Tensor, source: Rows, tgt_in: Tensor, target: Rows) -> Tensor:
-        contexts = [source] * len(self.encoder.layers)
-        history, output, _ = self.encoder(self.source(src, rows=source), contexts)
-        keys_values = self._keys_values(Memory(history, output, source.mask))
-        layouts = MixedRows(target, source)
+    def decode_packed(
+        self, src: Tensor, source_rows: Rows, tgt_in: Tensor, target_rows: Rows
+    ) -> Tensor:
+        contexts = [source_rows] * len(self.encoder.layers)
+        history, output, _ = self.encoder(self.source(src, rows=source_rows), contexts)
+        keys_values = self._keys_values(Memory(history, output, source_rows.mask))
+        layouts = MixedRows(target_rows, source_rows)
         decoder_contexts = self.decoder.per_module(
-            DecoderContext(cache, target, tensor, layouts, 0)
+            DecoderContext(cache, target_rows, tensor, layouts, 0)
             for cache, tensor in zip(_empty_caches(keys_values), keys_values, strict=True)
         )
         _, output, _ = self.decoder(
-            self.target(tgt_in, rows=target), decoder_contexts, keep_states=False
+            self.target(tgt_in, rows=target_rows), decoder_contexts, keep_states=False
         )
         return self._features(output)
 

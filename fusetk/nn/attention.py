@@ -260,7 +260,7 @@ class CrossAttention(nn.Module):
     def __init__(
         self,
         width: int,
-        memory_widths: Sequence[int],
+        source_widths: Sequence[int],
         heads: int,
         dropout: float,
         name: str,
@@ -272,7 +272,7 @@ class CrossAttention(nn.Module):
         self.name = name
         self.query = nn.Linear(width, width, bias)
         self.project = nn.ModuleList(
-            nn.Linear(memory_width, 2 * width, bias) for memory_width in memory_widths
+            nn.Linear(source_width, 2 * width, bias) for source_width in source_widths
         )
         self.out = nn.Linear(width, width, bias)
 

@@ -7,12 +7,12 @@ from torch import nn
 M = TypeVar("M", bound=nn.Module)
 
 
-def is_exactly(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
-    """Return whether a module has this class, no subclass of it, and is not patched.
+def is_exactly(module: object, kind: type[M]) -> TypeGuard[M]:
+    """Return whether an object is a module of this class, no subclass of it, and is not patched.
 
     Only then other code, such as a fused kernel, may compute the module.
     """
-    return type(module) is kind and not is_patched(module)
+    return type(module) is kind and isinstance(module, nn.Module) and not is_patched(module)
 
 
 def is_patched(module: nn.Module) -> bool:

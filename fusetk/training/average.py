@@ -28,48 +28,65 @@ def choose(
     ``last_checkpoints``. Raises CheckpointError if the run has fewer checkpoints, or if none has
     ``metric``.
     """
-    folders = checkpoints(run)
     if updates:
-        names = {checkpoint_name(update) for update in updates}
-        chosen = [path for path in folders if path.name in names]
-        count = len(names)
-    elif best:
-        results = [(read_state(path).get("valid", {}), path) for path in folders]
-        ranked = sorted(
-            (rank(metric, valid), path)
-            for valid, path in results
-            if not math.isnan(valid.get(metric, math.nan))
-        )
-        if not ranked and folders:
-            raise CheckpointError(
-                f"no checkpoint of {run} has a {metric} from a validation: choose another "
-                "--metric, or use --last"
-            )
-        chosen = [path for _, path in ranked[:best]]
-        count = best
-    else:
-        count = last or 1
-        chosen = last_checkpoints(run)[-count:]
-    if len(chosen) < count:
-        existing = ", ".join(path.name for path in folders) or "no checkpoint"
-        if updates:
-            raise CheckpointError(
-                f"{run} has only {len(chosen)} of the {count} requested checkpoints (it has "
-                f"{existing}): choose some of these, or train with training.save_every"
-            )
-        kind = "requested" if best else "requested last"
-        with_metric = f" with {metric}" if best else ""
-        regular = regular_checkpoints(folders)
-        has_gap = not best and len(regular) >= count
-        note = "; training deleted others between them" if has_gap else ""
-        if not best and len(regular) < len(folders):
-            note += "; a checkpoint of an interruption does not count"
+        return sorted(_of_updates(run, updates))
+    if best:
+        return sorted(_best(run, best, metric))
+    return sorted(_last(run, last or 1))
+
+
+def _of_updates(run: Path, updates: Sequence[int]) -> list[Path]:
+    folders = checkpoints(run)
+    names = {checkpoint_name(update) for update in updates}
+    chosen = [path for path in folders if path.name in names]
+    if len(chosen) < len(names):
         raise CheckpointError(
-            f"{run} has only {len(chosen)} of the {count} {kind} checkpoints{with_metric} "
-            f"(it has {existing}{note}): request fewer, or train with a larger "
-            f"training.{'keep_best' if best else 'keep_last'}"
+            f"{run} has only {len(chosen)} of the {len(names)} requested checkpoints (it has "
+            f"{_names(folders)}): choose some of these, or train with training.save_every"
         )
-    return sorted(chosen)
+    return chosen
+
+
+def _best(run: Path, count: int, metric: str) -> list[Path]:
+    folders = checkpoints(run)
+    results = [(read_state(path).get("valid", {}), path) for path in folders]
+    ranked = sorted(
+        (rank(metric, valid), path)
+        for valid, path in results
+        if not math.isnan(valid.get(metric, math.nan))
+    )
+    if not ranked and folders:
+        raise CheckpointError(
+            f"no checkpoint of {run} has a {metric} from a validation: choose another --metric, "
+            "or use --last"
+        )
+    if len(ranked) < count:
+        raise CheckpointError(
+            f"{run} has only {len(ranked)} of the {count} requested checkpoints with {metric} "
+            f"(it has {_names(folders)}): request fewer, or train with a larger training.keep_best"
+        )
+    return [path for _, path in ranked[:count]]
+
+
+def _last(run: Path, count: int) -> list[Path]:
+    chosen = last_checkpoints(run)[-count:]
+    if len(chosen) < count:
+        folders = checkpoints(run)
+        regular = regular_checkpoints(folders)
+        notes = [_names(folders)]
+        if len(regular) >= count:
+            notes.append("training deleted others between them")
+        if len(regular) < len(folders):
+            notes.append("a checkpoint of an interruption does not count")
+        raise CheckpointError(
+            f"{run} has only {len(chosen)} of the {count} requested last checkpoints (it has "
+            f"{'; '.join(notes)}): request fewer, or train with a larger training.keep_last"
+        )
+    return chosen
+
+
+def _names(folders: Sequence[Path]) -> str:
+    return ", ".join(path.name for path in folders) or "no checkpoint"
 
 
 def last_checkpoints(run: Path) -> list[Path]:

@@ -138,27 +138,32 @@ class Trainer:
             # Training was interrupted between an update and its validation or checkpoint.
             self._after_update()
         while not self.stages.ended(progress):
-            corpus = self.corpus.of_epoch(progress.epoch)
-            updates = self.stages.updates(progress, corpus)
-            for indices in updates[progress.position :]:
-                try:
-                    self._update(corpus, indices, len(updates))
-                    interrupted = self.world.any(self.stop.signal is not None)
-                except Exception as error:
-                    # On a GPU, the optimiser may already have used gradients that are not summed.
-                    if is_peer_failure(error) and self.device.type == "cpu":
-                        self._save_after_failure()
-                    raise
-                with self._saving_if_another_process_fails():
-                    if interrupted:
-                        self.reporter.report(progress)
-                        self.checkpoints.interrupt(progress, self.optimizer, self.stop.signal)
-                    self._after_update()
-                if self.stages.ended(progress):
-                    break
+            self._train_epoch()
         if not progress.validated:
             with self._saving_if_another_process_fails():
                 self._validate()
+
+    def _train_epoch(self) -> None:
+        """Make the remaining updates of an epoch, until the stage ends."""
+        progress = self.progress
+        corpus = self.corpus.of_epoch(progress.epoch)
+        updates = self.stages.updates(progress, corpus)
+        for indices in updates[progress.position :]:
+            try:
+                self._update(corpus, indices, len(updates))
+                interrupted = self.world.any(self.stop.signal is not None)
+            except Exception as error:
+                # On a GPU, the optimiser may already have used gradients that are not summed.
+                if is_peer_failure(error) and self.device.type == "cpu":
+                    self._save_after_failure()
+                raise
+            with self._saving_if_another_process_fails():
+                if interrupted:
+                    self.reporter.report(progress)
+                    self.checkpoints.interrupt(progress, self.optimizer, self.stop.signal)
+                self._after_update()
+            if self.stages.ended(progress):
+                return
 
     def _start_next_stage(self) -> None:
         self.optimizer = None

@@ -70,9 +70,9 @@ def add_norm(x: Tensor, y: Tensor | None, bias: Tensor | None, norm: nn.LayerNor
         _call("add_norm", rows, width, x, y, bias, None, None, 0.0, out, None)
     else:
         _call(
-            *("add_norm", rows, width, x, y, bias, norm.weight, norm.bias, norm.eps),
-            *(None, out),
-        )
+            "add_norm", rows, width, x, y, bias, norm.weight, norm.bias, norm.eps,
+            None, out,
+        )  # fmt: skip
     return out
 
 
@@ -96,9 +96,9 @@ def attend_history(
     out = steps[-1].new_empty(rows, width)
     addresses = torch.tensor([step.data_ptr() for step in steps])
     _call(
-        *("attend_history", rows, heads, width, length, steps[-1]),
-        *(addresses, ancestors.contiguous(), bias, out),
-    )
+        "attend_history", rows, heads, width, length, steps[-1],
+        addresses, ancestors.contiguous(), bias, out,
+    )  # fmt: skip
     return out
 
 
@@ -118,8 +118,8 @@ def source(keys: Tensor, values: Tensor, value_bias: Tensor | None, lengths: Ten
         keys, values = keys.contiguous(), values.contiguous()
     transposed = keys.new_empty(sentences, sources, width, -(-length // LANES) * LANES)
     _call(
-        *("transpose_keys", sentences * sources, length, width, keys.stride(2), keys, transposed),
-    )
+        "transpose_keys", sentences * sources, length, width, keys.stride(2), keys, transposed,
+    )  # fmt: skip
     return Source(transposed, values, value_bias, lengths)
 
 
@@ -141,10 +141,10 @@ def attend_source(
     sources, length = source.values.shape[1:3]
     out = queries.new_empty(rows, width)
     _call(
-        *("attend_source", rows, heads, width, sources, length, sentences, source.lengths),
-        *(queries, queries.stride(0), bias, source.keys, source.values, source.values.stride(2)),
-        *(source.value_bias, out, weights),
-    )
+        "attend_source", rows, heads, width, sources, length, sentences, source.lengths,
+        queries, queries.stride(0), bias, source.keys, source.values, source.values.stride(2),
+        source.value_bias, out, weights,
+    )  # fmt: skip
     return out
 
 
@@ -169,10 +169,10 @@ def attend_mixed(
     out = steps[-1].new_empty(rows, width)
     addresses = torch.tensor([step.data_ptr() for step in steps])
     _call(
-        *("attend_mixed", rows, heads, width, source.values.shape[2], sentences, source.lengths),
-        *(source.keys, source.values, source.values.stride(2), length, steps[-1], addresses),
-        *(ancestors.contiguous(), out, weights),
-    )
+        "attend_mixed", rows, heads, width, source.values.shape[2], sentences, source.lengths,
+        source.keys, source.values, source.values.stride(2), length, steps[-1], addresses,
+        ancestors.contiguous(), out, weights,
+    )  # fmt: skip
     return out
 
 
@@ -196,9 +196,9 @@ def best_tokens(
     rows, size = logits.shape
     results = _empty_results(rows, count)
     _call(
-        *("best_tokens", rows, size, logits, *scales, bias, len(forbidden), forbidden, only, count),
+        "best_tokens", rows, size, logits, *scales, bias, len(forbidden), forbidden, only, count,
         *results,
-    )
+    )  # fmt: skip
     return results
 
 
@@ -272,9 +272,9 @@ def product(
     assert width == map_width
     out = torch.empty(rows, size, dtype=torch.float32)
     _call(
-        *(f"{NAMES[matrix.dtype]}_product", rows, size, width, x.contiguous(), matrix),
-        *(scale, correction, bias, int(relu), int(tiles), out),
-    )
+        f"{NAMES[matrix.dtype]}_product", rows, size, width, x.contiguous(), matrix,
+        scale, correction, bias, int(relu), int(tiles), out,
+    )  # fmt: skip
     return out
 
 
@@ -294,10 +294,10 @@ def best_tokens_of_map(
     assert width == map_width
     results = _empty_results(rows, count)
     _call(
-        *(f"best_tokens_of_{NAMES[matrix.dtype]}", rows, size, width, x.contiguous(), matrix),
-        *(scale, correction, bias, len(forbidden), forbidden),
-        *(only, count, *results),
-    )
+        f"best_tokens_of_{NAMES[matrix.dtype]}", rows, size, width, x.contiguous(), matrix,
+        scale, correction, bias, len(forbidden), forbidden,
+        only, count, *results,
+    )  # fmt: skip
     return results
 
 
@@ -398,9 +398,9 @@ def decoder_layer(
         *(source.values.stride(2), address(source.value_bias)),
     )
     _call(
-        *("decoder_layer", rows, ctypes.addressof(layer.struct), x, len(addresses), addresses),
-        *(ancestors.contiguous(), ctypes.addressof(described), sentences, out),
-    )
+        "decoder_layer", rows, ctypes.addressof(layer.struct), x, len(addresses), addresses,
+        ancestors.contiguous(), ctypes.addressof(described), sentences, out,
+    )  # fmt: skip
     return out, projections
 
 
