@@ -57,7 +57,7 @@ from fusetk.training.progress import Progress
 from fusetk.training.reporter import device_name
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
-from fusetk.training.start import start_from
+from fusetk.training.start_from import start_from
 from fusetk.training.validation import Validator, check_shares
 from fusetk.training.verify import verify
 from fusetk.ways import slower_than_float32

@@ -187,7 +187,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the loss scale is not removed from the gradients",
-        "training/step.py",
+        "training/update.py",
         "1 / scale",
         "1.0",
         ("training/test_scale.py",),
@@ -201,7 +201,7 @@ MUTATIONS = [
     ),
     Mutation(
         "gradients are divided by the number of batches too",
-        "training/step.py",
+        "training/update.py",
         "factor = scale / tokens",
         "factor = scale / len(batches) / tokens",
         ("contracts/test_models.py",),
@@ -886,10 +886,10 @@ MUTATIONS = [
     ),
     Mutation(
         "a run starts from raw weights",
-        "training/start.py",
+        "training/start_from.py",
         'file = EMA if EMA in read_state(resolved)["sha256"] else MODEL',
         "file = MODEL",
-        ("training/test_start.py",),
+        ("training/test_start_from.py",),
         "average",
     ),
     Mutation(
@@ -911,10 +911,10 @@ MUTATIONS = [
     # Starting from existing runs, export, service
     Mutation(
         "rows of known tokens are copied in the order of ids",
-        "training/start.py",
+        "training/start_from.py",
         "known = [(i, old.ids[token])",
         "known = [(i, min(i, len(old) - 1))",
-        ("training/test_start.py",),
+        ("training/test_start_from.py",),
         "another_order",
     ),
     Mutation(
@@ -922,7 +922,7 @@ MUTATIONS = [
         "data/binarize.py",
         "existing.tokens[len(SPECIAL) :] + added.tokens[len(SPECIAL) :]",
         "added.tokens[len(SPECIAL) :] + existing.tokens[len(SPECIAL) :]",
-        ("training/test_start.py",),
+        ("training/test_start_from.py",),
         "extended_at_its_end",
     ),
     Mutation(

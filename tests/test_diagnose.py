@@ -11,7 +11,7 @@ from fusetk import system
 from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.recipe import load
-from fusetk.training.step import batch_loss
+from fusetk.training.update import batch_loss
 from tools import diagnose
 
 PAIRS = 12

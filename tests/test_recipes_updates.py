@@ -16,7 +16,7 @@ from fusetk.recipe import Recipe
 from fusetk.training.gradients import BatchSplitter, GradientComputer
 from fusetk.training.progress import Progress
 from fusetk.training.stages import Stages
-from fusetk.training.step import optimizer_step
+from fusetk.training.update import optimizer_step
 from tests.helpers.rows import RECIPES, load, rows
 
 FOLDERS = [

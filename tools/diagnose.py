@@ -33,7 +33,7 @@ from fusetk.data.corpus import Corpus
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.stack import Stack, StackOutput
 from fusetk.system import load_model
-from fusetk.training.step import batch_loss
+from fusetk.training.update import batch_loss
 
 BATCH = 50  # pairs
 COLUMNS = ("layer", "size", "gradient", "parameters", "cosine")

@@ -12,7 +12,7 @@ from fusetk.machine import computing
 from fusetk.recipe import Recipe
 from fusetk.training import optim
 from fusetk.training.cuda_graphs import CudaGraphs, check_recordable
-from fusetk.training.step import accumulate_gradients, length_multiple, optimizer_step
+from fusetk.training.update import accumulate_gradients, length_multiple, optimizer_step
 
 WARM_UP = 3  # updates that are not timed; the allocator reserves memory in them
 

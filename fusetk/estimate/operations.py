@@ -16,7 +16,7 @@ from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.special_tokens import EOS
 from fusetk.system import META
-from fusetk.training.step import batch_loss
+from fusetk.training.update import batch_loss
 
 
 class BatchShape(NamedTuple):

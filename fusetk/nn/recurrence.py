@@ -10,8 +10,8 @@ from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Cell, Transition
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.dropout_mask import scale, threshold
-from fusetk.nn.fused import loop as fused
-from fusetk.nn.fused.buffers import LoopSpec
+from fusetk.nn.fused import recurrence_loop as fused
+from fusetk.nn.fused.recurrence_buffers import LoopSpec
 
 
 class DecoderAttention(NamedTuple):

@@ -16,7 +16,7 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.stack import Stack
 from fusetk.training.config import TrainingConfig
 from fusetk.training.loss import Loss
-from fusetk.training.step import add_gradients, autocast, batch_loss
+from fusetk.training.update import add_gradients, autocast, batch_loss
 
 MAX_GRAPHS = 512  # shapes that are recorded; batches of other shapes are computed without a graph
 MAX_SEEN = 1 << 16  # shapes that are known to have occurred

@@ -18,7 +18,7 @@ from fusetk.training.config import TrainingConfig
 from fusetk.training.cuda_graphs import CudaGraphs
 from fusetk.training.loss import Loss
 from fusetk.training.parallel import local_batches
-from fusetk.training.step import accumulate_gradients, length_multiple
+from fusetk.training.update import accumulate_gradients, length_multiple
 
 
 class BatchSplitter:

@@ -37,7 +37,7 @@ from fusetk.training.schedule import rate_of_update
 from fusetk.training.sharding import sharded
 from fusetk.training.signals import Stop
 from fusetk.training.stages import Stages
-from fusetk.training.step import optimizer_step
+from fusetk.training.update import optimizer_step
 from fusetk.training.validation import Validator
 
 NO_BEST = "each validation gave NaN, because training has diverged"

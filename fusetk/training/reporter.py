@@ -15,7 +15,7 @@ from fusetk.processes import World
 from fusetk.runs import OTHER_PARTS
 from fusetk.training.log import Log
 from fusetk.training.progress import Progress
-from fusetk.training.step import UpdateStats
+from fusetk.training.update import UpdateStats
 from fusetk.training.validation_config import perplexity
 
 

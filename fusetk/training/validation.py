@@ -26,7 +26,7 @@ from fusetk.evaluation.metrics import corpus_bleu
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
 from fusetk.training.buffers import SavedBuffers
-from fusetk.training.step import autocast, batch_loss
+from fusetk.training.update import autocast, batch_loss
 from fusetk.training.validation_config import ValidationConfig, perplexity
 
 

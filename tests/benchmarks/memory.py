@@ -23,7 +23,7 @@ from fusetk.data.sampler import batches
 from fusetk.machine import device_of
 from fusetk.recipe import load
 from fusetk.runs import TEXT
-from fusetk.training.step import autocast, batch_loss, length_multiple
+from fusetk.training.update import autocast, batch_loss, length_multiple
 
 
 def saved(

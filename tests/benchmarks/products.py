@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.special_tokens import SPECIAL
-from fusetk.training.step import autocast
+from fusetk.training.update import autocast
 
 # Lengths of source and target at which multiply-adds are counted. Six of them determine the
 # coefficients of ``multiply_adds``, the last two check them.

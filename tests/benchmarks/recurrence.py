@@ -29,7 +29,7 @@ from fusetk.models.recurrent import Recurrent
 from fusetk.nn import recurrence
 from fusetk.nn.cells import Transition
 from fusetk.nn.dropout import Dropout
-from fusetk.training.step import autocast
+from fusetk.training.update import autocast
 from tests.models.plain_recurrent import features
 
 import training  # isort: skip

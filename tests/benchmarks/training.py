@@ -37,7 +37,7 @@ from fusetk.runs import TEXT
 from fusetk.training import optim
 from fusetk.training.compiling import compile_layers
 from fusetk.training.cuda_graphs import CudaGraphs
-from fusetk.training.step import accumulate_gradients, length_multiple, optimizer_step
+from fusetk.training.update import accumulate_gradients, length_multiple, optimizer_step
 from fusetk.ways import LARGE_PRODUCTS
 
 from products import multiply_adds, product_rates, terms  # isort: skip

@@ -20,7 +20,7 @@ from fusetk.models.recurrent import Recurrent
 from fusetk.models.stack import Stack
 from fusetk.nn.positions import Sinusoidal
 from fusetk.training.cuda_graphs import CudaGraphs
-from fusetk.training.step import accumulate_gradients, add_gradients, autocast, batch_loss
+from fusetk.training.update import accumulate_gradients, add_gradients, autocast, batch_loss
 from tests.contracts.systems import SEARCHED, SYSTEMS
 from tests.contracts.test_decoding import LENGTH, SOURCES, assert_same, prefixes, read
 from tests.decoding.fakes import batch

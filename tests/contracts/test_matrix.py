@@ -15,7 +15,7 @@ from fusetk.models import MODELS, Seq2Seq
 from fusetk.models.attend import ATTENDS
 from fusetk.models.connect import CONNECTIONS
 from fusetk.models.residual import RESIDUALS
-from fusetk.training.step import batch_loss
+from fusetk.training.update import batch_loss
 from tests.contracts.systems import BACKBONES, CONNECTS, FUSES, GROUPS, MUDD_1, build, sides
 from tests.contracts.test_decoding import LENGTH, SOURCES, begin, close, forced, prefixes, read
 from tests.helpers.batches import random_batch

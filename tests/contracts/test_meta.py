@@ -17,7 +17,7 @@ from fusetk.data.batch import Batch
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import Seq2Seq
-from fusetk.training.step import accumulate_gradients, batch_loss, optimizer_step
+from fusetk.training.update import accumulate_gradients, batch_loss, optimizer_step
 from tests.contracts.systems import SEARCHED, SYSTEMS
 from tests.helpers.batches import random_batch, with_lengths
 

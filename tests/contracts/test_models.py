@@ -8,7 +8,7 @@ import torch
 from fusetk.data.batch import Batch
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.models.residual import RESIDUALS
-from fusetk.training.step import UpdateStats, accumulate_gradients, batch_loss, optimizer_step
+from fusetk.training.update import UpdateStats, accumulate_gradients, batch_loss, optimizer_step
 from tests.contracts.systems import (
     BACKBONES,
     DEFAULTS,

@@ -18,7 +18,7 @@ from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import InputCell, Transition
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.fused import build
-from fusetk.nn.fused.buffers import ForwardBuffers
+from fusetk.nn.fused.recurrence_buffers import ForwardBuffers
 from fusetk.nn.recurrence import DecoderAttention, RecurrenceOutput, run_recurrence
 from fusetk.nn.step_layout import StepLayout
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fusetk.nn import recurrence
 from fusetk.nn.cells import InputCell
-from fusetk.nn.fused import gpu
-from fusetk.nn.fused.buffers import ForwardBuffers
+from fusetk.nn.fused import recurrence_gpu as gpu
+from fusetk.nn.fused.recurrence_buffers import ForwardBuffers
 from tests.nn.test_recurrence import Case, close_all
 
 
@@ -51,7 +51,8 @@ def memory_after_weights(case: Case, dtype: torch.dtype) -> Tensor:
 
 def test_programs_read_all_parameters() -> None:
     """A parameter without effect is a mistake of the program or of its caller."""
-    tree = ast.parse(Path(gpu.__file__).with_name("programs.py").read_text(encoding="utf-8"))
+    path = Path(gpu.__file__).with_name("recurrence_programs.py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     programs = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert len(programs) > 4
     for program in programs:
@@ -62,7 +63,7 @@ def test_programs_read_all_parameters() -> None:
 CODE = """
 import torch
 from fusetk.nn import recurrence
-from fusetk.nn.fused import gpu
+from fusetk.nn.fused import recurrence_gpu as gpu
 from tests.nn.test_recurrence import Case, close, close_all
 from tests.nn.test_triton import memory_after_weights
 
@@ -113,7 +114,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from fusetk.nn.fused import programs
+from fusetk.nn.fused import recurrence_programs as programs
 
 POINTERS = {
     "random_bits": "*i16", "mask": "*u8", "starts": "*i64", "sizes": "*i64",

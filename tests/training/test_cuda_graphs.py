@@ -25,7 +25,7 @@ from fusetk.training import cuda_graphs, gradients
 from fusetk.training.config import TrainingConfig
 from fusetk.training.cuda_graphs import CudaGraphs, check_recordable
 from fusetk.training.optim import AdamConfig, build
-from fusetk.training.step import (
+from fusetk.training.update import (
     accumulate_gradients,
     add_gradients,
     length_multiple,

@@ -21,7 +21,7 @@ from fusetk.recipe import load
 from fusetk.runs import MODEL
 from fusetk.training.reporter import part_norms
 from fusetk.training.sharding import clip_gradients
-from fusetk.training.step import UpdateStats
+from fusetk.training.update import UpdateStats
 from fusetk.training.validation import Validator
 from fusetk.weights import read_state
 from tests.contracts.systems import SYSTEMS

@@ -38,7 +38,7 @@ from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
 from fusetk.training.loop import Trainer
 from fusetk.training.schedule import INITIAL_STATE, Schedule, ScheduleState
-from fusetk.training.start import start_from
+from fusetk.training.start_from import start_from
 from fusetk.training.validation import LossSums, PartialResults, ValidationConfig, Validator
 from fusetk.weights import read_state
 from tests.helpers.forks import Forks, train

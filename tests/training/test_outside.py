@@ -43,7 +43,7 @@ from fusetk.training.schedule import (
     rate_of_update,
 )
 from fusetk.training.schedule import build as build_schedule
-from fusetk.training.start import start_from
+from fusetk.training.start_from import start_from
 from fusetk.training.verify import verify
 from tests.contracts.systems import build as contract_model
 

@@ -13,7 +13,7 @@ from fusetk.errors import FusetkError
 from fusetk.recipe import load
 from fusetk.training import loop
 from fusetk.training.gradient_check import LARGEST_SCALE, SMALLEST_SCALE, next_scale
-from fusetk.training.step import optimizer_step
+from fusetk.training.update import optimizer_step
 from fusetk.weights import read_state
 
 GIVEN = ["training.precision=fp16", "training.save_every=1", "training.keep_last=50"]

@@ -99,7 +99,7 @@ from fusetk.nn.dropout import Dropout
 from fusetk.processes import connect
 from fusetk.training.parallel import all_reduce_gradients
 from fusetk.training.sharding import gather, local, shard, sharded, unsharded
-from fusetk.training.step import accumulate_gradients
+from fusetk.training.update import accumulate_gradients
 from tests.contracts.systems import SYSTEMS
 
 world = connect(device_of("cpu"))

@@ -1,4 +1,4 @@
-"""The kernels for CUDA: launches of the Triton programs in ``programs.py``."""
+"""The kernels of the recurrence for CUDA: launches of Triton programs (``recurrence_programs``)."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ from torch import Tensor
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import GATE_EPSILON
 from fusetk.nn.fused import CELL_NUMBERS, enabled
-from fusetk.nn.fused.buffers import (
+from fusetk.nn.fused.recurrence_buffers import (
     AttentionBuffers,
     AttentionGradients,
     BackwardBuffers,
@@ -67,10 +67,10 @@ def _next_power_of_2(size: int) -> int:
 
 
 class GpuKernels:
-    """The computations between the products of a recurrence, done by ``programs.py``."""
+    """The computations between the products of a recurrence, done by ``recurrence_programs.py``."""
 
     def __init__(self, buffers: ForwardBuffers):
-        from fusetk.nn.fused import programs
+        from fusetk.nn.fused import recurrence_programs as programs
 
         self.programs = programs
         self.buffers = buffers

@@ -19,7 +19,7 @@ from fusetk.recipe import Recipe, load
 from fusetk.resume import check_before_prep
 from fusetk.system import build
 from fusetk.train import train
-from fusetk.training.start import start_from
+from fusetk.training.start_from import start_from
 from fusetk.weights import read_tensors
 
 

@@ -1,4 +1,4 @@
-"""The kernels for CPU: calls of ``recurrence.cpp``."""
+"""The kernels of the recurrence for CPU: calls of ``recurrence.cpp``."""
 
 import ctypes
 from typing import Any
@@ -7,8 +7,13 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.fused import CELL_NUMBERS
-from fusetk.nn.fused.buffers import AttentionBuffers, BackwardBuffers, ForwardBuffers, LoopSpec
 from fusetk.nn.fused.build import library
+from fusetk.nn.fused.recurrence_buffers import (
+    AttentionBuffers,
+    BackwardBuffers,
+    ForwardBuffers,
+    LoopSpec,
+)
 from fusetk.nn.fused.structs import (
     BACKWARD,
     FLOAT,

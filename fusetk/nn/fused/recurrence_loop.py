@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fusetk.nn.additive import AdditiveAttention
-from fusetk.nn.fused import cpu, gpu
-from fusetk.nn.fused.buffers import (
+from fusetk.nn.fused import recurrence_cpu as cpu
+from fusetk.nn.fused import recurrence_gpu as gpu
+from fusetk.nn.fused.recurrence_buffers import (
     BackwardBuffers,
     ForwardBuffers,
     LoopSpec,
