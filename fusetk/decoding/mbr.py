@@ -38,7 +38,7 @@ def expected_utilities(
     return [expected[text] for text in texts]
 
 
-def rank(
+def by_utility(
     source: str, candidates: Sequence[Translation], similarity: Utility, sampled: bool
 ) -> list[Translation]:
     """Return the candidates with their expected utilities, the highest first.
@@ -85,6 +85,6 @@ class MbrTranslator(Translator):
         sources = [line.text if isinstance(line, Request) else line for line in lines]
         all_candidates = super().n_best(lines, tokenized, first)
         return [
-            rank(source, candidates, self.similarity, self.config.sample)[: self.returned]
+            by_utility(source, candidates, self.similarity, self.config.sample)[: self.returned]
             for source, candidates in zip(sources, all_candidates, strict=True)
         ]

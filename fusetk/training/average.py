@@ -11,7 +11,7 @@ from fusetk.runs import MODEL, checkpoint_name, checkpoints, read_state_if_valid
 from fusetk.training import checkpoint
 from fusetk.training.checkpoints import regular_checkpoints
 from fusetk.training.progress import Progress
-from fusetk.training.validation_config import rank
+from fusetk.training.validation_config import ranking_key
 from fusetk.weights import read_state, read_tensors
 
 
@@ -51,7 +51,7 @@ def _best(run: Path, count: int, metric: str) -> list[Path]:
     folders = checkpoints(run)
     results = [(read_state(path).get("valid", {}), path) for path in folders]
     ranked = sorted(
-        (rank(metric, valid), path)
+        (ranking_key(metric, valid), path)
         for valid, path in results
         if not math.isnan(valid.get(metric, math.nan))
     )

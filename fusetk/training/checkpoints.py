@@ -17,7 +17,7 @@ from fusetk.training.config import TrainingConfig
 from fusetk.training.ema import Ema
 from fusetk.training.progress import Progress
 from fusetk.training.sharding import gather, shard_like
-from fusetk.training.validation_config import rank
+from fusetk.training.validation_config import ranking_key
 from fusetk.weights import load_weights, read_tensors
 
 
@@ -129,7 +129,7 @@ class Checkpoints:
         """
         metric = self.config.validation.metric
         ranked = sorted(
-            (rank(metric, {"loss": loss, metric: value}), update)
+            (ranking_key(metric, {"loss": loss, metric: value}), update)
             for update, value, loss in progress.ranking
             if not math.isnan(value)
         )

@@ -14,7 +14,7 @@ from fusetk.processes import World
 from fusetk.runs import LOWER_IS_BETTER, STATE
 from fusetk.training.config import EndConfig
 from fusetk.training.schedule import Schedule
-from fusetk.training.validation_config import ValidationConfig, rank
+from fusetk.training.validation_config import ValidationConfig, ranking_key
 from fusetk.weights import damaged, read_state
 
 
@@ -78,7 +78,7 @@ class Progress:
         is_best = not math.isnan(value)
         if is_best and self.best is not None and self.best_loss is not None:
             best = {"loss": self.best_loss, metric: self.best}
-            is_best = rank(metric, results) < rank(metric, best)
+            is_best = ranking_key(metric, results) < ranking_key(metric, best)
         if is_best:
             self.best = value
             self.best_loss = results["loss"]

@@ -61,7 +61,7 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
 
 
-def rank(metric: str, results: Mapping[str, float]) -> tuple[float, float]:
+def ranking_key(metric: str, results: Mapping[str, float]) -> tuple[float, float]:
     """Return a sort key of validation results: the metric, then the loss. The best has the lowest.
 
     NaN is the worst value.

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from fusetk import system
 from fusetk.cli.main import main
 from fusetk.cli.mbr import mbr_utility
-from fusetk.decoding.mbr import MbrTranslator, expected_utilities, rank
+from fusetk.decoding.mbr import MbrTranslator, by_utility, expected_utilities
 from fusetk.decoding.sentence_utility import TranslationPair, utility
 from fusetk.decoding.translate import Translation, Translator
 from fusetk.evaluation import comet
@@ -32,9 +32,9 @@ def overlap(comparisons: Sequence[TranslationPair]) -> list[float]:
 
 
 def ranked(rows: list[tuple[str, float]], sample: bool) -> list[Translation]:
-    assert rank("s", [], overlap, sample) == []
+    assert by_utility("s", [], overlap, sample) == []
     candidates = [Translation(text, [], score, score) for text, score in rows]
-    return rank("s", candidates, overlap, sample)
+    return by_utility("s", candidates, overlap, sample)
 
 
 def test_samples_have_equal_weights_and_repeated_ones_count_again() -> None:
@@ -80,9 +80,11 @@ def test_comet_compares_the_candidates_of_a_line_with_its_source(
         return SimpleNamespace(scores=[share / 100 for share in overlap(comparisons)])
 
     monkeypatch.setattr(comet, "_load", lambda name: SimpleNamespace(predict=predict))
-    assert rank("s", [], mbr_utility("comet"), True) == []
+    assert by_utility("s", [], mbr_utility("comet"), True) == []
     rows = [Translation(text, [], -1.0, -1.0) for text in ("x y", "a b", "a c", "a b")]
-    ranks = [rank("s", rows, similarity, True) for similarity in (mbr_utility("comet"), overlap)]
+    ranks = [
+        by_utility("s", rows, similarity, True) for similarity in (mbr_utility("comet"), overlap)
+    ]
     for found, expected in zip(*ranks, strict=True):
         assert found.text == expected.text and found.utility == pytest.approx(expected.utility)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusetk.models.connect.cross import ResidualMix
+from fusetk.models.connect.cross import CrossMix
 from fusetk.models.residual.manifold import sinkhorn
 from fusetk.nn.combine import add_weighted_sums
 from fusetk.nn.feature_buffer import FeatureBuffer
@@ -65,7 +65,7 @@ def test_an_output_of_another_shape_is_broadcast(shape: tuple[int, ...]) -> None
 
 def test_sources_of_different_shapes_are_broadcast() -> None:
     torch.manual_seed(1)
-    mix = ResidualMix(D, 3, ["a"], 1.0)
+    mix = CrossMix(D, 3, ["a"], 1.0)
     sources = [torch.randn(2, 5, D), torch.randn(2, 1, D), torch.randn(2, 5, D)]
     expected = mix(tuple(source.expand(2, 5, D) for source in sources))
     torch.testing.assert_close(mix(tuple(sources)), expected, rtol=1e-5, atol=1e-5)
@@ -136,7 +136,7 @@ def test_sinkhorn_of_distant_logits_uses_logarithms() -> None:
 def test_feature_sums() -> None:
     torch.manual_seed(1)
     sources = [normal(2, 40, D) for _ in range(3)]
-    mix = ResidualMix(D, 3, ["a", "b"], 1.0).double()
+    mix = CrossMix(D, 3, ["a", "b"], 1.0).double()
     dynamic = (torch.randn(2, D) * 0.3).requires_grad_()
 
     def plain(fixed: Tensor, dynamic: Tensor, *sources: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from fusetk.training.progress import (
 )
 from fusetk.training.schedule import Plateau, PlateauConfig
 from fusetk.training.stages import Stages
-from fusetk.training.validation_config import ValidationConfig, rank
+from fusetk.training.validation_config import ValidationConfig, ranking_key
 from fusetk.weights import read_state
 
 
@@ -128,11 +128,13 @@ def test_dropout_draws_new_numbers_at_each_update(toy: Path) -> None:
     [("loss", 1.0, 2.0), ("ppl", 1.0, 2.0), ("accuracy", 0.2, 0.1), ("bleu", 20.0, 10.0)],
 )
 def test_a_better_validation_has_a_lower_rank(metric: str, better: float, worse: float) -> None:
-    best = rank(metric, {"loss": 6.0, metric: better})
-    assert best < rank(metric, {"loss": 5.0, metric: worse})
-    assert best < rank(metric, {"loss": 5.0, metric: math.nan})
+    best = ranking_key(metric, {"loss": 6.0, metric: better})
+    assert best < ranking_key(metric, {"loss": 5.0, metric: worse})
+    assert best < ranking_key(metric, {"loss": 5.0, metric: math.nan})
     if metric != "loss":
-        assert best > rank(metric, {"loss": 5.0, metric: better}), "the loss decides between equals"
+        assert best > ranking_key(metric, {"loss": 5.0, metric: better}), (
+            "the loss decides between equals"
+        )
 
 
 def checkpoints_of(toy: Path, run: Path, settings: list[str]) -> Checkpoints:

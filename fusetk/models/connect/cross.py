@@ -40,7 +40,7 @@ class CrossConnectionConfig(ConnectConfig):
             )
 
 
-class ResidualSources(NamedTuple):
+class CrossSources(NamedTuple):
     """The sources of the next layer."""
 
     sources: tuple[Tensor, ...]
@@ -50,7 +50,7 @@ class ResidualSources(NamedTuple):
     """Number of layers in the sources."""
 
 
-class ResidualMix(nn.Module):
+class CrossMix(nn.Module):
     """A generalised residual network, GRN-v3: sum_i g_i * (b_i + ReLU(w . g_i)).
 
     g_i are the sources (..., D), b_i is a vector and w . g_i is one number. At first b_i = 1, so
@@ -116,28 +116,28 @@ class CrossConnection(SourcesConnection):
     def _add(self, names: list[str]) -> int:
         sources = self.num_outputs if self.last is None else min(self.num_outputs, self.last + 2)
         merged = 1 + self.num_outputs - sources
-        self.mix.append(ResidualMix(self.width, sources, names, self.std, merged))
+        self.mix.append(CrossMix(self.width, sources, names, self.std, merged))
         return self.width
 
     def append(
         self,
-        outputs: ResidualSources | None,
+        outputs: CrossSources | None,
         output: Tensor,
         layer_input: LayerInputs | None = None,
-    ) -> ResidualSources:
+    ) -> CrossSources:
         if outputs is None or layer_input is None:
-            return ResidualSources((self.map[0](output),), 0)
+            return CrossSources((self.map[0](output),), 0)
         sources, layers = outputs
         new = (*sources, self.map[layers + 1](output) - layer_input.residual)
         if self.last is not None and len(new) > self.last + 2:
             new = (new[0], new[1] + new[2], *new[3:])
-        return ResidualSources(new, layers + 1)
+        return CrossSources(new, layers + 1)
 
-    def forward(self, outputs: ResidualSources) -> LayerInputs:
+    def forward(self, outputs: CrossSources) -> LayerInputs:
         query, key, value = self.mix[outputs.layers](outputs.sources)
         return LayerInputs(query, key, value, query)
 
-    def top_input(self, outputs: ResidualSources) -> Tensor:
+    def top_input(self, outputs: CrossSources) -> Tensor:
         [mix] = self.mix[outputs.layers](outputs.sources)
         combined: Tensor = mix
         return combined
