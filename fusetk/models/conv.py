@@ -95,7 +95,8 @@ class ConvConfig(ModelConfig):
     """Scale the gradients of the encoder by 1 / (2 * attention layers), but not those of the
     embeddings (Gehring et al. 2017, section 3.4). DenseNMT's paper does not say which of its models
     use this scale. The default is that of the authors' code: true if all decoder layers attend to
-    one source (`attend: top` and `dense-concat`)."""
+    one source (`attend: top` and `dense-concat`, and each `attend` with one decoder layer except
+    `dense-sum`)."""
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> "ConvConfig":

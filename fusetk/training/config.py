@@ -138,10 +138,11 @@ class TrainingConfig(Config):
     """Probability that is taken from the correct token and spread evenly over all other tokens.
     Reported losses are without label smoothing."""
     start_from: str | None = None
-    """Run or checkpoint whose weights a new run starts from; a path like those in `data`. Weights
-    are matched by name, and rows of embeddings and of the output projection by token. The log names
-    the weights that do not fit; they keep their initial values, as do the rows of new tokens. The
-    state of the optimiser is not read."""
+    """Run or checkpoint whose weights a new run starts from; a path like those in `data`. If it has
+    moving averages (`ema`), these are copied, not the raw weights. Weights are matched by name, and
+    rows of embeddings and of the output projection by token. The log names the weights that do not
+    fit; they keep their initial values, as do the rows of new tokens. The state of the optimiser is
+    not read."""
     stages: list[StageConfig] = Field(min_length=1)
     """The stages of training, in order."""
     ema: float | None = Field(None, gt=0, lt=1)

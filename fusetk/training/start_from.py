@@ -29,6 +29,7 @@ class StartReport(NamedTuple):
     """The weights that were copied, and those that were not."""
 
     folder: Path
+    averaged: bool  # the moving averages (EMA) were copied
     copied: list[str]
     rows: list[TokenRows]
     missing: list[str]  # weights of the new model that the run does not have
@@ -38,7 +39,8 @@ class StartReport(NamedTuple):
     def lines(self) -> list[str]:
         """Return the lines of the log."""
         total = len(self.copied) + len(self.missing) + len(self.different)
-        lines = [f"start from {self.folder}: {len(self.copied)} of {total} weights copied"]
+        weights = "moving averages" if self.averaged else "weights"
+        lines = [f"start from {self.folder}: {len(self.copied)} of {total} {weights} copied"]
         for rows in self.rows:
             if rows.new:
                 lines.append(
@@ -68,7 +70,7 @@ def start_from(model: nn.Module, path: Path, pipeline: Pipeline) -> StartReport:
     file = EMA if EMA in read_state(resolved)["sha256"] else MODEL
     tensors = read_weights(model, resolved, file)
     old = Pipeline.load(run / TEXT)
-    report = StartReport(folder, [], [], [], [], [])
+    report = StartReport(folder, file == EMA, [], [], [], [], [])
     parameters = saved_tensors(model)
     with torch.no_grad():
         for name, parameter in parameters.items():

@@ -219,6 +219,7 @@ def test_the_moving_average_of_the_run_is_copied(toy: Path, tmp_path: Path) -> N
     raw = read_tensors(report.folder, "model.safetensors")
     assert all(torch.equal(mean[name], value) for name, value in model.named_parameters())
     assert any(not torch.equal(mean[name], raw[name]) for name in mean)
+    assert report.lines()[0].endswith(" moving averages copied")
 
 
 def test_existing_files_that_changed_are_noticed(toy: Path, parent: Path, tmp_path: Path) -> None:
