@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+WARNING = "warning: "  # the start of messages that -q does not suppress
+
 EX_IOERR = 74  # a batch system should not requeue the job, because it would fail again
 EX_TEMPFAIL = 75  # a batch system may requeue the job
 EXIT_INTERRUPTED = 130  # as a shell reports the end by SIGINT

@@ -188,10 +188,12 @@ def read_choices(path: Path) -> Choices | None:
             int(values["threads"]),
             {choice.name: ways.get(choice.name, choice.ways[0]) for choice in CHOICES},
         )
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+    except (OSError, ValueError, OverflowError, TypeError, AttributeError, KeyError):
         return None
     valid = all(
-        way in choice.ways if isinstance(way, str) else type(way) is int and way >= 0
+        way in choice.ways
+        if isinstance(choice.ways[0], str)
+        else type(way) is int and 0 <= way < 2**31
         for choice in CHOICES
         for way in [stored.ways[choice.name]]
     )

@@ -113,6 +113,8 @@ def test_choices_are_measured_again_for_changed_kernels(
         '{"processor": 1}',
         "\x00",
         '{"processor": "p", "threads": 1, "ways": {"float32 products": "abacus"}}',
+        '{"processor": "p", "threads": 1, "ways": {"float32 products": 0}}',
+        '{"processor": "p", "threads": Infinity, "ways": {}}',
     ],
 )
 def test_damaged_choices_are_measured_again(

@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fusetk.cli.parameters import Parsed
+from fusetk.errors import WARNING
 
 QUIET, DEBUG, INPUT = "fusetk.quiet", "fusetk.debug", "fusetk.input"  # keys of Context.meta
 
@@ -88,8 +89,8 @@ def _refuse_long_names_after_one_dash(command: click.Command) -> None:
 
 
 def inform(message: str) -> None:
-    """Print a message to standard error, but not with -q."""
-    if not is_quiet():
+    """Print a message to standard error; with -q only a warning."""
+    if message.startswith(WARNING) or not is_quiet():
         # click.echo would write through the stream that an open display puts in place.
         print(message, file=sys.stderr, flush=True)
 

@@ -38,7 +38,10 @@ class Parsed(click.ParamType):
 
 
 class FilePath(click.Path):
-    """Names of files and folders. A shell does not expand the ~ of --run=~/x; this type does."""
+    """Names of files and folders. A shell does not expand the ~ of --run=~/x; this type does.
+
+    An empty name is an error. It is the value of a variable that is not set.
+    """
 
     def convert(
         self,
@@ -46,6 +49,8 @@ class FilePath(click.Path):
         parameter: click.Parameter | None,
         context: click.Context | None,
     ) -> Any:
+        if value == "":
+            self.fail("the name is empty", parameter, context)
         return super().convert(os.path.expanduser(value), parameter, context)
 
 

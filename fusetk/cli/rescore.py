@@ -43,7 +43,7 @@ def command(**options: Any) -> None:
     warning.
 
     A printed text may be split into other tokens than those of the search. --json-lines reads the
-    tokens of the search, so the scores equal those of the search.
+    tokens of the search, so the scores equal those of the search, up to rounding.
 
     The summary, on standard error, has the perplexity per token and per word; EOS counts in both.
     The perplexity per word can be compared between models with different subwords.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, model_validator
@@ -30,6 +30,9 @@ class Config(BaseModel):
     # `defer_build`: the validators of a class are built at its first use. Most commands use few of
     # the classes.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Other names of keys, and the keys."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:

@@ -22,6 +22,7 @@ STANDARD_INPUT = Path("-")
 DEEPEST = 100  # levels of a config; Python's recursion allows more
 LONGEST_CHAIN = 100  # configs in a chain of `extends`; Python's recursion allows more
 MOST_VALUES = 100_000  # of a config; a value that n aliases repeat counts n + 1 times
+KEY_TYPES = ("str", "merge")  # YAML's types of keys: text, and the key <<
 # Characters. In a longer text, brackets may be nested so deeply that libyaml's parser overflows a
 # stack of 8 MB, which ends the process.
 LONGEST_FAST_TEXT = 10_000
@@ -156,7 +157,9 @@ def _read(path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives)
             reason = f"{reason}; did you mean {path.with_name(near[0])}?"
         raise ConfigError(f"config {path}{source} cannot be read: {reason}") from None
     document = _parse_yaml(path, text)
-    parents = document.values.pop("extends", None) or []
+    parents = document.values.pop("extends", None)
+    if parents is None:
+        parents = []
     if not isinstance(parents, str | list):
         raise ConfigError(f"{path}: extends names a file or a list of files, not {parents!r}")
     merged = Document({}, {})
@@ -222,8 +225,10 @@ def _line_and_reason(error: Exception, text: str) -> tuple[int | None, str]:
 
 
 def _parent_path(path: Path, name: Any) -> Path:
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise ConfigError(f"{path}: extends names a file or a list of files, not {name!r}")
     try:
-        return Path(os.path.normpath(path.parent / expand_path(str(name))))
+        return Path(os.path.normpath(path.parent / expand_path(name)))
     except ValueError as error:
         raise ConfigError(f"{path}: extends: {error}") from None
 
@@ -236,6 +241,13 @@ def _record_origins(
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.tag.rpartition(":")[2] not in KEY_TYPES:
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    f"the key {key.value} is not text: write it in quotes",
+                    key.start_mark,
+                )
             origins[(*place, key.value)] = Origin(f"{path}, line {line}", path.parent)
             _record_origins(value, (*place, key.value), path, origins)
     elif isinstance(node, yaml.SequenceNode):
@@ -339,8 +351,10 @@ def _override(document: Document, override: str, alternatives: Alternatives) -> 
             raise ConfigError(f"--set {override}: {place} is {container!r}, which has no {last!r}")
     key = _key_in(container, last, path, override)
     others = alternatives.get(tuple(path), set())
-    for other in others - {key} if key in others else ():
-        container.pop(other, None)
+    if key in others and any(other in container for other in others - {key}):
+        container.clear()  # the other keys belong to the other alternative
+        _forget_origins(document, tuple(path))
+        document.origins[tuple(path)] = origin
     container[key] = value
     changed = (*path, key)
     _forget_origins(document, changed)
@@ -351,7 +365,7 @@ def _key_in(container: Any, part: str, path: Sequence[str | int], override: str)
     """Return one part of an override's name as a key of a mapping or an index of a list."""
     if not isinstance(container, list):
         return part
-    if not part.isdecimal() or int(part) >= len(container):
+    if not re.fullmatch("[0-9]{1,9}", part) or int(part) >= len(container):
         raise ConfigError(
             f"--set {override}: {'.'.join(map(str, path))} is a list of "
             f"{quantity(len(container), 'item')}; {_index_advice(len(container))} instead of "
@@ -415,7 +429,11 @@ class _Dumper(yaml.SafeDumper):
     """A YAML dumper that quotes the strings that ``_Loader`` would read as numbers."""
 
 
-def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | str:
+def _number(loader: yaml.SafeLoader, node: yaml.Node) -> float | str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise yaml.constructor.ConstructorError(
+            None, None, "!number is the tag of a number", node.start_mark
+        )
     try:
         return float(node.value)
     except ValueError:

@@ -167,7 +167,7 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
     known = loc[: len(loc) - len(unknown)]
     path = (*(part for part in known if not _is_no_key(part)), *unknown)
     classes, keys = _walk(config, path[:-1])
-    place = (*base, *keys, *path[-1:])
+    place = _as_written(document, (*base, *keys, *path[-1:]), classes)
     name = _dotted(place)
     if error["type"] == "extra_forbidden":
         related = _related_keys(config, base, path)
@@ -185,6 +185,15 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
         origin = "; ".join(_origins_of_named_keys(document, place, reason)) or origin
     suffix = f"  [{origin}]" if origin else ""
     return f"{name}: {reason}{suffix}".removeprefix(": ")
+
+
+def _as_written(document: Document, place: Place, classes: Sequence[type[BaseModel]]) -> Place:
+    """Return the path of a key with the name that the user gave, the key or one of its aliases."""
+    for known in classes:
+        for alias, key in known.aliases.items() if issubclass(known, Config) else ():
+            if place[-1] == key and (*place[:-1], alias) in document.origins:
+                return (*place[:-1], alias)
+    return place
 
 
 def _is_no_key(part: str | int) -> bool:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
 from fusetk import display
 from fusetk.data.text import BOM, FilePair, open_bytes, read_lines, unequal
@@ -94,6 +94,9 @@ class CompleteManifest(BaseModel):
     stages: dict[str, StageRecord]
 
 
+_STAGES = TypeAdapter(dict[str, StageRecord])
+
+
 def read(folder: Path) -> dict[str, Any]:
     """Return the manifest of a complete folder.
 
@@ -117,6 +120,18 @@ def read(folder: Path) -> dict[str, Any]:
     except ValidationError:
         raise _damaged(path) from None
     return data
+
+
+def checked_stages(document: Any) -> dict[str, dict[str, Any]]:
+    """Return ``document["stages"]``, records of stages by name.
+
+    Raises ValueError if they are damaged or of another version of fusetk.
+    """
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError("no records of this version")
+    stages: dict[str, dict[str, Any]] = document.get("stages", {})
+    _STAGES.validate_python(stages, strict=True)
+    return stages
 
 
 def _damaged(path: Path) -> DataError:

@@ -4,14 +4,16 @@ Results keep the order of the items. At most three items for each process are su
 yielded. A process that dies is an error.
 """
 
+import os
 import pickle
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -69,7 +71,9 @@ class Workers:
             yield from map(make(*arguments), items)
             return
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"))
+            self._pool = ProcessPoolExecutor(
+                self.jobs, get_context("spawn"), initializer=_end_with_parent
+            )
         pending: deque[Future[R]] = deque()
         with _pickled((make, arguments)) as path:
             try:
@@ -87,6 +91,18 @@ class Workers:
             finally:
                 for future in pending:
                     future.cancel()
+
+
+def _end_with_parent() -> None:
+    """End this worker process when its parent ends, also if the parent was killed."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Building of a prepared folder: each stage is reused or made again.
 
-New files are written into a subfolder and moved into place at the end.
+New files are written into a subfolder and moved into place at the end. If a build is interrupted,
+the subfolder keeps its complete stages, and the next build continues with them.
 """
 
 import errno
@@ -20,6 +21,7 @@ from fusetk.errors import DataError, join_names
 from fusetk.files import digest, flush, lock, remove_temporary_files, replace_file
 
 BUILDING = ".building"
+COMPLETE = ".stages.json"  # in ``BUILDING``: the records of its complete stages
 # Names of the old and new outputs. The file exists while new outputs are moved into place. After a
 # kill in this time, the next ``finish`` deletes the outputs that are not needed.
 MOVING = ".moving.json"
@@ -56,7 +58,8 @@ class Build:
         self.lines = 0  # pairs of lines in the texts of the current stage
         # For each stage by name: its key, settings, inputs, needs, outputs and results.
         self.stages: dict[str, dict[str, Any]] = {}
-        self.made: list[str] = []  # names of the stages that this build made
+        self.made: list[str] = []  # names of the stages whose outputs are in ``aside``
+        self.complete = _complete_stages(self.aside)  # those of an interrupted build
         self.shared: dict[str, Any] = {}  # objects that stages of this build share in memory
 
     def find(self, name: str) -> Path:
@@ -87,44 +90,65 @@ class Build:
             reasons = ["made again by --force"]
         else:
             reasons = reasons_to_make(self.folder, state, old, self.made)
+        complete = self.complete.pop(stage.name, None)
         if old and not reasons:
+            self._remove(complete)
             self.stages[stage.name] = {**old, "inputs": state["inputs"]}
             return
         if not self.made:
             self.aside.mkdir(exist_ok=True)
             self.before()
+        if complete and not force and self._continues(complete, state):
+            self.report(f"{stage.name}: made before the interruption")
+            self._add(stage.name, {**complete, "inputs": state["inputs"]})
+            return
+        self._remove(complete)
         for reason in reasons or ["not made yet"]:
             self.report(f"{stage.name}: {reason}")
         existing = set(self._new_names())
         self.lines = sum(inputs[str(pair.source)]["lines"] for pair in stage.texts)
         results = stage.run(self)
-        outputs = {
-            name: manifest.output_record(self.aside / name)
-            for name in self._new_names()
-            if name not in existing
-        }
-        self.stages[stage.name] = {**state, "outputs": outputs, "results": results}
-        self.made.append(stage.name)
+        names = [name for name in self._new_names() if name not in existing]
+        for name in names:
+            flush(self.aside / name)
+        outputs = {name: manifest.output_record(self.aside / name) for name in names}
+        self._add(stage.name, {**state, "outputs": outputs, "results": results})
+
+    def _add(self, name: str, record: dict[str, Any]) -> None:
+        self.stages[name] = record
+        self.made.append(name)
+        records = {name: self.stages[name] for name in self.made} | self.complete
+        document = {"format": manifest.FORMAT, "stages": records}
+        replace_file(self.aside / COMPLETE, json.dumps(document))
+
+    def _continues(self, complete: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+        """Whether the outputs of an interrupted build are those of a stage."""
+        return complete["key"] == state["key"] and all(
+            same(self.find(name), record) for name, record in complete["outputs"].items()
+        )
+
+    def _remove(self, complete: Mapping[str, Any] | None) -> None:
+        """Remove the outputs of a stage that an interrupted build made."""
+        for name in complete["outputs"] if complete else ():
+            (self.aside / name).unlink(missing_ok=True)
 
     def _new_names(self) -> list[str]:
-        return sorted(
-            path.relative_to(self.aside).as_posix()
-            for path in self.aside.rglob("*")
-            if path.is_file()
-        )
+        return _names(self.aside)
 
     def finish(self, description: Mapping[str, Any], old: Mapping[str, Any]) -> None:
         """Move the new files into place, and delete old files that are not needed.
 
-        Before, ``MOVING`` is written and the old manifest is deleted. After, the new manifest is
-        written and ``MOVING`` is deleted. If no stage was made, a folder that cannot be written
-        keeps its manifest.
+        Before, the new manifest and ``MOVING`` are written and the old manifest is deleted. After,
+        the new manifest is moved and ``MOVING`` is deleted. If no stage was made, a folder that
+        cannot be written keeps its manifest.
         """
         if not self.made and not os.access(self.folder, os.W_OK):
             return
+        for complete in self.complete.values():
+            self._remove(complete)
         names = self._new_names()
-        for name in names:
-            flush(self.aside / name)
+        self.aside.mkdir(exist_ok=True)
+        manifest.write(self.aside, description)
         outputs = _outputs(self.stages)
         existing = _outputs(old) | _moving(self.folder)
         replace_file(self.folder / MOVING, json.dumps(sorted({*existing, *names})))
@@ -135,9 +159,31 @@ class Build:
             target = self.folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(self.aside / name, target)
+        os.replace(self.aside / manifest.NAME, self.folder / manifest.NAME)
         shutil.rmtree(self.aside, ignore_errors=True)
-        manifest.write(self.folder, description)
         (self.folder / MOVING).unlink(missing_ok=True)
+
+
+def _names(aside: Path) -> list[str]:
+    """Return the names of all outputs in ``BUILDING``."""
+    return sorted(
+        path.relative_to(aside).as_posix()
+        for path in aside.rglob("*")
+        if path.is_file() and path != aside / COMPLETE
+    )
+
+
+def _complete_stages(aside: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of the complete stages in ``BUILDING``, and remove all other files."""
+    try:
+        document = json.loads((aside / COMPLETE).read_text(encoding="utf-8"))
+        stages = manifest.checked_stages(document)
+    except (OSError, ValueError, RecursionError):
+        shutil.rmtree(aside, ignore_errors=True)
+        return {}
+    for name in set(_names(aside)) - _outputs(stages):
+        (aside / name).unlink(missing_ok=True)
+    return stages
 
 
 def _outputs(stages: Mapping[str, Mapping[str, Any]]) -> set[str]:
@@ -201,7 +247,7 @@ def reasons_to_make(
 
 @contextmanager
 def opened(folder: Path) -> Iterator[None]:
-    """Make and lock the folder, and delete the remains of an interrupted prep.
+    """Make and lock the folder. After an error, delete the outputs of incomplete stages.
 
     Raises DataError if another prep holds the lock, or if the folder is not prepared or a stage is
     made and the folder cannot be written.
@@ -223,16 +269,16 @@ def opened(folder: Path) -> Iterator[None]:
                 f"another fusetk prep is running in {folder}; wait for it, or give another folder"
             )
         try:
-            shutil.rmtree(folder / BUILDING, ignore_errors=True)
             if os.access(folder, os.W_OK):  # an up-to-date folder may be read-only
                 remove_temporary_files(folder, [manifest.NAME, MOVING])
             yield
+            shutil.rmtree(folder / BUILDING, ignore_errors=True)
         except BrokenPipeError:  # from the reader of the report
             raise
         except OSError as error:
             raise cannot_write(error.filename or folder, error) from None
         finally:
-            shutil.rmtree(folder / BUILDING, ignore_errors=True)
+            _complete_stages(folder / BUILDING)
     finally:
         os.close(descriptor)
 

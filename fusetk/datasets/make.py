@@ -136,10 +136,13 @@ def _read_origins(raw: Path) -> dict[str, dict[str, str]]:
     path = raw / ORIGINS
     try:
         origins = json.loads(path.read_text("utf-8"))
-        return {name: {**each} for name, each in origins.items()}
+        return {
+            name: {key: str(each[key]) for key in ("dataset", "digest")}
+            for name, each in origins.items()
+        }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
         raise DataError(
             f"{path} is damaged; it records the data set of each text: restore it, or make the "
             "texts again in another folder"
@@ -196,6 +199,10 @@ def _extract(path: Path, patterns: list[str], folder: Path) -> None:
                     )
                 with open(folder / base, "wb") as output:
                     shutil.copyfileobj(file, output, 1 << 20)
+    except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown compression
+        raise DataError(
+            f"{path} cannot be unpacked ({error}): unpack it in {path.parent}"
+        ) from None
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # an error of the system
             if error.filename == str(path):

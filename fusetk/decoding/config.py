@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -39,6 +39,8 @@ RUNNING = "Running"
 
 class SearchConfig(Config):
     """The search for translations."""
+
+    aliases: ClassVar[Mapping[str, str]] = ALIASES
 
     beam: Annotated[int, SearchOption(SEARCH, ("-b", "--beam-size"), "N")] = Field(5, ge=1, le=MOST)
     """Number of hypotheses that are extended at each step; 1 is greedy search.
@@ -177,7 +179,7 @@ class SearchConfig(Config):
         """Accept ``length_penalty`` for ``normalize``, with a notice."""
         if not isinstance(values, dict):
             return values
-        for alias, key in ALIASES.items():
+        for alias, key in cls.aliases.items():
             if alias in values and key in values:
                 raise ValueError(f"{alias} and {key} are two names of one key: give one of them")
             if alias in values:

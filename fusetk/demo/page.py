@@ -7,6 +7,7 @@ from pathlib import Path
 from fusetk.demo.results import (
     DemoFiles,
     Translated,
+    decoder_fusion,
     examples,
     facts,
     next_commands,
@@ -22,15 +23,18 @@ EXAMPLES = 12
 
 FUSION = (
     "In a Transformer, the decoder returns its highest layer only. Layer fusion returns a "
-    "combination of all layers. In this model the combination is Dec-SA (Multi-layer "
-    "Representation Fusion, Wang et al. 2018): at each word, a small network computes the weights "
-    "of the layers, in four hops."
+    "combination of all layers."
+)
+DEC_SA = (
+    "In this model the combination is Dec-SA (Multi-layer Representation Fusion, Wang et al. "
+    "2018): at each word, a small network computes the weights of the layers, in several hops."
 )
 NO_FUSION = "This model is a Transformer: its decoder returns its highest layer only."
 LAYERS = (
     "Layer weights. Each column is a token that the decoder reads, each row is a layer; l0 is the "
-    "word embedding. Each column of a hop sums to 1."
+    "word embedding."
 )
+HOPS = " Each column of a hop sums to 1."
 ATTENTION = (
     "Attention. Each row is a token that the decoder predicts, each column is a source token that "
     "it attends to. Each row sums to 1."
@@ -51,9 +55,9 @@ def render(files: DemoFiles) -> str:
     source, target = sentence_to_plot(files)
     pictures = [(files.attention, ATTENTION), (files.curves, CURVES)]
     if files.layers:
-        pictures.insert(0, (files.layers, LAYERS))
+        pictures.insert(0, (files.layers, LAYERS + HOPS * (decoder_fusion(files) == "attention")))
     parts = {
-        "fusion": html.escape(FUSION if files.layers else NO_FUSION),
+        "fusion": html.escape(_fusion(files)),
         "facts": "".join(
             f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>\n"
             for name, value in facts(files)
@@ -70,6 +74,14 @@ def render(files: DemoFiles) -> str:
     }
     template = TEMPLATE.read_text(encoding="utf-8")
     return insert(template, parts)
+
+
+def _fusion(files: DemoFiles) -> str:
+    """Return sentences about the fusion of the model."""
+    kind = decoder_fusion(files)
+    if kind == "attention":
+        return f"{FUSION} {DEC_SA}"
+    return f"{FUSION} In this model the fusion is `{kind}`." if kind else NO_FUSION
 
 
 def _picture(path: Path, caption: str) -> str:

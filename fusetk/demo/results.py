@@ -15,7 +15,6 @@ from fusetk.runs import CHECKPOINTS, CONFIG, read_metrics
 
 FUSING = "dec_sa"  # the configs of the demo
 PLAIN = "transformer"
-TITLES = {FUSING: "Dec-SA: the decoder fuses its layers", PLAIN: "Transformer without fusion"}
 
 
 class DemoFiles(NamedTuple):
@@ -138,7 +137,7 @@ def trained_models(files: DemoFiles) -> list[DemoModel]:
         if scores:
             model = system.load_model(each.run, "cpu").model
             count = sum(parameter.numel() for parameter in model.parameters())
-            models.append(DemoModel(TITLES[each.name], count, scores))
+            models.append(DemoModel(title(each), count, scores))
     return models
 
 
@@ -178,6 +177,21 @@ def describe_model(files: DemoFiles) -> str:
 def attention_to_source(files: DemoFiles) -> str:
     """Return the name of the attention to the source of the trained model, for plot-attention."""
     return "mixed" if getattr(_model_config(files), "mixed_attention", False) else "cross"
+
+
+def decoder_fusion(files: DemoFiles) -> str | None:
+    """Return the kind of the fusion in the decoder of the trained model; None without a fusion."""
+    decoder = getattr(_model_config(files), "decoder", None)
+    kind = getattr(getattr(decoder, "fuse", None), "kind", "last")
+    return None if kind == "last" else str(kind)
+
+
+def title(files: DemoFiles) -> str:
+    """Return the title of the trained model."""
+    kind = decoder_fusion(files)
+    if kind is None:
+        return "Transformer without fusion"
+    return f"{'Dec-SA' if kind == 'attention' else kind}: the decoder fuses its layers"
 
 
 def _model_config(files: DemoFiles) -> Any:

@@ -12,7 +12,7 @@ from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Corpus
 from fusetk.data.corpus_weights import sampling_spans
 from fusetk.data.sampler import batches, split_size
-from fusetk.errors import DataError
+from fusetk.errors import ConfigError, DataError
 from fusetk.estimate.operations import BatchShape, batch_cost, optimizer_bytes
 from fusetk.models import Seq2Seq
 from fusetk.recipe import Recipe
@@ -155,11 +155,17 @@ def sample_batches(
     """Return the shapes of some batches of the first epoch, and the number of batches in an epoch.
 
     ``weights`` are the sampling weights of the training corpora in the config of ``stage``, the
-    number of a stage.
-    The number is None if the number of pairs is unknown. Raises DataError if a sentence is longer
-    than a batch.
+    number of a stage. The number of batches is None if the number of pairs is unknown. Raises
+    DataError if a sentence is longer than a batch, and ConfigError if there are weights and no
+    prepared text.
     """
     if text.corpus is None:
+        if text.pairs and any(weight != 1 for weight in (weights or {}).values()):
+            raise ConfigError(
+                f"training.stages.{stage}.weights need the prepared text: prepare it and omit "
+                f"--src-length, --tgt-length and --pairs, or add --set "
+                f"training.stages.{stage}.weights=null and give the pairs of an epoch in --pairs"
+            )
         return [mean_batch(config, text)], _batches_in_epoch(config, text)
     source, target = text.corpus.source.lengths, text.corpus.target.lengths
     spans = sampling_spans(text.corpus.parts, weights, stage)

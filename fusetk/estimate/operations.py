@@ -4,6 +4,7 @@ Tensors on `meta` have shapes but no values, so counting needs neither memory no
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from fusetk.config import place_outside_libraries
 from fusetk.data.batch import Batch, padded_length
 from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.models.stack import Stack
 from fusetk.special_tokens import EOS
 from fusetk.system import META
 from fusetk.training.update import batch_loss
@@ -48,7 +50,9 @@ class BatchCost(NamedTuple):
     """The cost of the forward and the backward pass of a batch."""
 
     multiply_adds: int  # of matrix products and convolutions
-    activations: int  # bytes that the forward pass keeps for the backward pass
+    # Bytes that the forward pass keeps for the backward pass, and those of the largest layer that
+    # the backward pass recomputes.
+    activations: int
 
 
 def batch_cost(model: Seq2Seq, shape: BatchShape, smoothing: float = 0.0) -> BatchCost:
@@ -57,13 +61,14 @@ def batch_cost(model: Seq2Seq, shape: BatchShape, smoothing: float = 0.0) -> Bat
     Element-wise operations are not counted. Activations are in float32. Raises ConfigError if a
     class outside fusetk reads values of tensors.
     """
+    batch = shape.batch().to(META)
     memory = _KeptMemory(model)
     counter = FlopCounterMode(display=False, custom_mapping=_IN_PLACE)
     try:
         with counter:
             with torch.autograd.graph.saved_tensors_hooks(memory.add, lambda tensor: tensor):
-                sums = batch_loss(model, shape.batch().to(META), smoothing)
-            activations = memory.bytes
+                sums = batch_loss(model, batch, smoothing)
+            activations = memory.bytes + _largest_recomputed_layer(model, batch, smoothing)
             sums.smoothed.backward()
     except (NotImplementedError, RuntimeError) as error:
         if "meta tensor" not in str(error):
@@ -75,6 +80,36 @@ def batch_cost(model: Seq2Seq, shape: BatchShape, smoothing: float = 0.0) -> Bat
         ) from error
     model.zero_grad(set_to_none=True)
     return BatchCost(counter.get_total_flops() // 2, activations)
+
+
+def _largest_recomputed_layer(model: Seq2Seq, batch: Batch, smoothing: float) -> int:
+    """Return the largest memory that a layer with ``checkpoint`` keeps while it is recomputed."""
+    stacks = [
+        module for module in model.modules() if isinstance(module, Stack) and module.checkpoint
+    ]
+    if not stacks:
+        return 0
+    memory = _KeptMemory(model)
+    before = largest = 0
+
+    def start(*_: object) -> None:
+        nonlocal before
+        before = memory.bytes
+
+    def end(*_: object) -> None:
+        nonlocal largest
+        largest = max(largest, memory.bytes - before)
+
+    with ExitStack() as undo:
+        for stack in stacks:
+            stack.checkpoint = False
+            undo.callback(setattr, stack, "checkpoint", True)
+            for layer in stack.layers:
+                undo.enter_context(layer.register_forward_pre_hook(start))
+                undo.enter_context(layer.register_forward_hook(end))
+        with torch.autograd.graph.saved_tensors_hooks(memory.add, lambda tensor: tensor):
+            batch_loss(model, batch, smoothing)
+    return largest
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -23,6 +23,7 @@ from fusetk.models.attend import (
 )
 from fusetk.models.initialise import initialise_parts
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
+from fusetk.models.stack import MOST_LAYERS
 from fusetk.models.transformer import check_tying
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Cell, InputCell, Transition
@@ -41,7 +42,7 @@ class TransitionConfig(Config):
 
     cell: InputCell = "l-gru"
     """The lowest cell, which reads the input."""
-    depth: int = Field(1, ge=0)
+    depth: int = Field(1, ge=0, le=MOST_LAYERS)
     """Number of T-GRU cells above the lowest cell, which read the state only. With 0 and `cell:
     gru`, this part of the model is shallow (Table 4)."""
 

@@ -25,6 +25,8 @@ from fusetk.nn.shape_check import check_shape
 
 T = TypeVar("T")
 
+MOST_LAYERS = 10_000  # a larger number is a mistake, and loops over the layers would not end
+
 
 class StackConfig(Config):
     """One side of a model: its depth, its connection and its fusion."""
@@ -32,7 +34,7 @@ class StackConfig(Config):
     layers_have_separate_inputs: ClassVar[bool] = False
     """Whether the layers can read ``LayerInputs``; `coordinated` has a check of its own."""
 
-    layers: int = Field(ge=1)
+    layers: int = Field(ge=1, le=MOST_LAYERS)
     """Number of layers."""
     connect: Annotated[ConnectConfig, component(CONNECTIONS, "a connection", Connection)] = (
         ConnectConfig(kind="last")

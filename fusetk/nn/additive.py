@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fusetk.nn.parameter import unset_parameter
+
 
 class AdditiveAttention(nn.Module):
     """Attention in which head i scores a source position by v . tanh((W s + U h)_i).
@@ -19,8 +21,8 @@ class AdditiveAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.sources = sources
-        self.query = nn.Parameter(torch.empty(width, width))
-        self.vector = nn.Parameter(torch.empty(width // heads))
+        self.query = unset_parameter(width, width)
+        self.vector = unset_parameter(width // heads)
 
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fusetk.nn.parameter import unset_parameter
+
 InputCell = Literal["gru", "lau", "l-gru"]
 """The cells that read an input. A T-GRU reads the state only."""
 GATE_EPSILON = 1e-6  # of the layer normalisation of a gate; EPS in recurrence.cpp is equal
@@ -50,7 +52,7 @@ class Cell(nn.Module):
         self.gates = 3 if has_linear_map else 2
         # The gates, the candidate and, for L-GRU and LAU, H.
         inputs = 0 if kind == "t-gru" else self.gates + 1 + has_linear_map
-        self.state = nn.Parameter(torch.empty(directions, width, (self.gates + 1) * width))
+        self.state = unset_parameter(directions, width, (self.gates + 1) * width)
         self.bias = nn.Parameter(torch.zeros(directions, width))
         if not has_linear_map:
             self.linear_bias = None
@@ -58,9 +60,7 @@ class Cell(nn.Module):
             self.linear_bias = nn.Parameter(torch.zeros(directions, width))
         else:
             self.register_buffer("linear_bias", torch.zeros(directions, width), persistent=False)
-        self.input = (
-            nn.Parameter(torch.empty(directions, input_width, inputs * width)) if inputs else None
-        )
+        self.input = unset_parameter(directions, input_width, inputs * width) if inputs else None
         self.gain = nn.Parameter(torch.ones(directions, self.gates, width)) if norm else None
         self.shift = nn.Parameter(torch.zeros(directions, self.gates, width)) if norm else None
 

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fusetk.nn.parameter import unset_parameter
+
 PIECE = 1 << 21  # numbers computed at a time: 8 MB in float32, which fits into a processor's cache
 PIECE_GPU = 1 << 27
 
@@ -11,13 +13,14 @@ PIECE_GPU = 1 << 27
 class OutputProjection(nn.Module):
     """Linear map from features (..., D) to logits (..., V).
 
-    The matrix can be shared with an embedding (``tied``). This is not an ``nn.Linear``: the loss
-    reads ``weight`` and ``bias`` itself, so that the logits are in memory only once.
+    The matrix can be shared with an embedding (``tied``). Otherwise the model initialises it. This
+    is not an ``nn.Linear``: the loss reads ``weight`` and ``bias`` itself, so that the logits are
+    in memory only once.
     """
 
     def __init__(self, width: int, vocabulary: int, bias: bool = True, tied: Tensor | None = None):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocabulary, width)) if tied is None else tied
+        self.weight = unset_parameter(vocabulary, width) if tied is None else tied
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias else None
 
     @property

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fusetk.nn.parameter import unset_parameter
+
 
 def sinusoids(length: int, width: int) -> Tensor:
     """Return the encodings of Vaswani et al. 2017, section 3.5: (length, width).
@@ -50,7 +52,7 @@ class Learned(nn.Module):
     def __init__(self, width: int, max_positions: int):
         super().__init__()
         self.max_positions = max_positions
-        self.weight = nn.Parameter(torch.empty(max_positions, width))
+        self.weight = unset_parameter(max_positions, width)
 
     def forward(self, start: int, length: int) -> Tensor:
         """Return the vectors of positions start .. start + length - 1: (length, D).

@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 from rich.console import Console
 
 from fusetk.display import Display
-from fusetk.errors import ConfigError
+from fusetk.errors import WARNING, ConfigError
 from fusetk.files import write_if_changed
 from fusetk.runs import LOG, METRICS, parse_metrics
 from fusetk.training.progress import Progress
@@ -112,11 +112,11 @@ class Log:
     def line(self, text: str, shorten: bool = False) -> None:
         """Print a line, and write it with date and time into the log file.
 
-        With ``shorten``, a terminal shows only the fields that fit into a line. Two spaces separate
-        the fields.
+        A quiet log prints warnings only. With ``shorten``, a terminal shows only the fields that
+        fit into a line. Two spaces separate the fields.
         """
         self._text.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
-        if self._quiet:
+        if self._quiet and not text.startswith(WARNING):
             return
         self.display.line_printed()
         if not self.display.is_bar:

@@ -83,6 +83,14 @@ def test_table_json_and_nothing_to_do(folder: Path) -> None:
     assert "bpe: bpe.merges: 5 -> 4" in third.stderr
 
 
+def test_quiet_prints_warnings_only(folder: Path) -> None:
+    same = f"data.valid=[{folder / 'train'}]"
+    result = call(folder / "config.yaml", "--quiet", "--set", same)
+    lines = result.stderr.splitlines()
+    assert lines and all(line.startswith("warning: ") for line in lines)
+    assert "equal the training text" in result.stderr
+
+
 def test_the_table_says_how_many_more_tokens_dropout_makes(folder: Path) -> None:
     keys = ["data.bpe.dropout=1", "data.bpe.segmentations=2"]
     options = [word for key in keys for word in ("--set", key)]

@@ -115,6 +115,8 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
         (["model.decoder.fuse={kind: none}"], "unknown kind 'none'; did you mean 'last'?"),
         (["model.decoder.attend=none"], "unknown kind 'none'; known kinds: top, "),
         (["model.decoder.fuse=MUDDFormer"], "write model.decoder.connect: mudd"),
+        (["model.encoder.layers=99999999999"], "layers: must be at most 10000, but it is 99999"),
+        (["decoding.length_penalty=x"], "length_penalty: must be a number, but it is 'x'  [--set "),
         (["data.valid={every: 5, seed: 3}"], "data.valid: `every` excludes `seed`: write `every` "),
         (["data.valid={sample: 5, every: 3}"], "data.valid: `every` excludes `sample`: write "),
         (["model.encoder.attend=top"], "unknown key; did you mean model.decoder.attend?"),

@@ -465,7 +465,7 @@ from fusetk.data.prepare import prepare
 calls = []
 def die(*arguments):
     calls.append(arguments)
-    if len(calls) > {6 if place == "os.replace" else 0}:
+    if len(calls) > {12 if place == "os.replace" else 0}:  # the records of the stages are the first
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments)
 real, {place} = {place}, die
@@ -477,8 +477,10 @@ prepare(DataConfig.model_validate_json({chosen.model_dump_json()!r}))
         DataError, match=r"has no manifest\.json: it is not prepared, or prep was interrupted"
     ):
         Corpus.open(folder / "out", "train")
-    manifest = prepare(chosen)
+    manifest, said = again(chosen)
     assert manifest.made[0] == "words.valid"
+    continued = [line for line in said if line.endswith(": made before the interruption")]
+    assert len(continued) == (8 if place == "os.replace" else 3)
     prepare(config(folder, folder=str(folder / "fresh")))
     assert contents(folder / "out") == contents(folder / "fresh")
 
@@ -511,11 +513,52 @@ prepare(DataConfig.model_validate_json({second.model_dump_json()!r}))
 def test_killed_at_a_change_keeps_what_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(config(folder))
     before = contents(folder / "out")
-    monkeypatch.setattr(binarize, "make_vocabularies", lambda *arguments: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        prepare(config(folder, bpe={"merges": 7}))
-    assert contents(folder / "out") == before
+    building = folder / "out" / build_module.BUILDING
+    with monkeypatch.context() as patch:
+        patch.setattr(binarize, "make_vocabularies", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(config(folder, bpe={"merges": 7}))
+    complete = {f"{building.name}/{name}" for name in contents(building)}
+    assert f"{building.name}/words/bpe.codes" in complete
+    assert {k: v for k, v in contents(folder / "out").items() if k not in complete} == before
     assert len(Corpus.open(folder / "out", "train")) == 301
+    assert again(config(folder))[0].made == []  # the old config needs nothing of the new one
+    assert contents(folder / "out") == before
+
+
+@pytest.mark.parametrize("change", ["nothing", "text", "setting", "output", "records"])
+def test_an_interrupted_prep_continues(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Complete stages are kept, unless their inputs, settings or outputs changed since then."""
+    with monkeypatch.context() as patch:
+        patch.setattr(binarize, "make_vocabularies", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(config(folder))
+    merges, building = 60, folder / "out" / build_module.BUILDING
+    if change == "text":
+        write(folder, "train", sentences(300, 5))
+    elif change == "setting":
+        merges = 7
+    elif change == "output":
+        (building / "words" / "train.en").write_text("damaged\n", encoding="utf-8")
+    elif change == "records":
+        (building / build_module.COMPLETE).write_text("{}", encoding="utf-8")
+    chosen = config(folder, bpe={"merges": merges})
+    said = again(chosen)[1]
+    continued = [line.split(":")[0] for line in said if "before the interruption" in line]
+    texts = ["words.valid", "words.test.one", "words.train"]
+    expected = {
+        "nothing": [*texts, "bpe"],
+        "text": texts[:2],
+        "setting": texts,
+        "output": [*texts[:2], "bpe"],
+        "records": [],
+    }
+    assert continued == expected[change]
+    prepare(chosen.model_copy(update={"folder": str(folder / "fresh")}))
+    assert contents(folder / "out") == contents(folder / "fresh")
+    assert not building.exists()
 
 
 # Refused -----------------------------------------------------------------------------------------

@@ -254,6 +254,21 @@ def test_files_of_an_archive_with_the_same_name_are_an_error(tmp_path, name):
     assert "several files with the name t.de: a/t.de and b/t.de; unpack it" in message
 
 
+def test_an_encrypted_archive_is_an_error(tmp_path):
+    (tmp_path / "files").mkdir()
+    path = tmp_path / "files" / "a.zip"
+    pack(path, {"t.de": "a\n", "t.en": "a\n"})
+    content = bytearray(path.read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = content.find(signature)
+        while start >= 0:
+            content[start + flags] |= 1  # encrypted
+            start = content.find(signature, start + 1)
+    path.write_bytes(content)
+    message = failure(tmp_path, dataset(text(), archives=[{"file": "a.zip"}]))
+    assert "cannot be unpacked" in message and "unpack it in" in message
+
+
 def test_a_killed_call_leaves_no_text_without_references(tmp_path, monkeypatch):
     files = tmp_path / "files"
     files.mkdir()
@@ -306,9 +321,10 @@ def test_a_text_of_another_data_set_is_neither_used_nor_replaced(tmp_path: Path)
         call(dataset(text(commas=True)))
     (raw / "t.de").unlink()
     assert call(first) == {"t": 1}
-    (raw / ORIGINS).write_text("[]")
-    with pytest.raises(DataError, match=r"origins\.json is damaged"):
-        call(first)
+    for damaged in ("[]", '{"t.de": {}}', '{"t.de": {"digest": 3}}'):
+        (raw / ORIGINS).write_text(damaged)
+        with pytest.raises(DataError, match=r"origins\.json is damaged"):
+            call(first)
     (raw / ORIGINS).unlink()
     with pytest.raises(DataError, match=r"t\.en exists, and no data set made it"):
         call(french)

@@ -86,6 +86,14 @@ def test_activations_grow_with_the_batch_and_parameters_are_not_activations() ->
     assert three - two == pytest.approx(two - one, rel=0.02) and one < 1.1 * (two - one)
     recomputed = {side: {"layers": 2, "checkpoint": True} for side in ("encoder", "decoder")}
     assert activations(16, **recomputed) < 0.7 * two
+    # A layer that the backward pass recomputes needs its memory: the only layer, all of it.
+    for layers, least in ((1, 1.0), (4, 0.25)):
+        sides = {side: {"layers": layers} for side in ("encoder", "decoder")}
+        plain = activations(16, **sides)
+        again = activations(
+            16, **{side: {**values, "checkpoint": True} for side, values in sides.items()}
+        )
+        assert again > 0.5 * least * plain
 
 
 @pytest.mark.parametrize(("kind", "copies"), [("adam", 2), ("sgd", 0), ("nag", 1)])
@@ -109,6 +117,13 @@ RECIPE = Path(__file__).parents[2] / "fusetk" / "demo" / "transformer.yaml"
 def test_a_mean_batch_has_the_size_of_the_config(size: int, unit: str, pairs: int) -> None:
     shape = mean_batch(BatchConfig(size=size, unit=unit), TextLengths(None, 22, 20, None))
     assert (shape.source, shape.target) == ([22] * pairs, [20] * pairs)
+
+
+def test_weights_need_the_prepared_text() -> None:
+    config, text = BatchConfig(size=10), TextLengths(None, 5, 5, 8)
+    assert sample_batches(config, text, 1, {"a": 1})[1] == 4
+    with pytest.raises(ConfigError, match=r"stages\.0\.weights need the prepared text: prepare it"):
+        sample_batches(config, text, 1, {"a": 10})
 
 
 def test_batches_of_prepared_text_are_those_of_training() -> None:

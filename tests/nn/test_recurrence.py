@@ -5,6 +5,7 @@ import gc
 import hashlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -345,6 +346,28 @@ def test_flags_whose_library_cannot_be_loaded_are_not_used(tmp_path, monkeypatch
 
     monkeypatch.setattr(build, "ctypes", SimpleNamespace(CDLL=load))
     assert build.library("recurrence") is not None and len(tried) == 3
+
+
+@pytest.mark.usefixtures("no_cached_library")
+@fused
+def test_a_killed_compiler_leaves_no_slow_kernels(tmp_path, monkeypatch) -> None:
+    """Kernels with other flags are not kept if the flags did not cause the failure."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(build, "COMMON", NOT_OPTIMISED)
+    monkeypatch.setattr(build, "FLAGS", (["-DFIRST"], ["-DSECOND"]))
+    script, calls = tmp_path / "cxx", tmp_path / "calls"
+    script.write_text(f"""#!/bin/sh
+echo "$@" >> {calls}
+[ $(wc -l < {calls}) -gt 1 ] || kill -9 $$
+exec c++ "$@"
+""")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    assert build.library("recurrence") is not None
+    flags = ["FIRST" if "-DFIRST" in line else "SECOND" for line in calls.read_text().splitlines()]
+    assert flags == ["FIRST", "SECOND", "FIRST", "FIRST"]  # the third is an empty file
+    assert len(list(tmp_path.rglob("*.so"))) == 1
 
 
 @pytest.mark.usefixtures("no_cached_library")

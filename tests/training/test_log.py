@@ -95,6 +95,14 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
     ]
 
 
+def test_a_quiet_log_prints_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Log(tmp_path, quiet=True) as log:
+        log.line("stage 1 of 1 starts")
+        log.line("warning: no weight was copied")
+    assert capsys.readouterr().err == "warning: no weight was copied\n"
+    assert len((tmp_path / "log.txt").read_text().splitlines()) == 2
+
+
 def test_missing_tensorboard_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

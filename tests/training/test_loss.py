@@ -87,3 +87,9 @@ def test_bf16_is_near(case: tuple[Tensor, OutputProjection, Tensor]) -> None:
     found = torch.autograd.grad(low.smoothed, [features, output.weight])
     for one, other in zip(found, exact, strict=True):
         assert one.dtype == torch.float32 and (one - other).norm() / other.norm() < 0.02
+
+
+def test_an_output_projection_has_no_initial_values() -> None:
+    """A backbone that does not initialise it is refused, whatever the memory contains."""
+    output = OutputProjection(4, 6)
+    assert output(torch.ones(2, 4)).isnan().all() and not output.bias.any()

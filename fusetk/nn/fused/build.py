@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import threading
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -124,6 +125,7 @@ def _compile(compiler: list[str], source: Path, path: Path, checksum: Path) -> N
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_owner(path.parent)
     reason = ""
+    has_failed = False  # the compiler, with the first flags
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         new_path = Path(folder) / path.name
         new_checksum = Path(folder) / checksum.name
@@ -131,11 +133,14 @@ def _compile(compiler: list[str], source: Path, path: Path, checksum: Path) -> N
             command = [*compiler, *COMMON, *flags, "-o", str(new_path), str(source)]
             result = subprocess.run(command, capture_output=True, timeout=MAX_SECONDS)
             if result.returncode:
+                has_failed |= flags is FLAGS[0]
                 output = result.stderr.decode(errors="replace")
                 problem = f"{' '.join(compiler)} reports {output}"
             else:
                 problem = _load_error(new_path)
             if not problem:
+                if has_failed and _accepts(compiler, FLAGS[0], Path(folder)):
+                    break  # the first flags are valid: memory or a signal was the cause
                 new_checksum.write_text(hashlib.sha256(new_path.read_bytes()).hexdigest())
                 # Several processes may compile at the same time: each file is replaced at once.
                 os.replace(new_path, path)
@@ -143,6 +148,14 @@ def _compile(compiler: list[str], source: Path, path: Path, checksum: Path) -> N
                 return
             reason = reason or problem
     raise OSError(reason)
+
+
+def _accepts(compiler: list[str], flags: Sequence[str], folder: Path) -> bool:
+    """Whether a compiler accepts these flags for an empty file."""
+    source = folder / "empty.cpp"
+    source.write_text("")
+    command = [*compiler, *COMMON, *flags, "-o", str(folder / "empty.so"), str(source)]
+    return subprocess.run(command, capture_output=True, timeout=MAX_SECONDS).returncode == 0
 
 
 def _load_error(path: Path) -> str:
