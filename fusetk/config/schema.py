@@ -31,8 +31,7 @@ class Config(BaseModel):
     # the classes.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
-    aliases: ClassVar[Mapping[str, str]] = {}
-    """Other names of keys, and the keys."""
+    aliases: ClassVar[Mapping[str, str]] = {}  # other names of keys, and the keys
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:

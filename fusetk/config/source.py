@@ -351,10 +351,8 @@ def _override(document: Document, override: str, alternatives: Alternatives) -> 
             raise ConfigError(f"--set {override}: {place} is {container!r}, which has no {last!r}")
     key = _key_in(container, last, path, override)
     others = alternatives.get(tuple(path), set())
-    if key in others and any(other in container for other in others - {key}):
-        container.clear()  # the other keys belong to the other alternative
-        _forget_origins(document, tuple(path))
-        document.origins[tuple(path)] = origin
+    for other in others - {key} if key in others else ():
+        container.pop(other, None)
     container[key] = value
     changed = (*path, key)
     _forget_origins(document, changed)

@@ -88,7 +88,7 @@ def test_quiet_prints_warnings_only(folder: Path) -> None:
     result = call(folder / "config.yaml", "--quiet", "--set", same)
     lines = result.stderr.splitlines()
     assert lines and all(line.startswith("warning: ") for line in lines)
-    assert "equal the training text" in result.stderr
+    assert "have the same content" in result.stderr
 
 
 def test_the_table_says_how_many_more_tokens_dropout_makes(folder: Path) -> None:
