@@ -331,7 +331,8 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
             "MUDDFormer, RTAL and transparent attention. On Multi30k, fifteen systems of layer "
             "fusion have three seeds: RTAL, its CNN-like tree, iterative aggregation, transparent "
             "attention, DLCL, Enc-AVG, Enc-FNN, Dec-SA, Both-FNN-SA, DenseFormer, MUDDFormer, "
-            "attention residuals, static hyper-connections, DenseNMT-4L-1 and DenseNMT-4L-2. None has a gain. "
+            "attention residuals, static hyper-connections, DenseNMT-4L-1 and DenseNMT-4L-2. None "
+            "has a gain. "
             "Layer-wise coordination, coordination without shared weights, DTMT#1 and DTMT#2 have "
             "three seeds, too, and no gain. "
             "Another system has a gain there: ShallowRNMT with the L-GRU",
