@@ -191,7 +191,7 @@ def _as_written(document: Document, place: Place, classes: Sequence[type[BaseMod
     """Return the path of a key with the name that the user gave, the key or one of its aliases."""
     for known in classes:
         for alias, key in known.aliases.items() if issubclass(known, Config) else ():
-            if place[-1] == key and (*place[:-1], alias) in document.origins:
+            if place[-1:] == (key,) and (*place[:-1], alias) in document.origins:
                 return (*place[:-1], alias)
     return place
 

@@ -42,7 +42,7 @@ class Every(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_no_sample(cls, values: Any) -> Any:
+    def _excludes_sample(cls, values: Any) -> Any:
         other = [key for key in Sample.model_fields if isinstance(values, dict) and key in values]
         if other and "every" in values:
             raise ValueError(

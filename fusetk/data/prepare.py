@@ -81,7 +81,9 @@ def prepare(
 
         build = Build(folder, workers, report, before)
         old_stages = old.get("stages", {})
-        for stage in plan(config, texts, further):
+        stages = plan(config, texts, further)
+        build.keep(stages, inputs, force)
+        for stage in stages:
             build.run(stage, inputs, old_stages.get(stage.name), force)
         for name in old_stages:
             if name not in build.stages:

@@ -1,7 +1,8 @@
 """Building of a prepared folder: each stage is reused or made again.
 
 New files are written into a subfolder and moved into place at the end. If a build is interrupted,
-the subfolder keeps its complete stages, and the next build continues with them.
+the subfolder keeps its complete stages. The next build continues with those whose settings and
+texts are the same, and deletes the others.
 """
 
 import errno
@@ -21,7 +22,7 @@ from fusetk.errors import DataError, join_names
 from fusetk.files import digest, flush, lock, remove_temporary_files, replace_file
 
 BUILDING = ".building"
-COMPLETE = ".stages.json"  # in ``BUILDING``: the records of its complete stages
+RECORDS = ".stages.json"  # in ``BUILDING``: the records of its complete stages
 # Names of the old and new outputs. The file exists while new outputs are moved into place. After a
 # kill in this time, the next ``finish`` deletes the outputs that are not needed.
 MOVING = ".moving.json"
@@ -58,8 +59,8 @@ class Build:
         self.lines = 0  # pairs of lines in the texts of the current stage
         # For each stage by name: its key, settings, inputs, needs, outputs and results.
         self.stages: dict[str, dict[str, Any]] = {}
-        self.made: list[str] = []  # names of the stages whose outputs are in ``aside``
-        self.complete = _complete_stages(self.aside)  # those of an interrupted build
+        self.made: list[str] = []  # names of the stages that are not reused from the folder
+        self.interrupted = _interrupted_stages(self.aside)  # records of complete stages
         self.shared: dict[str, Any] = {}  # objects that stages of this build share in memory
 
     def find(self, name: str) -> Path:
@@ -72,6 +73,19 @@ class Build:
         path = self.aside / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+    def keep(self, stages: Sequence[Stage], inputs: Mapping[str, Record], force: bool) -> None:
+        """Delete the outputs of an interrupted build that none of ``stages`` can use.
+
+        Stages of other settings may have written files of the same names. With ``force``, all
+        outputs are deleted.
+        """
+        states: dict[str, dict[str, Any]] = {}
+        for stage in stages:
+            states[stage.name] = describe(stage, inputs, states)
+        for name, record in list(self.interrupted.items()):
+            if force or name not in states or states[name]["key"] != record["key"]:
+                self._remove(self.interrupted.pop(name))
 
     def run(
         self,
@@ -90,19 +104,19 @@ class Build:
             reasons = ["made again by --force"]
         else:
             reasons = reasons_to_make(self.folder, state, old, self.made)
-        complete = self.complete.pop(stage.name, None)
+        interrupted = self.interrupted.pop(stage.name, None)
         if old and not reasons:
-            self._remove(complete)
+            self._remove(interrupted)
             self.stages[stage.name] = {**old, "inputs": state["inputs"]}
             return
         if not self.made:
             self.aside.mkdir(exist_ok=True)
             self.before()
-        if complete and not force and self._continues(complete, state):
+        if interrupted and self._is_unchanged(interrupted):
             self.report(f"{stage.name}: made before the interruption")
-            self._add(stage.name, {**complete, "inputs": state["inputs"]})
+            self._add(stage.name, {**interrupted, "inputs": state["inputs"]})
             return
-        self._remove(complete)
+        self._remove(interrupted)
         for reason in reasons or ["not made yet"]:
             self.report(f"{stage.name}: {reason}")
         existing = set(self._new_names())
@@ -117,20 +131,17 @@ class Build:
     def _add(self, name: str, record: dict[str, Any]) -> None:
         self.stages[name] = record
         self.made.append(name)
-        records = {name: self.stages[name] for name in self.made} | self.complete
+        records = {name: self.stages[name] for name in self.made} | self.interrupted
         document = {"format": manifest.FORMAT, "stages": records}
-        replace_file(self.aside / COMPLETE, json.dumps(document))
+        replace_file(self.aside / RECORDS, json.dumps(document))
 
-    def _continues(self, complete: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
-        """Whether the outputs of an interrupted build are those of a stage."""
-        return complete["key"] == state["key"] and all(
-            same(self.find(name), record) for name, record in complete["outputs"].items()
-        )
+    def _is_unchanged(self, record: Mapping[str, Any]) -> bool:
+        return all(same(self.find(name), output) for name, output in record["outputs"].items())
 
-    def _remove(self, complete: Mapping[str, Any] | None) -> None:
-        """Remove the outputs of a stage that an interrupted build made."""
-        for name in complete["outputs"] if complete else ():
-            (self.aside / name).unlink(missing_ok=True)
+    def _remove(self, record: Mapping[str, Any] | None) -> None:
+        """Remove the outputs of a stage of an interrupted build from ``aside``."""
+        for name in record["outputs"] if record else ():
+            _unlink(self.aside / name)
 
     def _new_names(self) -> list[str]:
         return _names(self.aside)
@@ -144,8 +155,6 @@ class Build:
         """
         if not self.made and not os.access(self.folder, os.W_OK):
             return
-        for complete in self.complete.values():
-            self._remove(complete)
         names = self._new_names()
         self.aside.mkdir(exist_ok=True)
         manifest.write(self.aside, description)
@@ -164,25 +173,33 @@ class Build:
         (self.folder / MOVING).unlink(missing_ok=True)
 
 
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        if os.access(path.parent, os.W_OK):  # an up-to-date folder may be read-only
+            raise
+
+
 def _names(aside: Path) -> list[str]:
     """Return the names of all outputs in ``BUILDING``."""
     return sorted(
         path.relative_to(aside).as_posix()
         for path in aside.rglob("*")
-        if path.is_file() and path != aside / COMPLETE
+        if path.is_file() and path != aside / RECORDS
     )
 
 
-def _complete_stages(aside: Path) -> dict[str, dict[str, Any]]:
+def _interrupted_stages(aside: Path) -> dict[str, dict[str, Any]]:
     """Return the records of the complete stages in ``BUILDING``, and remove all other files."""
     try:
-        document = json.loads((aside / COMPLETE).read_text(encoding="utf-8"))
+        document = json.loads((aside / RECORDS).read_text(encoding="utf-8"))
         stages = manifest.checked_stages(document)
     except (OSError, ValueError, RecursionError):
         shutil.rmtree(aside, ignore_errors=True)
         return {}
     for name in set(_names(aside)) - _outputs(stages):
-        (aside / name).unlink(missing_ok=True)
+        _unlink(aside / name)
     return stages
 
 
@@ -278,7 +295,7 @@ def opened(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise cannot_write(error.filename or folder, error) from None
         finally:
-            _complete_stages(folder / BUILDING)
+            _interrupted_stages(folder / BUILDING)
     finally:
         os.close(descriptor)
 

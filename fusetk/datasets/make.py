@@ -199,7 +199,7 @@ def _extract(path: Path, patterns: list[str], folder: Path) -> None:
                     )
                 with open(folder / base, "wb") as output:
                     shutil.copyfileobj(file, output, 1 << 20)
-    except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown compression
+    except RuntimeError as error:  # encrypted, or an unknown compression
         raise DataError(
             f"{path} cannot be unpacked ({error}): unpack it in {path.parent}"
         ) from None

@@ -27,7 +27,8 @@ FUSION = (
 )
 DEC_SA = (
     "In this model the combination is Dec-SA (Multi-layer Representation Fusion, Wang et al. "
-    "2018): at each word, a small network computes the weights of the layers, in several hops."
+    "2018): at each word, a small network computes the weights of the layers, in one or several "
+    "hops."
 )
 NO_FUSION = "This model is a Transformer: its decoder returns its highest layer only."
 LAYERS = (
@@ -55,7 +56,8 @@ def render(files: DemoFiles) -> str:
     source, target = sentence_to_plot(files)
     pictures = [(files.attention, ATTENTION), (files.curves, CURVES)]
     if files.layers:
-        pictures.insert(0, (files.layers, LAYERS + HOPS * (decoder_fusion(files) == "attention")))
+        hops = HOPS if decoder_fusion(files) == "attention" else ""
+        pictures.insert(0, (files.layers, LAYERS + hops))
     parts = {
         "fusion": html.escape(_fusion(files)),
         "facts": "".join(

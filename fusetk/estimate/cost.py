@@ -156,8 +156,8 @@ def sample_batches(
 
     ``weights`` are the sampling weights of the training corpora in the config of ``stage``, the
     number of a stage. The number of batches is None if the number of pairs is unknown. Raises
-    DataError if a sentence is longer than a batch, and ConfigError if there are weights and no
-    prepared text.
+    DataError if a sentence is longer than a batch, and ConfigError if there are weights and a
+    number of pairs, but no prepared text.
     """
     if text.corpus is None:
         if text.pairs and any(weight != 1 for weight in (weights or {}).values()):

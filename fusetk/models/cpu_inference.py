@@ -1,13 +1,14 @@
 """Transformer layers in inference on CPU: the kernels of ``fusetk.nn.fused.decoding``.
 
 The results are those of the layers' ordinary code, up to rounding. An encoder layer uses its
-ordinary code if it or one of its modules is of a subclass or has a hook. In a decoder layer with
-other residual connections, norms, feed-forward networks or linear maps, the kernels compute the
-attention only. All decoder layers use their ordinary code if one of them, its self-attention or its
-attention to the source is of a subclass or has a hook. A search state holds the projections of each
-step as the step computed them. Each hypothesis has a list of the rows that hold its tokens, so a
-search that reorders or drops hypotheses selects rows of this list only. Layers are those of
-``fusetk.models.transformer`` and ``fusetk.models.coordinated``, which import this module.
+ordinary code if it or one of its modules is an instance of a subclass or has a hook. In a decoder
+layer with other residual connections, norms, feed-forward networks or linear maps, the kernels
+compute the attention only. All decoder layers use their ordinary code if one of them, its
+self-attention or its attention to the source is an instance of a subclass or has a hook. A search
+state holds the projections of each step as the step computed them. Each hypothesis has a list of
+the rows that hold its tokens, so a search that reorders or drops hypotheses selects rows of this
+list only. Layers are those of ``fusetk.models.transformer`` and ``fusetk.models.coordinated``,
+which import this module.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -162,14 +163,14 @@ def start(
     keys_values: Sequence[Tensor],
     mask: Tensor,
 ) -> State | None:
-    """Return one empty hypothesis of each sentence; None if kernels cannot compute all layers.
+    """Return the state of one empty hypothesis of each sentence; None without kernels for it.
 
-    They can if each layer is exactly of the class ``kind``. For the other arguments see
+    Kernels compute layers that are exactly of the class ``kind``. For the other arguments see
     ``SharedState``.
     """
     if not all(is_exactly(layer, kind) for layer in layers):
         return None
-    if not all(_in_kernels(layer, keys_values[0]) for layer in layers):
+    if not all(_kernels_can_compute(layer, keys_values[0]) for layer in layers):
         return None
     lengths = mask.sum(1)
     sources = []
@@ -433,7 +434,7 @@ def encoder_layer_is_usable(layer: LayerModules, x: Tensor) -> bool:
     )
 
 
-def _in_kernels(layer: DecoderLayerModules, x: Tensor) -> bool:
+def _kernels_can_compute(layer: DecoderLayerModules, x: Tensor) -> bool:
     """Whether ``decoder_layer`` can compute a layer; ``x`` has the device and type of its input."""
     return (
         usable(layer, x)

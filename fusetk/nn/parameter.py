@@ -7,8 +7,8 @@ from torch import nn
 
 
 def unset_parameter(*shape: int) -> nn.Parameter:
-    """Return a parameter of NaN: the model sets its initial values.
+    """Return a parameter whose values are NaN until the model initialises it.
 
-    Memory that is not initialised would give arbitrary weights if a model forgot this.
+    Without NaN, a model that does not initialise it would train with arbitrary weights.
     """
     return nn.Parameter(torch.full(shape, math.nan))

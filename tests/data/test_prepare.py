@@ -561,6 +561,28 @@ def test_an_interrupted_prep_continues(
     assert not building.exists()
 
 
+@pytest.mark.parametrize("first", ["every", "files", None])
+@pytest.mark.parametrize("second", ["every", "files", "other files"])
+@pytest.mark.parametrize("third", ["every", "files", "other files"])
+def test_an_interruption_with_other_validation_text(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, first: str | None, second: str, third: str
+) -> None:
+    """Two stages write the validation text, words.valid or words.train: it is never mixed."""
+    write(folder, "more", sentences(6, 15))
+    valid: dict[str, Any] = {"every": {"every": 5}, "files": [str(folder / "valid")]}
+    valid["other files"] = [str(folder / "more")]
+    if first is not None:
+        prepare(config(folder, valid=valid[first], bpe={"merges": 5}, test={}))
+    with monkeypatch.context() as patch:
+        patch.setattr(binarize, "make_vocabularies", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(config(folder, valid=valid[second], bpe={"merges": 9}, test={}))
+    chosen = config(folder, valid=valid[third], bpe={"merges": 7}, test={})
+    prepare(chosen)
+    prepare(chosen.model_copy(update={"folder": str(folder / "fresh")}))
+    assert contents(folder / "out") == contents(folder / "fresh")
+
+
 # Refused -----------------------------------------------------------------------------------------
 
 

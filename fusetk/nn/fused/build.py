@@ -124,30 +124,33 @@ def _check_owner(folder: Path) -> None:
 def _compile(compiler: list[str], source: Path, path: Path, checksum: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_owner(path.parent)
-    reason = ""
-    has_failed = False  # the compiler, with the first flags
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         new_path = Path(folder) / path.name
         new_checksum = Path(folder) / checksum.name
-        for flags in FLAGS:
-            command = [*compiler, *COMMON, *flags, "-o", str(new_path), str(source)]
-            result = subprocess.run(command, capture_output=True, timeout=MAX_SECONDS)
-            if result.returncode:
-                has_failed |= flags is FLAGS[0]
-                output = result.stderr.decode(errors="replace")
-                problem = f"{' '.join(compiler)} reports {output}"
-            else:
-                problem = _load_error(new_path)
-            if not problem:
-                if has_failed and _accepts(compiler, FLAGS[0], Path(folder)):
-                    break  # the first flags are valid: memory or a signal was the cause
-                new_checksum.write_text(hashlib.sha256(new_path.read_bytes()).hexdigest())
-                # Several processes may compile at the same time: each file is replaced at once.
-                os.replace(new_path, path)
-                os.replace(new_checksum, checksum)
-                return
-            reason = reason or problem
-    raise OSError(reason)
+        reason = _error(compiler, FLAGS[0], source, new_path)
+        if reason and not new_path.exists() and _accepts(compiler, FLAGS[0], Path(folder)):
+            # The flags are not the cause: a signal or short memory may have ended the compiler.
+            reason = _error(compiler, FLAGS[0], source, new_path)
+        problem = reason
+        for flags in FLAGS[1:]:
+            if problem:
+                problem = _error(compiler, flags, source, new_path)
+        if problem:
+            raise OSError(reason)
+        new_checksum.write_text(hashlib.sha256(new_path.read_bytes()).hexdigest())
+        # Several processes may compile at the same time: each file is replaced at once.
+        os.replace(new_path, path)
+        os.replace(new_checksum, checksum)
+
+
+def _error(compiler: list[str], flags: Sequence[str], source: Path, path: Path) -> str:
+    """Make a library; return why it cannot be compiled or loaded, or an empty text."""
+    command = [*compiler, *COMMON, *flags, "-o", str(path), str(source)]
+    result = subprocess.run(command, capture_output=True, timeout=MAX_SECONDS)
+    if result.returncode:
+        path.unlink(missing_ok=True)
+        return f"{' '.join(compiler)} reports {result.stderr.decode(errors='replace')}"
+    return _load_error(path)
 
 
 def _accepts(compiler: list[str], flags: Sequence[str], folder: Path) -> bool:
