@@ -190,7 +190,7 @@ def title(files: DemoFiles) -> str:
     """Return the title of the trained model."""
     kind = decoder_fusion(files)
     if kind is None:
-        return "model without layer fusion"
+        return f"{_model_config(files).kind.capitalize()} without fusion"
     return f"{'Dec-SA' if kind == 'attention' else kind}: the decoder fuses its layers"
 
 

@@ -543,7 +543,7 @@ def test_an_interrupted_prep_continues(
     elif change == "output":
         (building / "words" / "train.en").write_text("damaged\n", encoding="utf-8")
     elif change == "records":
-        (building / build_module.COMPLETE).write_text("{}", encoding="utf-8")
+        (building / build_module.RECORDS).write_text("{}", encoding="utf-8")
     chosen = config(folder, bpe={"merges": merges})
     said = again(chosen)[1]
     continued = [line.split(":")[0] for line in said if "before the interruption" in line]

@@ -29,7 +29,7 @@ def test_length_penalty_is_another_name_for_normalize(caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("settings", [{"beam": 1, "n_best": 3}, {"sample": True, "groups": 2}])
 def test_changes_that_do_not_fit_together_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="n_best|groups"):
+    with pytest.raises(ConfigError, match=r"n_best|groups"):
         changed(SearchConfig(), settings)
 
 

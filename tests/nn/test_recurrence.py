@@ -5,7 +5,6 @@ import gc
 import hashlib
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
