@@ -50,7 +50,8 @@ class FilePath(click.Path):
         context: click.Context | None,
     ) -> Any:
         if value == "":
-            self.fail("the name is empty", parameter, context)
+            option = max(parameter.opts, key=len) if parameter else "a file name"
+            raise ConfigError(f"{option} is empty: name a file or a folder")
         return super().convert(os.path.expanduser(value), parameter, context)
 
 

@@ -63,8 +63,6 @@ def command(
     of the number of processes, each process computes entire batches; otherwise it computes a part
     of each batch.
     """
-    if run == "":
-        raise ConfigError("--run is empty: name the run folder")
     if config == "-":
         from fusetk.processes import world_size
 

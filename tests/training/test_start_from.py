@@ -315,3 +315,5 @@ def test_rows_follow_their_tokens_in_another_order(toy: Path, parent: Path) -> N
 def test_an_empty_name_of_a_run_is_refused(toy: Path) -> None:
     refused = CliRunner().invoke(main, ["train", str(toy), "--run", ""])
     assert refused.exit_code == 2 and "--run is empty" in refused.stderr
+    refused = CliRunner().invoke(main, ["dataset", "iwslt14-de-en", "--raw", ""])
+    assert refused.exit_code == 2 and "--raw is empty: name a file or a folder" in refused.stderr
