@@ -63,6 +63,7 @@ def test_systems_differ_by_their_connections_only(recipes: dict[str, Recipe]) ->
     assert count("hyper_static") - plain == sublayers * 4 * 6
     assert count("hyper") - plain == sublayers * (d * 6 + 4 * 6 + 2)
     assert count("manifold_hyper") - plain == sublayers * (4 * d * 24 + 24 + 3)
+    assert count("manifold_hyper_lite") - plain == sublayers * (4 * d * 32 + 32 + 3)
     assert count("attention_residual") - plain == 2 * d * (sublayers + 2)
     assert count("depth_weighted") - plain == 2 * (6 * 9 // 2)
     # The sources' norms of pre-norm models are one for each decoder layer, not one.

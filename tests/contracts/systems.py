@@ -102,6 +102,7 @@ PRE: dict[str, Any] = {"norm": "pre"}
 MUDD_1 = {"kind": "mudd", "streams": 1}
 STATIC = {"kind": "hyper", "streams": 2, "weights": "static"}
 MANIFOLD = {"kind": "manifold-hyper", "streams": 3, "iterations": 5}
+PERMUTATIONS = {"kind": "manifold-hyper", "streams": 3, "mix": "permutations"}
 BLOCKS = {"kind": "attention-residual", "block": 2}
 GROUPS = {"kind": "groups", "groups": 1, "embedding": True}
 
@@ -188,7 +189,7 @@ SUCCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
             **PRE,
         },
     ),
-    "residual manifold-hyper": ("transformer", _sides("residual", MANIFOLD, MANIFOLD, **PRE)),
+    "residual manifold-hyper": ("transformer", _sides("residual", MANIFOLD, PERMUTATIONS, **PRE)),
     "residual attention-residual": (
         "transformer",
         _sides("residual", BLOCKS, "attention-residual", **PRE),

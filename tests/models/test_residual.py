@@ -1,7 +1,7 @@
 """Residual connections: equations in NumPy float64, gradients, initial function, parameters."""
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.errors import ConfigError
 from fusetk.models.residual import RESIDUALS, ResidualBuilder
-from fusetk.models.residual.manifold import sinkhorn
+from fusetk.models.residual.manifold import (
+    mean_of_permutations,
+    permutation_matrices,
+    sinkhorn,
+)
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.transformer import BlockStackConfig, Transformer, TransformerConfig
 from fusetk.nn.attention import SelfAttention
@@ -37,6 +41,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("hyper", {"streams": 3}, "pre"),
     ("hyper", {"streams": 2, "weights": "static"}, "pre"),
     ("manifold-hyper", {"streams": 3, "iterations": 4}, "pre"),
+    ("manifold-hyper", {"streams": 3, "mix": "permutations"}, "pre"),
     ("attention-residual", {}, "pre"),
     ("attention-residual", {"block": 2}, "pre"),
 ]
@@ -193,10 +198,17 @@ class Reference:
             a, b = self.p(k, "scale"), self.p(k, "bias")
             pre = sigmoid(a[0] * scores[:n] + b[:n])
             post = 2 * sigmoid(a[1] * scores[n : 2 * n] + b[n : 2 * n])
-            res = np.exp((a[2] * scores[2 * n :] + b[2 * n :]).reshape(n, n))
-            for _ in range(self.options["iterations"]):
-                res = res / res.sum(0, keepdims=True)
-                res = res / res.sum(1, keepdims=True)
+            logits = a[2] * scores[2 * n :] + b[2 * n :]
+            if self.options.get("mix") == "permutations":
+                orders = permutations(range(n))
+                res = sum(
+                    w * np.eye(n)[list(o)] for w, o in zip(softmax(logits), orders, strict=True)
+                )
+            else:
+                res = np.exp(logits.reshape(n, n))
+                for _ in range(self.options["iterations"]):
+                    res = res / res.sum(0, keepdims=True)
+                    res = res / res.sum(1, keepdims=True)
             streams = res @ streams + np.outer(post, self.f(k, pre @ streams))
         return streams.mean(0)
 
@@ -299,6 +311,7 @@ EQUAL: list[tuple[dict[str, Any], str]] = [
     ({"residual": "hyper"}, "pre"),
     ({"residual": {"kind": "hyper", "streams": 2, "weights": "static"}}, "pre"),
     ({"residual": "manifold-hyper"}, "pre"),
+    ({"residual": {"kind": "manifold-hyper", "mix": "permutations"}}, "pre"),
     ({"residual": "attention-residual"}, "pre"),
     ({"residual": {"kind": "attention-residual", "block": 2}}, "pre"),
     ({"residual": {"kind": "attention-residual", "block": 4}}, "pre"),
@@ -356,6 +369,9 @@ def test_parameter_counts_are_those_of_the_papers() -> None:
     n = 4
     manifold = sublayers * (n * d * (n**2 + 2 * n) + n**2 + 2 * n + 3)
     assert extra_parameters({"residual": "manifold-hyper"}) == manifold
+    lite = {"kind": "manifold-hyper", "streams": 3, "mix": "permutations"}
+    columns = 3 + 3 + 6  # 3! permutations
+    assert extra_parameters({"residual": lite}) == sublayers * (3 * d * columns + columns + 3)
     r = 16
     assert extra_parameters({"residual": "laurel-weights"}) == 2 * sublayers
     assert extra_parameters({"residual": "laurel-low-rank"}) == 2 * r * d * sublayers
@@ -403,6 +419,7 @@ FIRST_GRADIENTS: list[tuple[dict[str, Any], set[str], str | None]] = [
         ".layers.0.attention_residual.read",
     ),
     ({"residual": "manifold-hyper"}, {"scale"}, None),
+    ({"residual": {"kind": "manifold-hyper", "mix": "permutations"}}, {"scale"}, None),
     (
         {"residual": "attention-residual"},
         {"depth.gain", "readout.gain", "layers.0.attention_residual.depth.query"},
@@ -461,9 +478,28 @@ def test_mixing_matrices_are_nearly_doubly_stochastic() -> None:
     torch.testing.assert_close((matrices @ streams).mean(1), streams.mean(1), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["hyper", "manifold-hyper"])
-def test_streams_are_equal_at_first_and_differ_after_updates(kind: str) -> None:
-    module = Chain(kind, {}, "pre").double()
+@pytest.mark.parametrize("autocast", [False, True])
+def test_means_of_permutations_are_doubly_stochastic(autocast: bool) -> None:
+    torch.manual_seed(1)
+    permuted = permutation_matrices(4)
+    assert len(permuted.flatten(1).unique(dim=0)) == 24
+    torch.testing.assert_close(permuted[0], torch.eye(4))
+    logits = 20 * torch.randn(50, 24)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        matrices = mean_of_permutations(logits, permuted)
+    assert (matrices >= 0).all()
+    for dimension in (-1, -2):
+        torch.testing.assert_close(matrices.sum(dimension), torch.ones(50, 4), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("hyper", {}), ("manifold-hyper", {}), ("manifold-hyper", {"mix": "permutations"})],
+)
+def test_streams_are_equal_at_first_and_differ_after_updates(
+    kind: str, options: dict[str, Any]
+) -> None:
+    module = Chain(kind, options, "pre").double()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
 
     def spread() -> float:
@@ -597,6 +633,20 @@ def test_sums_of_a_block_are_float32_in_mixed_precision() -> None:
 def test_streams_need_pre_norm(kind: str) -> None:
     with pytest.raises(ValueError, match=f"{kind} needs norm: pre, .*the model has norm: post"):
         model("post", {"residual": kind})
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"iterations": 20}, "residual.iterations has no effect with mix: permutations"),
+        ({"streams": 7}, "7 streams have too many permutations. Use at most 6"),
+    ],
+)
+def test_options_that_do_not_fit_permutations_are_refused(
+    options: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ValueError, match=error):
+        model("pre", {"residual": {"kind": "manifold-hyper", "mix": "permutations", **options}})
 
 
 @pytest.mark.parametrize("kind", ["deep-norm", "admin"])
