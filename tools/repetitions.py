@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusetk.cli.tables import NONE, markdown_table
+from fusetk.cli.tables import NONE, markdown_rows
 from fusetk.data.text import read_lines
 from fusetk.errors import DataError, FusetkError
 from fusetk.evaluation.metric import Metric, MetricOptions
@@ -115,7 +115,7 @@ def main() -> None:
         table = list(rows(options.results, options.set_name, references, options.base))
     except FusetkError as error:
         sys.exit(f"tools.repetitions: {error}")
-    print(markdown_table("", headings, table, ()).partition("\n\n")[2])
+    print(markdown_rows(headings, table))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fusetk.cli.tables import NONE, markdown_table
+from fusetk.cli.tables import NONE, markdown_rows, markdown_table
 from fusetk.errors import DataError, FusetkError, join_names
 from fusetk.evaluation.metrics import METRICS
 from fusetk.reporting.formats import signed
@@ -118,7 +118,7 @@ def folder_tables(tables: Sequence[ResultTable], only_main: bool) -> str:
             if only_main:
                 bases = {row.name: base.name for row in table.rows if (base := table.base_of(row))}
                 heads, *best = _main_columns([text.heads, *_best(text.heads, rows, bases)])
-                texts.append(markdown_table("", heads, best, ()).partition("\n\n")[2])
+                texts.append(markdown_rows(heads, best))
             else:
                 texts.append(markdown_table(text.title, text.heads, rows, text.notes))
         table.p_values.save()
@@ -160,7 +160,7 @@ def overview(tables: Sequence[ResultTable]) -> str:
     for table in tables:
         heads += [f"{table.title.partition(',')[0]}: Δ {table.columns[0].metric}", "gain"]
         table.p_values.save()
-    return markdown_table("", [*heads, *MAIN_COLUMNS], lines, ()).partition("\n\n")[2]
+    return markdown_rows([*heads, *MAIN_COLUMNS], lines)
 
 
 class _Comparison(NamedTuple):
@@ -233,7 +233,7 @@ def all_scores(table: ResultTable) -> str:
     if not lines:
         raise DataError(f"{table.title} has no system with {SEEDS} seeds")
     heads = [f"Δ {column.metric} {column.checkpoint}, ± of both" for column in table.columns]
-    return markdown_table("", ["", "compared with", *heads], lines, ()).partition("\n\n")[2]
+    return markdown_rows(["", "compared with", *heads], lines)
 
 
 def power_table(tables: Sequence[ResultTable]) -> str:
@@ -250,7 +250,7 @@ def power_table(tables: Sequence[ResultTable]) -> str:
             name = table.title.partition(",")[0]
             lines.append([f"{name}, {seeds} seeds", *(f"{share:.0%}" for share in shares)])
     heads = ["true difference", *map(str, TRUE_DIFFERENCES)]
-    return markdown_table("", heads, lines, ()).partition("\n\n")[2]
+    return markdown_rows(heads, lines)
 
 
 def cost_table(results: Path) -> str:
@@ -272,7 +272,7 @@ def cost_table(results: Path) -> str:
         for name, cost in costs.systems.items()
     ]
     heads = ["recipe", "training speed", "decoding speed", "memory a token"]
-    return markdown_table("", heads, rows, ()).partition("\n\n")[2]
+    return markdown_rows(heads, rows)
 
 
 def loss_table(tables: Sequence[ResultTable], systems: list[str]) -> str:
@@ -285,7 +285,7 @@ def loss_table(tables: Sequence[ResultTable], systems: list[str]) -> str:
         lowest = f"{row.loss.value:.3f}" if row.loss else NONE
         lines.append([_label(row), *_means(row, SavedRun.loss_at), lowest])
     heads = ["mean validation loss after epoch", *map(str, LOSS_EPOCHS), "lowest"]
-    return markdown_table("", heads, lines, ()).partition("\n\n")[2]
+    return markdown_rows(heads, lines)
 
 
 def training_loss_table(tables: Sequence[ResultTable], systems: list[str]) -> str:
@@ -295,7 +295,7 @@ def training_loss_table(tables: Sequence[ResultTable], systems: list[str]) -> st
     """
     lines = [[_label(row), *_means(row, _loss_in)] for row in _rows_of(tables, systems)]
     heads = ["mean training loss in epoch", *map(str, LOSS_EPOCHS)]
-    return markdown_table("", heads, lines, ()).partition("\n\n")[2]
+    return markdown_rows(heads, lines)
 
 
 def loss_counts(tables: Sequence[ResultTable]) -> str:
@@ -333,7 +333,7 @@ def loss_counts(tables: Sequence[ResultTable]) -> str:
     if not lines:
         titles = join_names([table.title for table in tables])
         raise DataError(f"{titles} has no system whose loss is compared with that of a baseline")
-    return markdown_table("", ["", *heads], lines, ()).partition("\n\n")[2]
+    return markdown_rows(["", *heads], lines)
 
 
 def _rows_of(tables: Sequence[ResultTable], systems: Sequence[str]) -> list[ResultRow]:

@@ -47,12 +47,17 @@ def markdown_table(
     title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]
 ) -> str:
     """Return a table in Markdown, with its title before it and the ``lines`` below it."""
-    head, *body = ([cell.replace("|", "\\|") for cell in row] for row in (heads, *rows))
-    table = [head, ["---", *["---:"] * (len(heads) - 1)], *body]
-    blocks = [f"**{title}**", "\n".join("| " + " | ".join(row) + " |" for row in table)]
+    blocks = [f"**{title}**", markdown_rows(heads, rows)]
     if lines:
         blocks.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(blocks)
+
+
+def markdown_rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown without a title."""
+    head, *body = ([cell.replace("|", "\\|") for cell in row] for row in (heads, *rows))
+    table = [head, ["---", *["---:"] * (len(heads) - 1)], *body]
+    return "\n".join("| " + " | ".join(row) + " |" for row in table)
 
 
 def _draw(
