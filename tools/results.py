@@ -76,29 +76,37 @@ def updated(text: str, folder: Path) -> str:
         end = text.find(END, begin.end(), next_begin)
         if end < 0:
             raise ValueError(f"{END} is missing after the marker of {begin[1]}")
-        results = begin[1]
-        kind, *names = (begin[2] or "all").split()
-        if kind == "overview":
-            content = overview([_only_table(read(name)) for name in (results, *names)])
-        elif kind == "power":
-            content = power_table([_only_table(read(name)) for name in (results, *names)])
-        elif kind == "costs":
-            content = cost_table(folder / results)
-        elif kind == "all-scores":
-            content = all_scores(_only_table(read(results)))
-        elif kind == "loss-counts":
-            content = loss_counts(read(results))
-        elif kind == "losses":
-            content = loss_table(read(results), names)
-        elif kind == "training-losses":
-            content = training_loss_table(read(results), names)
-        elif any((folder / results).glob("*.json")):
-            content = folder_tables(read(results), kind == "main")
-        else:
-            content = f"There are no results in `{results}` yet."
+        content = _content(begin[1], (begin[2] or "all").split(), folder, read)
         parts.append(f"{content}\n")
         parts.append(text[end:next_end])
     return "".join(parts)
+
+
+def _content(
+    results: str, words: Sequence[str], folder: Path, read: Callable[[str], list[ResultTable]]
+) -> str:
+    """Return the text after a marker.
+
+    ``results`` is the name of the folder of results below ``folder``. ``words`` are the kind of the
+    table and the names that follow it. ``read`` returns the tables of a folder of results.
+    """
+    kind, *names = words
+    if kind in ("overview", "power"):
+        tables = [_only_table(read(name)) for name in (results, *names)]
+        return overview(tables) if kind == "overview" else power_table(tables)
+    if kind == "costs":
+        return cost_table(folder / results)
+    if kind == "all-scores":
+        return all_scores(_only_table(read(results)))
+    if kind == "loss-counts":
+        return loss_counts(read(results))
+    if kind == "losses":
+        return loss_table(read(results), names)
+    if kind == "training-losses":
+        return training_loss_table(read(results), names)
+    if not any((folder / results).glob("*.json")):
+        return f"There are no results in `{results}` yet."
+    return folder_tables(read(results), kind == "main")
 
 
 def _only_table(tables: Sequence[ResultTable]) -> ResultTable:
