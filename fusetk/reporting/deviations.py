@@ -131,6 +131,20 @@ def _differences(actual: Any, expected: Any, key: str) -> list[Difference]:
     ]
 
 
+def flat_values(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings and lists by dotted keys: `training.stages.0.clip`."""
+    if isinstance(values, Mapping):
+        items: list[tuple[Any, Any]] = list(values.items())
+    elif isinstance(values, list):
+        items = list(enumerate(values))
+    else:
+        return {prefix: values}
+    flat: dict[str, Any] = {}
+    for name, value in items:
+        flat |= flat_values(value, f"{prefix}.{name}" if prefix else str(name))
+    return flat
+
+
 def short_keys(keys: Sequence[str], others: Sequence[str] = ()) -> dict[str, str]:
     """Return for each key its shortest end that no other key and none of ``others`` has."""
     return {key: _short_key(key, [*keys, *others]) for key in keys}

@@ -15,6 +15,7 @@ from fusetk.reporting.cost import finite_value, read_cost
 from fusetk.reporting.deviations import (
     SECTIONS,
     config_overrides,
+    flat_values,
     short_keys,
     without_folders,
 )
@@ -161,7 +162,7 @@ def file_stem(result: RunResult, row: PaperRow) -> str:
     longer than ``LONGEST_STEM``, the checksum of all these values replaces them.
     """
     parts = [f"{result.system}.seed{result.seed}"]
-    keys = list(_leaf_keys({section: row.config.get(section) for section in SECTIONS}))
+    keys = list(flat_values({section: row.config.get(section) for section in SECTIONS}))
     names = short_keys(list(result.overrides), keys)
     for key, value in result.overrides.items():
         text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
@@ -173,18 +174,6 @@ def file_stem(result: RunResult, row: PaperRow) -> str:
         values = json.dumps(result.overrides, sort_keys=True)
         stem = f"{parts[0]}.{hashlib.sha256(values.encode()).hexdigest()[:8]}"
     return stem
-
-
-def _leaf_keys(values: Any, prefix: str = "") -> Iterator[str]:
-    if isinstance(values, Mapping):
-        items: list[tuple[Any, Any]] = list(values.items())
-    elif isinstance(values, list):
-        items = list(enumerate(values))
-    else:
-        yield prefix
-        return
-    for name, value in items:
-        yield from _leaf_keys(value, f"{prefix}.{name}" if prefix else str(name))
 
 
 def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveReport) -> None:

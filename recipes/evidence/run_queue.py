@@ -27,7 +27,7 @@ from fusetk.experiment.launch import ends_with_parent
 from fusetk.files import lock, locked
 from fusetk.processor import usable_processors
 from fusetk.recipe import load
-from fusetk.reporting.deviations import short_keys
+from fusetk.reporting.deviations import flat_values, short_keys
 from fusetk.reporting.result_columns import duration
 from fusetk.reporting.result_files import RunResult, read_results
 from fusetk.reporting.runs import VALID
@@ -150,7 +150,7 @@ class Results:
         for result in results:
             if not any(result.system in wave for wave in plan.waves):
                 continue
-            config = _flat(result.config)
+            config = flat_values(result.config)
             values = {key: config.get(key) for key in plan.steps(result.system)}
             losses = result.valid_curve.get("loss", [])
             epochs = config.get(EPOCHS)
@@ -295,7 +295,7 @@ def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
     for wave in plan.waves:
         for system in wave:
             path = folder / f"{system}.yaml"
-            config = _flat(load(path).model_dump(mode="json"))
+            config = flat_values(load(path).model_dump(mode="json"))
             if config[EPOCHS] is not None:
                 raise ConfigError(
                     f"{path}: {EPOCHS} is {config[EPOCHS]}: in a plan, this key ends trials only; "
@@ -313,20 +313,6 @@ def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
 
 def _key(system: str, seed: int, values: Values, epochs: int | None) -> tuple[Any, ...]:
     return system, seed, epochs, json.dumps(values, sort_keys=True)
-
-
-def _flat(values: Any, prefix: str = "") -> Values:
-    """Return nested values by dotted keys."""
-    if isinstance(values, Mapping):
-        items: list[tuple[Any, Any]] = list(values.items())
-    elif isinstance(values, list):
-        items = list(enumerate(values))
-    else:
-        return {prefix: values}
-    flat: Values = {}
-    for name, value in items:
-        flat |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
-    return flat
 
 
 # Running ------------------------------------------------------------------------------------------
