@@ -28,7 +28,7 @@ import numpy as np
 
 from fusetk.cli.tables import NONE, markdown_rows, markdown_table
 from fusetk.errors import DataError, FusetkError, join_names
-from fusetk.evaluation.metrics import METRICS
+from fusetk.evaluation.metrics import is_lower_better
 from fusetk.reporting.formats import signed
 from fusetk.reporting.gain import SEEDS, SeedComparison
 from fusetk.reporting.measured_costs import read_costs
@@ -232,9 +232,7 @@ def all_scores(table: ResultTable) -> str:
             if own is None or other is None:
                 cells.append(NONE)
                 continue
-            metric = METRICS.get(column.metric)
-            lower = metric is not None and metric.lower_is_better
-            scores = SeedComparison(own, other, {}, {}, lower)
+            scores = SeedComparison(own, other, {}, {}, is_lower_better(column.metric))
             text = signed(scores.difference)
             cells.append(f"{f'**{text}**' if scores.improves else text}, {scores.spread:.2f}")
         lines.append([row.name, base.name, *cells])

@@ -57,6 +57,11 @@ def make_metrics(
     return list({metric.name: metric for metric in metrics}.values())
 
 
+def is_lower_better(name: str) -> bool:
+    """Whether a lower score of a metric is better; False for an unknown metric."""
+    return name in METRICS and METRICS[name].lower_is_better
+
+
 def score(
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],

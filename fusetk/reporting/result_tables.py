@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fusetk.errors import DataError
-from fusetk.evaluation.metrics import METRICS
+from fusetk.evaluation.metrics import METRICS, is_lower_better
 from fusetk.evaluation.significance import SAMPLES, Sampling
 from fusetk.files import digest
 from fusetk.reporting.gain import SeedComparison
@@ -139,8 +139,7 @@ class ResultRow:
             p = p_values.compare(twin, run, column)
             if p is not None:
                 tested[run.result.seed] = p
-        metric = METRICS.get(column.metric)
-        lower = metric is not None and metric.lower_is_better
+        lower = is_lower_better(column.metric)
         return SeedComparison(mean, base_mean, differences, tested, lower)
 
 
