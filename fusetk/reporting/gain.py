@@ -40,18 +40,18 @@ class SeedComparison(NamedTuple):
     @property
     def better(self) -> int:
         """The number of seeds with which the system is significantly better."""
-        return sum(
-            p < LEVEL and self._gain(self.differences[seed]) > 0
-            for seed, p in self.p_values.items()
-        )
+        return sum(gain > 0 for gain in self._significant_gains)
 
     @property
     def worse(self) -> int:
         """The number of seeds with which the system is significantly worse."""
-        return sum(
-            p < LEVEL and self._gain(self.differences[seed]) < 0
-            for seed, p in self.p_values.items()
-        )
+        return sum(gain < 0 for gain in self._significant_gains)
+
+    @property
+    def _significant_gains(self) -> list[float]:
+        return [
+            self._gain(self.differences[seed]) for seed, p in self.p_values.items() if p < LEVEL
+        ]
 
     @property
     def improves(self) -> bool:
