@@ -33,6 +33,11 @@ class ComparedSentence(NamedTuple):
     scores: tuple[float, float] | None = None  # of both translations, 0 to 100
 
     @property
+    def is_same(self) -> bool:
+        """Whether the two translations are identical."""
+        return self.first == self.second
+
+    @property
     def gain(self) -> float:
         """The score of the second translation minus that of the first; 0 without scores."""
         return self.scores[1] - self.scores[0] if self.scores else 0.0
@@ -106,7 +111,7 @@ def summarize(
 
     Without references, count only the sentences and the identical translations.
     """
-    same = sum(sentence.first == sentence.second for sentence in sentences)
+    same = sum(sentence.is_same for sentence in sentences)
     if references is None:
         return ComparisonSummary(len(sentences), same)
     better = sum(sentence.gain > 0 for sentence in sentences)

@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
 
     def without_equal(self) -> "Comparison":
         """Return the comparison without the sentences with two identical translations."""
-        differing = [sentence for sentence in self.sentences if sentence.first != sentence.second]
+        differing = [sentence for sentence in self.sentences if not sentence.is_same]
         return self._replace(sentences=differing)
 
 

@@ -10,7 +10,13 @@ from statistics import fmean
 from typing import Any
 
 from fusetk.data.text import cannot_write
-from fusetk.evaluation.compare import ComparedSentence, DiffSpan, compare_sentences, diff_words
+from fusetk.evaluation.compare import (
+    ComparedSentence,
+    DiffSpan,
+    compare_sentences,
+    diff_words,
+    rank_by_gain,
+)
 from fusetk.files import replace_file
 from fusetk.plotting.html import insert, json_element
 from fusetk.reporting.formats import TextTable
@@ -176,10 +182,7 @@ def _compare(
         column_of(texts, f"reference1.{kind}", path),
         tokenized=kind == "txt",
     )
-    differing = sorted(
-        (sentence for sentence in compared if sentence.first != sentence.second),
-        key=lambda sentence: -sentence.gain,
-    )
+    differing = rank_by_gain([sentence for sentence in compared if not sentence.is_same])
     if not differing:
         return {"summary": "All translations are the same.", "sentences": []}
     chosen = differing
