@@ -5,6 +5,7 @@ results, under a checksum of everything that determines it.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from fusetk.errors import DataError
@@ -68,24 +69,20 @@ class PValues:
         first, second = base.saved_score(column), run.saved_score(column)
         if first is None or second is None or base is run:
             return None
+        pair = f"{run.stem} and {base.stem} are not compared on {column.set_name}"
         if (first.references, first.signature) != (second.references, second.signature):
-            self.notes[
-                f"{run.stem} and {base.stem} are not compared on {column.set_name}: their "
-                f"references or the signatures of {column.metric} differ"
-            ] = run.stem
+            reason = f"their references or the signatures of {column.metric} differ"
+            self.notes[f"{pair}: {reason}"] = run.stem
             return None
         if column.metric in LEARNED_METRICS:
-            self.notes[
-                f"{run.stem} and {base.stem} are not compared on {column.set_name} by "
-                f"{column.metric}: call `fusetk compare` with both translations"
-            ] = run.stem
+            advice = "call `fusetk compare` with both translations"
+            self.notes[f"{pair} by {column.metric}: {advice}"] = run.stem
             return None
         name = f"{column.checkpoint}.{text_kind(column.metric)}"
-        texts = [self._lines(side, column.set_name, name) for side in (base, run)]
-        hypotheses = [lines for lines in texts if lines is not None]
-        if len(hypotheses) < 2:
+        base_lines, lines = (self._lines(side, column.set_name, name) for side in (base, run))
+        if base_lines is None or lines is None:
             return None
-        key = digest([first.references, first.signature, hypotheses, self.sampling])
+        key = digest([first.references, first.signature, [base_lines, lines], self.sampling])
         if key not in self._known:
             text = texts_path(self.folder, column.set_name, run.result.texts[column.set_name])
             if not text.exists():
@@ -94,19 +91,28 @@ class PValues:
                     f"{text} is missing"
                 ] = run.stem
                 return None
-            references = self._references(text, column)
-            metric = make_metrics(references, [column.metric], _options(first.signature))[0]
-            statistics = {
-                side.stem: metric.statistics(lines)
-                for side, lines in zip((base, run), hypotheses, strict=True)
-            }
-            for score, (stem, rows) in zip((first, second), statistics.items(), strict=True):
-                _check_score(score, metric.score(rows).value, stem)
-            result = compare_systems(metric, statistics, self.sampling)[run.stem]
-            assert result.p is not None
-            self._known[key] = result.p
+            scored = {base.stem: (first, base_lines), run.stem: (second, lines)}
+            self._known[key] = self._test(scored, column, text)
             self._changed = True
         return self._known[key]
+
+    def _test(
+        self, scored: Mapping[str, tuple[SavedScore, list[str]]], column: ScoreColumn, text: Path
+    ) -> float:
+        """Return the p-value of the second of two runs against the first one.
+
+        ``scored`` has the recorded score and the translations of each run, by the name of its
+        file. ``text`` is the file with the references.
+        """
+        (first, _), _ = scored.values()
+        references = self._references(text, column)
+        [metric] = make_metrics(references, [column.metric], _options(first.signature))
+        statistics = {stem: metric.statistics(lines) for stem, (_, lines) in scored.items()}
+        for stem, (score, _) in scored.items():
+            _check_score(score, metric.score(statistics[stem]).value, stem)
+        _, result = compare_systems(metric, statistics, self.sampling).values()
+        assert result.p is not None
+        return result.p
 
     def _lines(self, run: SavedRun, set_name: str, name: str) -> list[str] | None:
         """Return saved translations; None if the run has none."""
