@@ -6,7 +6,13 @@ import click
 
 from fusetk import display
 from fusetk.cli.common_options import inform
-from fusetk.cli.options import device_option, quiet_option, threads_option, tokenized_option
+from fusetk.cli.options import (
+    device_option,
+    quiet_option,
+    threads_option,
+    tokenized_option,
+    use_threads,
+)
 from fusetk.cli.parameters import FilePath
 from fusetk.cli.tables import print_json, show
 from fusetk.errors import DataError, quantity
@@ -71,10 +77,7 @@ def command(
     """
     if source == reference == "-":
         raise click.UsageError("standard input can be only one of the files")
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_threads(threads)
     from fusetk import system
     from fusetk.decoding.target_scores import BATCH_TOKENS
     from fusetk.decoding.translate import Translator

@@ -6,7 +6,7 @@ import click
 
 from fusetk import DEVICE
 from fusetk.cli.compare_output import print_comparison
-from fusetk.cli.options import device_option, threads_option, tokenized_option
+from fusetk.cli.options import device_option, threads_option, tokenized_option, use_threads
 from fusetk.cli.parameters import FilePath
 from fusetk.evaluation.compare import SENTENCE_METRICS
 from fusetk.reporting.comparison import check_metric, compare, read_inputs, write_comparison
@@ -85,10 +85,8 @@ def command(
     }
     given_options = [name for name, present in model_options.items() if present]
     inputs = read_inputs((first, second), source, reference, output, given_options)
-    if threads and inputs.has_runs:
-        import torch
-
-        torch.set_num_threads(threads)
+    if inputs.has_runs:
+        use_threads(threads)
     comparison = compare(inputs, metric or SENTENCE_METRICS[0], tokenized, device)
     if not everything:
         comparison = comparison.without_equal()

@@ -10,7 +10,7 @@ from fusetk.cli.common_options import inform
 from fusetk.cli.decode_options import SECTIONS, decode_options
 from fusetk.cli.mbr import candidate_settings, mbr_utility
 from fusetk.cli.memory import memory_advice
-from fusetk.cli.options import check_ensemble
+from fusetk.cli.options import check_ensemble, use_threads
 from fusetk.cli.sections import Sections
 from fusetk.decoding.formats import OutputFormat
 from fusetk.decoding.output_file import OutputFile, open_output
@@ -79,8 +79,7 @@ def command(
     from fusetk.processes import connect, end_process, local_device
     from fusetk.system import changed, load_ensemble
 
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     inputs = DecodeInputs(source, prefix, constraints, shard)
     output_format = OutputFormat.from_options(
         search["n_best"], as_json, word_scores, alignment, alignment_form, timing

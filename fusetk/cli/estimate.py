@@ -7,6 +7,7 @@ import click
 from fusetk.cli.estimate_options import estimate_options
 from fusetk.cli.estimate_output import as_document, print_estimate
 from fusetk.cli.memory import memory_advice
+from fusetk.cli.options import use_threads
 from fusetk.cli.recipes import load_recipe
 from fusetk.cli.tables import print_json
 from fusetk.cli.vocabulary_options import given_sizes
@@ -58,14 +59,11 @@ def command(
     takes longer than the matrix products: measure it with -d cuda on the GPU.
     """
     recipe = load_recipe(config, overrides)
-    import torch
-
     from fusetk.estimate.cost import estimate, text_of, training_hours
     from fusetk.estimate.devices import DEVICES, SHARE, UPDATES
     from fusetk.reporting.parameters import vocabulary_sizes
 
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     if share is not None and device not in DEVICES:
         raise click.UsageError(f"--share needs --device {join_names([*DEVICES], 'or')}")
     if measure is not None and device in DEVICES:

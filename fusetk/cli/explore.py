@@ -3,7 +3,7 @@
 import click
 
 from fusetk.cli.common_options import inform
-from fusetk.cli.options import device_option, raw_option, threads_option
+from fusetk.cli.options import device_option, raw_option, threads_option, use_threads
 from fusetk.cli.server_options import check_libraries, host_option, limit_option, port_option
 from fusetk.errors import ConfigError, join_names
 
@@ -54,14 +54,11 @@ def command(
     from fusetk.serving import server
 
     listener = server.listen(host, port)  # before the models are loaded, which takes seconds
-    import torch
-
     from fusetk import system
     from fusetk.exploring.app import ExploreLimits, make_explore_app
     from fusetk.exploring.explorer import Explorer
 
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
 
     def load(number: int) -> Explorer:
         return Explorer(runs[number], system.load_model(runs[number], device, raw), max_cells)

@@ -27,6 +27,14 @@ def at_most_processors(
     return most
 
 
+def use_threads(threads: int | None) -> None:
+    """Set the number of threads of PyTorch. None does not change it and does not import PyTorch."""
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
 # The options --------------------------------------------------------------------------------------
 
 SET_HELP = "Change a key of the config, for example training.seed=3. Repeatable; the last one wins."

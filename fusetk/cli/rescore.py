@@ -8,7 +8,7 @@ import click
 
 from fusetk.cli.common_options import inform
 from fusetk.cli.memory import memory_advice
-from fusetk.cli.options import check_ensemble
+from fusetk.cli.options import check_ensemble, use_threads
 from fusetk.cli.rescore_checks import check_options, checked_inputs, named_files
 from fusetk.cli.rescore_options import rescore_options
 from fusetk.data.text import check_inputs_and_output
@@ -48,8 +48,6 @@ def command(**options: Any) -> None:
     The summary, on standard error, has the perplexity per token and per word; EOS counts in both.
     The perplexity per word can be compared between models with different subwords.
     """
-    import torch
-
     from fusetk import system
     from fusetk.data.text import standard_input
     from fusetk.decoding.translate import Translator
@@ -66,8 +64,7 @@ def command(**options: Any) -> None:
         check_inputs_and_output(inputs.names, Path(options["output"]))
     if "-" in inputs.names:
         standard_input()
-    if options["threads"]:
-        torch.set_num_threads(options["threads"])
+    use_threads(options["threads"])
     loaded = system.load_ensemble(
         options["models"], options["device"], options["precision"], options["raw"], inform
     )

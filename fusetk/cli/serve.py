@@ -3,7 +3,13 @@
 import click
 
 from fusetk.cli.common_options import inform, is_quiet
-from fusetk.cli.options import device_option, precision_option, raw_option, threads_option
+from fusetk.cli.options import (
+    device_option,
+    precision_option,
+    raw_option,
+    threads_option,
+    use_threads,
+)
 from fusetk.cli.server_options import check_libraries, host_option, limit_option, port_option
 from fusetk.errors import ConfigError, join_names
 
@@ -71,13 +77,10 @@ def command(
     from fusetk.serving import server
 
     listener = server.listen(host, port)  # before the models are loaded, which takes seconds
-    import torch
-
     from fusetk import system
     from fusetk.serving.app import Limits, make_app
 
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     ensemble = system.load_ensemble(models, device, precision, raw)
     ensemble.pipeline.import_libraries()
     loaded = system.System(ensemble.models, ensemble.pipeline, ensemble.recipe.decoding)

@@ -10,6 +10,7 @@ from fusetk.cli.options import (
     quiet_option,
     set_option,
     threads_option,
+    use_threads,
 )
 from fusetk.cli.parameters import FilePath, check_paths
 from fusetk.cli.recipes import load_recipe
@@ -75,15 +76,12 @@ def command(
     resolved = load_recipe(config, overrides)
     folder = Path(run) if run else Path("runs") / Path(config).stem
     check_paths(folder, resolved.data.folder)
-    import torch
-
     from fusetk import train
     from fusetk.cli import prep
     from fusetk.processes import end_process, world_size
     from fusetk.resume import check_before_prep
 
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     if run_prep:
         if world_size() > 1:
             raise ConfigError("--prep needs a single process: run fusetk prep before torchrun")
