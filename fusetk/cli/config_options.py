@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 from pydantic.fields import FieldInfo
 
-from fusetk.cli.parameters import Decorator, FiniteRange, Parsed, all_of
+from fusetk.cli.parameters import Decorator, FiniteRange, Parsed, all_of, flag_of
 from fusetk.config import field_docs
 from fusetk.decoding.config import MOST, SearchConfig, SearchOption
 
@@ -70,7 +70,7 @@ def section(title: str) -> list[str]:
 def _declarations(name: str, mark: SearchOption) -> list[str]:
     short = [flag for flag in mark.names if not flag.startswith("--")]
     long = [flag for flag in mark.names if flag.startswith("--")]
-    own = _flag(name)
+    own = flag_of(name)
     if SearchConfig.model_fields[name].annotation is bool:
         own = f"{own}/--no-{own.removeprefix('--')}"
     return [*short, own, *long, name]
@@ -123,10 +123,6 @@ def _help(name: str) -> str:
     names = search_fields().keys() - choices  # a choice may equal a name
     return re.sub(
         r"`(\w+)`",
-        lambda match: f"`{_flag(match[1])}`" if match[1] in names else match[0],
+        lambda match: f"`{flag_of(match[1])}`" if match[1] in names else match[0],
         " ".join(paragraph.split()),
     )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

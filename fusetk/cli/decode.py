@@ -11,6 +11,7 @@ from fusetk.cli.decode_options import SECTIONS, decode_options
 from fusetk.cli.mbr import candidate_settings, mbr_utility
 from fusetk.cli.memory import memory_advice
 from fusetk.cli.options import check_ensemble, use_threads
+from fusetk.cli.parameters import flag_of
 from fusetk.cli.sections import Sections
 from fusetk.decoding.formats import OutputFormat
 from fusetk.decoding.output_file import OutputFile, open_output
@@ -88,7 +89,7 @@ def command(
         raise ConfigError("--candidates has no effect without --mbr: give it, too")
     check_ensemble(search, models)
     settings = {key: value for key, value in search.items() if value is not None}
-    flags = {key: f"--{key.replace('_', '-')}" for key in search}
+    flags = {key: flag_of(key) for key in search}
     world = connect(torch.device("cpu"), INPUT_TIMEOUT)  # the processes exchange text only
     report = inform if world.first else lambda message: None
     with ExitStack() as stack:

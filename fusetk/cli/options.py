@@ -7,7 +7,7 @@ import click
 
 from fusetk import DEVICE, PRECISIONS
 from fusetk.cli.common_options import keep_quiet
-from fusetk.cli.parameters import Decorator, FilePath
+from fusetk.cli.parameters import Decorator, FilePath, flag_of
 from fusetk.decoding.ensemble import SETTINGS, check_ensemble_settings
 from fusetk.processor import usable_processors
 
@@ -96,7 +96,7 @@ running_options: tuple[Decorator, ...] = (
 def check_ensemble(options: Mapping[str, Any], models: Sequence[str]) -> None:
     """Raise ConfigError if a given option of an ensemble does not fit the number of models."""
     settings = {key: options[key] for key in SETTINGS if options[key] is not None}
-    flags = {key: f"--{key.replace('_', '-')}" for key in SETTINGS}
+    flags = {key: flag_of(key) for key in SETTINGS}
     check_ensemble_settings(settings, len(models), flags)
 
 

@@ -82,6 +82,11 @@ def check_paths(*paths: str | Path) -> None:
         check_utf8(os.path.abspath(path), "rename the folder")
 
 
+def flag_of(name: str) -> str:
+    """Return the long option of a parameter: `n_best` becomes `--n-best`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def all_of(options: Iterable[Decorator]) -> Decorator:
     """Return a decorator that adds all options to a command, in this order."""
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from fusetk.cli.parameters import flag_of
+
 if TYPE_CHECKING:
     from fusetk.evaluation.rescore_rows import RescoreInputs
 
@@ -70,8 +72,9 @@ def check_options(inputs: "RescoreInputs", values: Mapping[str, Any]) -> None:
     names = ("normalize", "no_end_mark", "word_scores", "feature")
     changed = [name for name in names if source_of(name) is not ParameterSource.DEFAULT]
     if values["summary"] and changed:
-        flag = f"--{changed[0].replace('_', '-')}"
-        raise click.UsageError(f"{flag} does not change the summary: leave it or --summary out")
+        raise click.UsageError(
+            f"{flag_of(changed[0])} does not change the summary: leave it or --summary out"
+        )
     if values["penalty"] and not values["normalize"]:
         raise click.UsageError("--penalty has no effect without -n: give it, too")
     if "feature" in changed and not is_list:
