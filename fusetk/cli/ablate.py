@@ -8,6 +8,8 @@ from fusetk import display
 from fusetk.cli.common_options import inform
 from fusetk.cli.options import (
     device_option,
+    json_option,
+    model_option,
     quiet_option,
     threads_option,
     tokenized_option,
@@ -22,14 +24,7 @@ from fusetk.errors import DataError, quantity
     "ablate",
     epilog="Example: fusetk ablate -m runs/my -i raw/valid.de -r raw/valid.en",
 )
-@click.option(
-    "-m",
-    "--model",
-    required=True,
-    metavar="RUN",
-    type=FilePath(path_type=Path),
-    help="A run folder (its best checkpoint is used) or a checkpoint.",
-)
+@model_option
 @click.option(
     "-i",
     "--input",
@@ -48,7 +43,7 @@ from fusetk.errors import DataError, quantity
     help="File with their translations, line by line.",
 )
 @tokenized_option("Both files are")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @device_option
 @threads_option
 @quiet_option

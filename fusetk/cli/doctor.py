@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from fusetk.cli.options import threads_option
+from fusetk.cli.options import json_option, threads_option
 from fusetk.cli.tables import print_json
 from fusetk.processor import usable_processors
 
@@ -17,7 +17,7 @@ from fusetk.processor import usable_processors
     help="Measure the ways to compute again, for this number of threads, for example because the "
     "machine was busy during the first measurement.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def command(threads: int | None, measure_again: bool, as_json: bool) -> None:
     """Describe this machine: versions, kernels, limits of speed, and causes of slow computation.
 

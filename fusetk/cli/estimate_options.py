@@ -3,7 +3,7 @@
 import click
 
 from fusetk import DEVICE
-from fusetk.cli.options import config_argument, set_option, threads_option
+from fusetk.cli.options import config_argument, json_option, set_option, threads_option
 from fusetk.cli.parameters import Decorator, FiniteRange, all_of
 from fusetk.cli.vocabulary_options import VOCABULARY_OPTIONS
 from fusetk.estimate.devices import SHARE, UPDATES
@@ -69,6 +69,6 @@ OPTIONS: tuple[Decorator, ...] = (
         "prepared text.",
     ),
     threads_option,
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    json_option,
 )
 estimate_options = all_of(OPTIONS)

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -43,6 +44,14 @@ config_argument: Decorator = click.argument("config", type=FilePath(dir_okay=Fal
 set_option: Decorator = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP
 )
+model_option: Decorator = click.option(
+    "-m",
+    "--model",
+    required=True,
+    metavar="RUN",
+    type=FilePath(path_type=Path),
+    help="A run folder (its best checkpoint is used) or a checkpoint.",
+)
 models_option: Decorator = click.option(
     "-m",
     "--model",
@@ -76,6 +85,9 @@ threads_option: Decorator = click.option(
     callback=at_most_processors,
     help="Number of CPU threads, at most the number of processors that this process may use."
     " Default: the number of cores, but at most the limit of a container.",
+)
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object."
 )
 quiet_option: Decorator = click.option(
     "-q",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fusetk.cli.options import device_option, tokenized_option
+from fusetk.cli.options import device_option, model_option, tokenized_option
 from fusetk.cli.parameters import Decorator, FilePath, Parsed, all_of
 from fusetk.cli.picture_options import size_option, style_option
 from fusetk.plotting.choices import WHATS, parse_head, parse_step
@@ -13,14 +13,7 @@ from fusetk.plotting.sentences import line_range
 from fusetk.plotting.style import parse_top
 
 OPTIONS: tuple[Decorator, ...] = (
-    click.option(
-        "-m",
-        "--model",
-        required=True,
-        type=FilePath(path_type=Path),
-        metavar="RUN",
-        help="A run folder (its best checkpoint is used) or a checkpoint.",
-    ),
+    model_option,
     click.option(
         "-s",
         "--source",

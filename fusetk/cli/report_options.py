@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from fusetk.cli.options import json_option
 from fusetk.cli.parameters import Decorator, FilePath, all_of
 
 OPTIONS: tuple[Decorator, ...] = (
@@ -48,7 +49,7 @@ OPTIONS: tuple[Decorator, ...] = (
     click.option("--markdown", is_flag=True, help="Print tables in Markdown."),
     click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values."),
     click.option("--latex", is_flag=True, help="Print tables in LaTeX, for the package booktabs."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    json_option,
     click.option(
         "--html",
         "page",

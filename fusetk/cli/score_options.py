@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import click
 
+from fusetk.cli.options import json_option
 from fusetk.cli.parameters import Decorator
 from fusetk.evaluation.comet import DEFAULT_MODEL
 from fusetk.evaluation.length import DEFAULT_METRIC as LENGTH_METRIC
@@ -94,7 +95,7 @@ text_options: tuple[Decorator, ...] = (
         help=f"Model of comet: the name of a model, which is downloaded once, or the file of a "
         f"checkpoint. Default: {DEFAULT_MODEL}.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    json_option,
 )
 source_option: Decorator = click.option(
     "--source",
