@@ -17,7 +17,14 @@ from fusetk.data.encode import Encoder, NumberedLines
 from fusetk.data.filter import SUBWORDS
 from fusetk.data.parallel import chunks
 from fusetk.data.pipeline import SIDES, Pipeline, Text, load_bpe
-from fusetk.data.preprocess import BLOCK, LinePair, languages, prepared_models, size_of
+from fusetk.data.preprocess import (
+    BLOCK,
+    LinePair,
+    languages,
+    languages_by_side,
+    prepared_models,
+    size_of,
+)
 from fusetk.data.stages import Build, Results
 from fusetk.data.steps.base import LineStep
 from fusetk.data.text import FilePair, read_lines, read_pairs, writer
@@ -134,9 +141,11 @@ def load_codes(build: Build, config: DataConfig) -> dict[str, BPE]:
     """Return the BPE of both sides; empty if words are the tokens."""
     if config.bpe is None:
         return {}
-    names = dict(zip(SIDES, languages(config), strict=True))
     return load_bpe(
-        lambda name: build.find(f"words/{name}"), names, config.bpe.one_list, config.bpe.threshold
+        lambda name: build.find(f"words/{name}"),
+        languages_by_side(config),
+        config.bpe.one_list,
+        config.bpe.threshold,
     )
 
 

@@ -126,7 +126,7 @@ def _warnings(
     config: DataConfig, texts: Mapping[str, list[FilePair]], inputs: Mapping[str, manifest.Record]
 ) -> list[str]:
     """Return warnings about languages and texts that the steps do not support, and equal texts."""
-    languages = {"source": config.source, "target": config.target}
+    languages = preprocess.languages_by_side(config)
     pairs = [pair for pairs in texts.values() for pair in pairs]
     return [
         *language_warnings.warnings(languages, config.steps, pairs),
@@ -339,8 +339,7 @@ def _ids(config: DataConfig, split: str, needs: list[str]) -> Stage:
 def _step_settings(config: DataConfig, steps: Sequence[PrepStep]) -> dict[str, Any]:
     """Return the languages and steps, which determine the words."""
     return {
-        "source": config.source,
-        "target": config.target,
+        **preprocess.languages_by_side(config),
         "steps": [step.model_dump(mode="json") for step in steps],
     }
 
@@ -373,7 +372,7 @@ def describe(
     return {
         "format": manifest.FORMAT,
         "fingerprint": digest(outputs),
-        "languages": {"source": config.source, "target": config.target},
+        "languages": preprocess.languages_by_side(config),
         "versions": manifest.versions(),
         "settings": config.model_dump(mode="json", exclude={"folder"}),
         "vocabulary": results["vocabulary"],

@@ -36,6 +36,10 @@ def languages(config: DataConfig) -> tuple[str, str]:
     return config.source, config.target
 
 
+def languages_by_side(config: DataConfig) -> dict[str, str]:
+    return dict(zip(SIDES, languages(config), strict=True))
+
+
 def size_of(pair: LinePair) -> int:
     return len(pair[0]) + len(pair[1])
 
@@ -167,9 +171,9 @@ def _learn(
 
 def _save_models(build: Build, config: DataConfig, models: StepModels) -> None:
     files = {step.step: step.model_file for step in config.steps if isinstance(step, LearnedStep)}
-    names = dict(zip(SIDES, languages(config), strict=True))
+    language_of = languages_by_side(config)
     for (side, name), model in models.items():
-        model.save(build.new(f"words/{files[name]}.{names[side]}"))
+        model.save(build.new(f"words/{files[name]}.{language_of[side]}"))
 
 
 def _run_pass(
@@ -351,5 +355,6 @@ def held_out_words(
 
 def prepared_models(build: Build, config: DataConfig) -> Mapping[tuple[str, str], StepModel]:
     """Return the models that were learned on the training text."""
-    names = dict(zip(SIDES, languages(config), strict=True))
-    return load_models(lambda name: build.find(f"words/{name}"), config.steps, names)
+    return load_models(
+        lambda name: build.find(f"words/{name}"), config.steps, languages_by_side(config)
+    )
