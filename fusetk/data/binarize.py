@@ -26,7 +26,7 @@ from fusetk.data.preprocess import (
     size_of,
 )
 from fusetk.data.stages import Build, Results
-from fusetk.data.steps.base import LineStep
+from fusetk.data.steps.base import line_steps
 from fusetk.data.text import FilePair, read_lines, read_pairs, writer
 from fusetk.data.vocab import SPECIAL, Vocabulary
 from fusetk.errors import DataError
@@ -156,9 +156,7 @@ def check_required_tokens(config: DataConfig, vocabularies: Sequence[Vocabulary]
         existing = options.source if options.joint else getattr(options, side)
         if existing and not options.extend:
             continue
-        for step in config.steps:
-            if not isinstance(step, LineStep) or not step.works_on(side):
-                continue
+        for step in line_steps(config.steps, side):
             lacks = [token for token in step.required_tokens() if token not in vocabulary.ids]
             if lacks:
                 raise DataError(
@@ -189,10 +187,9 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
             for side, count in zip(SIDES, counts, strict=True)
         ]
     for i, side in enumerate(SIDES):
-        for step in config.steps:
-            if isinstance(step, LineStep) and step.works_on(side):
-                for token in step.required_tokens():
-                    tokens[i][token] = max(tokens[i].get(token, 0), options.threshold)
+        for step in line_steps(config.steps, side):
+            for token in step.required_tokens():
+                tokens[i][token] = max(tokens[i].get(token, 0), options.threshold)
     if options.joint:
         joint = _vocabulary(options, "source", _sum(tokens), _sum(possible))
         vocabularies = joint, joint

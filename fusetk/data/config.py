@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from fusetk import config
 from fusetk.config import Alternatives, Config, Document, Place
 from fusetk.data.steps import Step
-from fusetk.data.steps.base import LineStep
+from fusetk.data.steps.base import line_steps
 
 # Keys with paths, as sections and a key.
 PATHS: Sequence[Place] = (
@@ -245,8 +245,7 @@ class DataConfig(Config):
     @model_validator(mode="after")
     def _subwords_stay_as_they_are(self) -> "DataConfig":
         for side in ("source", "target"):
-            steps = [s for s in self.steps if isinstance(s, LineStep) and s.works_on(side)]
-            for first, second in pairwise(steps):
+            for first, second in pairwise(line_steps(self.steps, side)):
                 if first.splits_words and not second.splits_words:
                     raise ValueError(
                         f"data.steps: the step {second.step} would change the subwords of the step "

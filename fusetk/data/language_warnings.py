@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from fusetk.data.languages import without_spaces
-from fusetk.data.steps.base import LineStep, PrepStep
+from fusetk.data.steps.base import PrepStep, line_steps
 from fusetk.data.text import FilePair, read_lines
 
 
@@ -14,9 +14,8 @@ def warnings(
 
     ``languages`` is keyed by side.
     """
-    line_steps = [step for step in steps if isinstance(step, LineStep)]
     for i, (side, language) in enumerate(languages.items()):
-        side_steps = {step.step: step for step in line_steps if step.works_on(side)}
+        side_steps = {step.step: step for step in line_steps(steps, side)}
         for name, step in side_steps.items():
             if warning := step.language_warning(language):
                 yield (

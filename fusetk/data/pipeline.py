@@ -20,6 +20,7 @@ from fusetk.data.steps.base import (
     StepModel,
     StepModels,
     line_function,
+    line_steps,
 )
 from fusetk.data.text import read_lines, single_spaces, writer
 from fusetk.data.vocab import Vocabulary
@@ -68,7 +69,7 @@ class Text:
     @cached_property
     def _undo_functions(self) -> list[LineFunction]:
         """The undo functions of the target's steps, the last step first."""
-        steps = [step for step in reversed(self.steps) if step.works_on("target")]
+        steps = line_steps(reversed(self.steps), "target")
         functions = [step.undo_function(self.target_language) for step in steps]
         return [function for function in functions if function is not None]
 
@@ -113,8 +114,8 @@ class Pipeline(Text):
 
         BPE must be undone already.
         """
-        for step in self.steps:
-            if step.splits_words and step.works_on("target"):
+        for step in line_steps(self.steps, "target"):
+            if step.splits_words:
                 undo = step.undo_function(self.target_language)
                 line = undo(line) if undo else line
         return line
@@ -135,7 +136,7 @@ class Pipeline(Text):
         """Return the indices of the target tokens that begin words."""
         if self.bpe:
             return bpe.word_starts(tokens)
-        steps = [step for step in self.steps if step.works_on("target")]
+        steps = line_steps(self.steps, "target")
         return [
             i
             for i, token in enumerate(tokens)
@@ -252,7 +253,7 @@ def _check_exists(path: Path) -> None:
 
 def learned_steps(steps: Sequence[PrepStep], side: str) -> list[LearnedStep]:
     """Return the steps of a side that have a model."""
-    return [step for step in steps if isinstance(step, LearnedStep) and step.works_on(side)]
+    return [step for step in line_steps(steps, side) if isinstance(step, LearnedStep)]
 
 
 def load_models(

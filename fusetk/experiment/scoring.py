@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fusetk.config.messages import unknown_choice
-from fusetk.data.steps.base import LineStep
+from fusetk.data.steps.base import line_steps
 from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.steps.tokenize import Tokenize
 from fusetk.errors import ConfigError
@@ -74,22 +74,18 @@ def _at_most(name: str, existing: int) -> str:
 
 def lowercases_target(recipe: Recipe) -> bool:
     """Whether the preparation lowercases the target text."""
-    return any(
-        isinstance(step, Lowercase) and step.works_on("target") for step in recipe.data.steps
-    )
+    return any(isinstance(step, Lowercase) for step in line_steps(recipe.data.steps, "target"))
 
 
 def _splitter(recipe: Recipe) -> str | None:
     """Return the step that splits the target into parts of words, such as `sentencepiece`."""
-    for step in recipe.data.steps:
-        if isinstance(step, LineStep) and step.splits_words and step.works_on("target"):
-            return step.step
-    return None
+    steps = line_steps(recipe.data.steps, "target")
+    return next((step.step for step in steps if step.splits_words), None)
 
 
 def _splits_hyphens(recipe: Recipe) -> bool:
     """Whether the tokeniser splits words of the target at hyphens."""
     return any(
-        isinstance(step, Tokenize) and step.aggressive_hyphens and step.works_on("target")
-        for step in recipe.data.steps
+        isinstance(step, Tokenize) and step.aggressive_hyphens
+        for step in line_steps(recipe.data.steps, "target")
     )

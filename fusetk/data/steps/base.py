@@ -123,6 +123,11 @@ class UniquePairStep(PrepStep):
         """Return the key of a pair of lines."""
 
 
+def line_steps(steps: Iterable[PrepStep], side: str) -> list[LineStep]:
+    """Return the steps that change the lines of ``side``, "source" or "target"."""
+    return [step for step in steps if isinstance(step, LineStep) and step.works_on(side)]
+
+
 def line_function(
     step: PrepStep, side: str, language: str, models: StepModels
 ) -> LineFunction | None:
