@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
 from fusetk.config import Config
+from fusetk.errors import ConfigError
 
 Side = Literal["both", "source", "target"]
 LineFunction = Callable[[str], str]
@@ -62,7 +63,8 @@ class LineStep(PrepStep):
     def line_function(self, language: str, model: StepModel | None) -> LineFunction:
         """Return the function that the step applies to each line of a side.
 
-        ``model`` is the side's model of a ``LearnedStep``; raises ConfigError if it is missing.
+        ``model`` is the side's model of a ``LearnedStep``, which raises ConfigError if it is
+        missing.
         """
 
     def undo_function(self, language: str) -> LineFunction | None:
@@ -98,6 +100,14 @@ class LearnedStep(LineStep):
     @abstractmethod
     def load(self, path: Path) -> StepModel:
         """Read a model that was saved; raises DataError if the file is malformed."""
+
+    def line_function(self, language: str, model: StepModel | None) -> LineFunction:
+        if model is None:
+            raise ConfigError(
+                f"the model of the step {self.step} for {language} is missing; "
+                "run fusetk prep again"
+            )
+        return model
 
 
 class PairStep(PrepStep):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fusetk.data.steps.base import LearnedStep, LineFunction, StepModel
+from fusetk.data.steps.base import LearnedStep, LineFunction
 from fusetk.errors import ConfigError, DataError
 from fusetk.files import replace_file
 
@@ -81,13 +81,6 @@ class SentencePiece(LearnedStep):
             raise DataError(f"{path} cannot be read: {error.strerror}") from None
         except RuntimeError:
             raise DataError(f"{path} is not a model of SentencePiece; run fusetk prep") from None
-
-    def line_function(self, language: str, model: StepModel | None) -> LineFunction:
-        if model is None:
-            raise ConfigError(
-                f"the SentencePiece model of {language} is missing; run fusetk prep again"
-            )
-        return model
 
     def begins_word(self, token: str) -> bool:
         return token.startswith(SPACE)

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from fusetk.data.steps.base import LearnedStep, LineFunction, StepModel
+from fusetk.data.steps.base import LearnedStep, LineFunction
 from fusetk.data.truecase import Truecaser, detruecase
-from fusetk.errors import ConfigError
 
 
 class Truecase(LearnedStep):
@@ -26,11 +25,6 @@ class Truecase(LearnedStep):
 
     def load(self, path: Path) -> Truecaser:
         return Truecaser.load(path)
-
-    def line_function(self, language: str, model: StepModel | None) -> LineFunction:
-        if model is None:
-            raise ConfigError(f"the truecaser of {language} is missing; run fusetk prep again")
-        return model
 
     def undo_function(self, language: str) -> LineFunction:
         return detruecase
