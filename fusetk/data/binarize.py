@@ -265,7 +265,7 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
         f"words/train.{language}" if train else f"{split}.{language}.txt"
         for language in languages(config)
     ]
-    pairs = read_words(FilePair(*(build.find(name) for name in names)))
+    pairs = read_pairs(FilePair(*(build.find(name) for name in names)), bom=False)
     longest = config.bpe.max_subwords if config.bpe and train else None
     dropout = dropout_of(config, split)
     # Number of pairs from each corpus.
@@ -340,8 +340,3 @@ def _num_pairs(build: Build, split: str) -> int:
     else:  # pairs that the config moved from training to validation
         count = build.stages["words.train"]["results"]["to_valid"]
     return count
-
-
-def read_words(files: FilePair) -> Iterator[LinePair]:
-    """Yield the pairs of lines of files that prep wrote."""
-    return zip(*(read_lines(file, bom=False) for file in files), strict=True)
