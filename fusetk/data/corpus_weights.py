@@ -1,6 +1,7 @@
 """Sampling weights of training corpora."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -33,9 +34,8 @@ def sampling_spans(
     """
     if not weights:
         return []
-    part_weights = [1.0] * len(parts)
     names: dict[str, str] = {}  # by prefix
-    for name, weight in weights.items():
+    for name in weights:
         prefix = find(name, [part.prefix for part in parts], stage)
         if prefix in names:
             raise ConfigError(
@@ -43,9 +43,7 @@ def sampling_spans(
                 f"{prefix}: remove one of the two names"
             )
         names[prefix] = name
-        for i, part in enumerate(parts):
-            if part.prefix == prefix:
-                part_weights[i] = weight
+    part_weights = [weights[names[part.prefix]] if part.prefix in names else 1.0 for part in parts]
     weighted = list(zip(parts, part_weights, strict=True))
     if not any(weight and part.pairs for part, weight in weighted):
         counts = ", ".join(
@@ -57,10 +55,10 @@ def sampling_spans(
         )
     if all(weight == 1 for weight in part_weights):
         return []
-    starts = [sum(part.pairs for part in parts[:i]) for i in range(len(parts))]
+    ends = accumulate(part.pairs for part in parts)
     return [
-        WeightedSpan(start, start + part.pairs, weight)
-        for start, (part, weight) in zip(starts, weighted, strict=True)
+        WeightedSpan(end - part.pairs, end, weight)
+        for end, (part, weight) in zip(ends, weighted, strict=True)
         if weight
     ]
 
