@@ -1,23 +1,21 @@
 """``fusetk prep``: convert raw parallel text to ids."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
-from typing import Any
 
 import click
 
 from fusetk.cli.common_options import inform, is_quiet
 from fusetk.cli.options import config_argument, set_option
 from fusetk.cli.parameters import check_paths
+from fusetk.cli.prep_output import print_table, warn_of_long_sentences
 from fusetk.cli.recipes import load_recipe
-from fusetk.cli.tables import print_complete, print_json
+from fusetk.cli.tables import print_json
 from fusetk.data.config import DataConfig, load_data
+from fusetk.data.pipeline import SIDES
 from fusetk.data.prepare import Manifest, prepare
 from fusetk.display import Display
-
-LONG_SENTENCE = 1000  # tokens; a longer training sentence is a warning
 
 
 @click.command("prep")
@@ -69,23 +67,9 @@ def run(
         inform(f"{folder}: nothing changed, nothing to do")
     if not is_quiet():
         print_table(manifest)
-    for side in ("source", "target"):
-        longest = manifest.splits["train"][side].get("longest", 0)
-        if longest > LONG_SENTENCE:
-            language = manifest.data["languages"][side]
-            click.echo(
-                f"warning: the longest {language} sentence of train has {longest:,} tokens, so "
-                "training may need much memory and time: drop long pairs by the step "
-                "{step: filter, max_length: 175} in data.steps",
-                err=True,
-            )
+    warn_of_long_sentences(manifest)
     if manifest.made:
-        words = sum(
-            counts[side]["words"]
-            for name, counts in manifest.splits.items()
-            if f"words.{name}" in manifest.made
-            for side in ("source", "target")
-        )
+        words = _words_of_made_splits(manifest)
         speed = f" ({words / seconds:,.0f} words/s)" if words else ""
         inform(f"{folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}")
     if as_json:
@@ -93,55 +77,11 @@ def run(
         print_json({key: manifest.data[key] for key in keys})
 
 
-def print_table(manifest: Manifest) -> None:
-    """Print a table of the splits, and the sizes of the vocabularies."""
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    languages = manifest.data["languages"]
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("split", "pairs in", "out", "dropped"):
-        table.add_column(heading, justify="left" if heading in ("split", "dropped") else "right")
-    for side in ("source", "target"):
-        table.add_column(f"{languages[side]} tokens", justify="right")
-        table.add_column("unknown", justify="right")
-    for name, counts in manifest.splits.items():
-        dropped = [f"{count:,} {reason}" for reason, count in counts["dropped"].items()]
-        if counts.get("to_valid"):
-            dropped.append(f"({counts['to_valid']:,} to valid)")
-        cells = [
-            escape(name),
-            f"{counts['pairs_in']:,}",
-            f"{counts['pairs_out']:,}",
-            "\n".join(dropped) or "none",
-        ]
-        for side in ("source", "target"):
-            cells += [f"{counts[side]['tokens']:,}", f"{counts[side]['unknown_rate']:.2%}"]
-        table.add_row(*cells)
-        if "segmentations" in counts:
-            table.add_row(*_dropout_row(name, counts))
-    print_complete(table, stderr=True)
-    console = Console(stderr=True)
-    sizes = manifest.data["vocabulary"]
-    kind = "joint vocabulary" if sizes["joint"] else "vocabularies"
-    entries = [f"{languages[side]} {sizes[side]:,}" for side in ("source", "target")]
-    both = f"{sizes['source']:,}" if sizes["joint"] else ", ".join(entries)
-    console.print(f"{kind}: {both} entries, 4 of them special", highlight=False)
-
-
-def _dropout_row(name: str, counts: Mapping[str, Any]) -> list[str]:
-    """Return the row of the means of the segmentations by BPE dropout.
-
-    Percentages after the numbers of tokens compare them with the text without dropout.
-    """
-    cells = [f"{name}, BPE dropout", "", "", ""]
-    for side in ("source", "target"):
-        tokens, unknown = (
-            mean(segmentation[side][key] for segmentation in counts["segmentations"])
-            for key in ("tokens", "unknown_rate")
-        )
-        more = tokens / max(counts[side]["tokens"], 1) - 1
-        cells += [f"{tokens:,.0f} ({more:+.1%})", f"{unknown:.2%}"]
-    return cells
+def _words_of_made_splits(manifest: Manifest) -> int:
+    """Return the number of words, on both sides, of the splits whose words were made now."""
+    return sum(
+        counts[side]["words"]
+        for name, counts in manifest.splits.items()
+        if f"words.{name}" in manifest.made
+        for side in SIDES
+    )
