@@ -14,7 +14,7 @@ from fusetk.cli.recipes import load_recipe
 from fusetk.cli.tables import print_json
 from fusetk.data.config import DataConfig, load_data
 from fusetk.data.pipeline import SIDES
-from fusetk.data.prepare import Manifest, prepare
+from fusetk.data.prepare import PreparedFolder, prepare
 from fusetk.display import Display
 
 
@@ -58,30 +58,30 @@ def run(
     check_paths(data.folder)
     start = time.perf_counter()
     with Display(is_quiet()):
-        manifest = prepare(data, jobs, force, inform, validate)
+        prepared = prepare(data, jobs, force, inform, validate)
     seconds = time.perf_counter() - start
-    folder = manifest.folder
+    folder = prepared.folder
     if folder.is_relative_to(Path.cwd()):
         folder = folder.relative_to(Path.cwd())
-    if not manifest.made:
+    if not prepared.made:
         inform(f"{folder}: nothing changed, nothing to do")
     if not is_quiet():
-        print_table(manifest)
-    warn_of_long_sentences(manifest)
-    if manifest.made:
-        words = _words_of_made_splits(manifest)
+        print_table(prepared)
+    warn_of_long_sentences(prepared)
+    if prepared.made:
+        words = _words_of_made_splits(prepared)
         speed = f" ({words / seconds:,.0f} words/s)" if words else ""
-        inform(f"{folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}")
+        inform(f"{folder}: made {', '.join(prepared.made)} in {seconds:.1f} s{speed}")
     if as_json:
         keys = ("fingerprint", "splits", "vocabulary", "bpe")
-        print_json({key: manifest.data[key] for key in keys})
+        print_json({key: prepared.data[key] for key in keys})
 
 
-def _words_of_made_splits(manifest: Manifest) -> int:
+def _words_of_made_splits(prepared: PreparedFolder) -> int:
     """Return the number of words, on both sides, of the splits whose words were made now."""
     return sum(
         counts[side]["words"]
-        for name, counts in manifest.splits.items()
-        if f"words.{name}" in manifest.made
+        for name, counts in prepared.splits.items()
+        if f"words.{name}" in prepared.made
         for side in SIDES
     )

@@ -8,17 +8,17 @@ import click
 
 from fusetk.cli.tables import print_complete
 from fusetk.data.pipeline import SIDES
-from fusetk.data.prepare import Manifest
+from fusetk.data.prepare import PreparedFolder
 
 LONG_SENTENCE = 1000  # tokens; a longer training sentence is a warning
 
 
-def warn_of_long_sentences(manifest: Manifest) -> None:
+def warn_of_long_sentences(prepared: PreparedFolder) -> None:
     """Print a warning for each side with a training sentence longer than ``LONG_SENTENCE``."""
     for side in SIDES:
-        longest = manifest.splits["train"][side].get("longest", 0)
+        longest = prepared.splits["train"][side].get("longest", 0)
         if longest > LONG_SENTENCE:
-            language = manifest.data["languages"][side]
+            language = prepared.data["languages"][side]
             click.echo(
                 f"warning: the longest {language} sentence of train has {longest:,} tokens, so "
                 "training may need much memory and time: drop long pairs by the step "
@@ -27,21 +27,21 @@ def warn_of_long_sentences(manifest: Manifest) -> None:
             )
 
 
-def print_table(manifest: Manifest) -> None:
+def print_table(prepared: PreparedFolder) -> None:
     """Print a table of the splits, and the sizes of the vocabularies."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    languages = manifest.data["languages"]
+    languages = prepared.data["languages"]
     table = Table(box=box.SIMPLE, pad_edge=False)
     for heading in ("split", "pairs in", "out", "dropped"):
         table.add_column(heading, justify="left" if heading in ("split", "dropped") else "right")
     for side in SIDES:
         table.add_column(f"{languages[side]} tokens", justify="right")
         table.add_column("unknown", justify="right")
-    for name, counts in manifest.splits.items():
+    for name, counts in prepared.splits.items():
         dropped = [f"{count:,} {reason}" for reason, count in counts["dropped"].items()]
         if counts.get("to_valid"):
             dropped.append(f"({counts['to_valid']:,} to valid)")
@@ -58,7 +58,7 @@ def print_table(manifest: Manifest) -> None:
             table.add_row(*_dropout_row(name, counts))
     print_complete(table, stderr=True)
     console = Console(stderr=True)
-    sizes = manifest.data["vocabulary"]
+    sizes = prepared.data["vocabulary"]
     kind = "joint vocabulary" if sizes["joint"] else "vocabularies"
     entries = [f"{languages[side]} {sizes[side]:,}" for side in SIDES]
     both = f"{sizes['source']:,}" if sizes["joint"] else ", ".join(entries)

@@ -19,12 +19,12 @@ from fusetk.files import checksum, digest
 DROPOUT_KEYS = {"dropout", "segmentations", "seed"}  # keys of `data.bpe` that change only ids
 
 
-class Manifest(NamedTuple):
-    """A prepared folder, the contents of its `manifest.json`, and the stages that were made now."""
+class PreparedFolder(NamedTuple):
+    """The result of a preparation."""
 
     folder: Path
-    data: Mapping[str, Any]
-    made: list[str]
+    data: Mapping[str, Any]  # the contents of `manifest.json`
+    made: list[str]  # the stages that were made now
 
     @property
     def splits(self) -> Mapping[str, Any]:
@@ -43,7 +43,7 @@ def prepare(
     force: bool = False,
     report: Callable[[str], None] = lambda line: None,
     validate: Callable[[], object] = lambda: None,
-) -> Manifest:
+) -> PreparedFolder:
     """Make the stages of `config.folder` that are out of date; with `force` all stages.
 
     Calls `validate` before the first of them: it can reject the other sections of the config. Calls
@@ -97,7 +97,7 @@ def prepare(
         warn(_unknown_tokens(data["splits"]))
         if data != old:
             build.finish(data, old_stages)
-        return Manifest(folder, data, build.made)
+        return PreparedFolder(folder, data, build.made)
 
 
 def _read_manifest(folder: Path, report: Callable[[str], None]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus, Sentences
 from fusetk.data.parallel import chunks
 from fusetk.data.pipeline import SIDES, Pipeline
-from fusetk.data.prepare import Manifest, prepare
+from fusetk.data.prepare import PreparedFolder, prepare
 from fusetk.data.text import read_lines
 from fusetk.data.vocab import EOS, UNK
 from fusetk.errors import DataError
@@ -174,7 +174,7 @@ def write_text(folder: Path) -> None:
             (folder / f"{name}.{language}").write_text(text.replace("  ", " "), encoding="utf-8")
 
 
-def prepared(folder: Path, out: str, jobs: int = 1, **keys: Any) -> Manifest:
+def prepared(folder: Path, out: str, jobs: int = 1, **keys: Any) -> PreparedFolder:
     """Prepare the text with these keys of `data.bpe`; other keys are in `data`."""
     data = {key: keys.pop(key) for key in ("vocabulary",) if key in keys}
     values = {

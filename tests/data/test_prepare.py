@@ -25,7 +25,7 @@ from fusetk.data import stages as build_module
 from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
-from fusetk.data.prepare import Manifest, prepare
+from fusetk.data.prepare import PreparedFolder, prepare
 from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.text import read_lines
 from fusetk.data.vocab import EOS, UNK
@@ -352,7 +352,7 @@ def test_all_pairs_of_too_many_subwords(folder: Path, dropout: float) -> None:
 # Again -------------------------------------------------------------------------------------------
 
 
-def again(chosen: DataConfig, **options: Any) -> tuple[Manifest, list[str]]:
+def again(chosen: DataConfig, **options: Any) -> tuple[PreparedFolder, list[str]]:
     said: list[str] = []
     return prepare(chosen, report=said.append, **options), said
 

@@ -7,7 +7,7 @@ from shutil import copyfile
 
 from fusetk import recipe
 from fusetk.data.config import DataConfig
-from fusetk.data.prepare import Manifest, prepare
+from fusetk.data.prepare import PreparedFolder, prepare
 from fusetk.papers import TableConfig, read_tables
 from fusetk.recipe import Recipe
 
@@ -51,7 +51,7 @@ def check_tables(folder: str, sizes: dict[str, int]) -> None:
 
 def prepared(
     tmp_path: Path, data: DataConfig, write: Callable[[Path, str, int, tuple[str, str]], None]
-) -> Manifest:
+) -> PreparedFolder:
     """Prepare generated text as in ``data``; ``write(folder, name, lines, languages)`` writes a
     file of it."""
     assert data.bpe and isinstance(data.valid, list)
