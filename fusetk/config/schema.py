@@ -166,6 +166,24 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
         raise ValueError(
             f"unknown kind {kind!r}; {hint}known kinds: {', '.join(table)}; or package.module:Name"
         )
+    component_class = _imported(kind, module, name)
+    if base is object:
+        if not callable(component_class):
+            raise ValueError(f"{kind!r} is neither a class nor a function")
+    elif not (isinstance(component_class, type) and issubclass(component_class, base)):
+        raise ValueError(f"{kind!r} is not a subclass of {base.__module__}.{base.__name__}")
+    config = _required_config(component_class, base)
+    own = getattr(component_class, "Config", None)
+    if not (isinstance(own, type) and issubclass(own, config)):
+        raise ValueError(
+            f"{kind!r} must have an attribute Config that is a subclass of "
+            f"{config.__module__}.{config.__name__}"
+        )
+    return component_class
+
+
+def _imported(kind: str, module: str, name: str) -> Any:
+    """Import what ``kind`` names. Raises ComponentImportError if it cannot be imported."""
     try:
         loaded = importlib.import_module(module)
         component_class = getattr(loaded, name, None)
@@ -178,23 +196,19 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         file = getattr(loaded, "__file__", None) or f"the module {module}"
         raise ComponentImportError(f"{kind!r} cannot be imported: {file} has no {name!r}{hint}")
-    if base is object:
-        if not callable(component_class):
-            raise ValueError(f"{kind!r} is neither a class nor a function")
-    elif not (isinstance(component_class, type) and issubclass(component_class, base)):
-        raise ValueError(f"{kind!r} is not a subclass of {base.__module__}.{base.__name__}")
+    return component_class
+
+
+def _required_config(component_class: Any, base: type) -> type[ComponentConfig]:
+    """Return the class that the config of a component outside fusetk must extend.
+
+    It is the config of its nearest ancestor in fusetk, or else that of ``base``, if they have one.
+    """
     ancestors = getattr(component_class, "__mro__", ())
     own_classes = (each for each in ancestors if each.__module__.startswith("fusetk."))
-    config = next(
+    return next(
         (each.Config for each in (*own_classes, base) if hasattr(each, "Config")), ComponentConfig
     )
-    own = getattr(component_class, "Config", None)
-    if not (isinstance(own, type) and issubclass(own, config)):
-        raise ValueError(
-            f"{kind!r} must have an attribute Config that is a subclass of "
-            f"{config.__module__}.{config.__name__}"
-        )
-    return component_class
 
 
 def _import_problem(error: BaseException, kind: str) -> str:
