@@ -242,12 +242,7 @@ def _record_origins(
         for key, value in node.value:
             line = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode) and key.tag.rpartition(":")[2] not in KEY_TYPES:
-                raise yaml.constructor.ConstructorError(
-                    None,
-                    None,
-                    f"the key {key.value} is not text: write it in quotes",
-                    key.start_mark,
-                )
+                raise _yaml_error(key, f"the key {key.value} is not text: write it in quotes")
             origins[(*place, key.value)] = Origin(f"{path}, line {line}", path.parent)
             _record_origins(value, (*place, key.value), path, origins)
     elif isinstance(node, yaml.SequenceNode):
@@ -381,6 +376,11 @@ def _index_advice(length: int) -> str:
 # YAML --------------------------------------------------------------------------------------------
 
 
+def _yaml_error(node: yaml.Node, reason: str) -> yaml.YAMLError:
+    """Return an error at the place of a node."""
+    return yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
+
+
 class _ScalarErrors:
     """Errors with a line for scalars that are not valid, and for numbers that are not decimal."""
 
@@ -392,19 +392,15 @@ class _ScalarErrors:
         try:
             value = super().construct_object(node, deep)  # type: ignore[misc]
         except (ValueError, LookupError, AttributeError):
-            raise yaml.constructor.ConstructorError(
-                None,
-                None,
+            raise _yaml_error(
+                node,
                 f"{text!r} is not a valid {kind}; correct it, or write it in quotes if it is text",
-                node.start_mark,
             ) from None
         if kind in ("int", "float") and OCTAL_OR_SEXAGESIMAL.fullmatch(node.value):
-            raise yaml.constructor.ConstructorError(
-                None,
-                None,
+            raise _yaml_error(
+                node,
                 f"{text!r} is not a decimal number (YAML reads it as {value}); write it without "
                 "leading zeros and colons, or in quotes if it is text",
-                node.start_mark,
             )
         return value
 
@@ -429,9 +425,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _number(loader: yaml.SafeLoader, node: yaml.Node) -> float | str:
     if not isinstance(node, yaml.ScalarNode):
-        raise yaml.constructor.ConstructorError(
-            None, None, "!number is the tag of a number", node.start_mark
-        )
+        raise _yaml_error(node, "!number is the tag of a number")
     try:
         return float(node.value)
     except ValueError:
@@ -502,8 +496,6 @@ def _refuse_repeated_keys(node: yaml.Node | None, checked: set[int]) -> None:
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} occurs twice", key.start_mark
-                    )
+                    raise _yaml_error(key, f"the key {key.value!r} occurs twice")
                 seen.add(key.value)
             _refuse_repeated_keys(value, checked)
