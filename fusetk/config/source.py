@@ -140,22 +140,8 @@ def _read(path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives)
             f"{extended_by[-1]}: this config is at the end of a chain of {LONGEST_CHAIN} configs "
             f"that starts at {extended_by[0]}, and cannot extend another one: combine some of them"
         )
-    try:
-        if not is_stream(path):
-            text = path.read_text(encoding="utf-8-sig")
-        elif extended_by:
-            raise ConfigError(
-                f"{extended_by[-1]}: extends: {path} is not a regular file; name a config file"
-            )
-        else:
-            text = _read_once(path, sys.stdin)
-            path = Path("standard input") if path == STANDARD_INPUT else path
-    except (OSError, UnicodeDecodeError) as error:
-        source = f" (named by `extends` in {extended_by[-1]})" if extended_by else ""
-        reason = error.strerror if isinstance(error, OSError) else _not_utf8(error)
-        if isinstance(error, FileNotFoundError) and (near := similar_names(path, 1)):
-            reason = f"{reason}; did you mean {path.with_name(near[0])}?"
-        raise ConfigError(f"config {path}{source} cannot be read: {reason}") from None
+    text = _read_text(path, extended_by)
+    path = Path("standard input") if path == STANDARD_INPUT else path  # its name in errors
     document = _parse_yaml(path, text)
     parents = document.values.pop("extends", None)
     if parents is None:
@@ -168,6 +154,24 @@ def _read(path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives)
         _merge(merged, extended, alternatives)
     _merge(merged, document, alternatives)
     return merged
+
+
+def _read_text(path: Path, extended_by: tuple[Path, ...]) -> str:
+    """Return the text of a config. Raises ConfigError if it cannot be read."""
+    try:
+        if not is_stream(path):
+            return path.read_text(encoding="utf-8-sig")
+        if extended_by:
+            raise ConfigError(
+                f"{extended_by[-1]}: extends: {path} is not a regular file; name a config file"
+            )
+        return _read_once(path, sys.stdin)
+    except (OSError, UnicodeDecodeError) as error:
+        source = f" (named by `extends` in {extended_by[-1]})" if extended_by else ""
+        reason = error.strerror if isinstance(error, OSError) else _not_utf8(error)
+        if isinstance(error, FileNotFoundError) and (near := similar_names(path, 1)):
+            reason = f"{reason}; did you mean {path.with_name(near[0])}?"
+        raise ConfigError(f"config {path}{source} cannot be read: {reason}") from None
 
 
 @lru_cache(maxsize=1)
