@@ -100,16 +100,25 @@ def _without_other_members(config: type[Config], errors: Sequence[Any]) -> list[
             )
         }
         if fitting:
-            result += sorted(fitting.values(), key=_misfit)[0]
-            continue
-        [first, *_] = next(iter(members.values()))
-        requirements = [messages.TYPES[group[0]["type"]] for group in members.values()]
-        kinds = dict.fromkeys(text.removeprefix("must be ") for text in requirements)
-        known = [key for inner in _walk(config, place)[0] for key in _required(inner)]
-        keys = f" with the key {' or '.join(known)}" if known else ""
-        text = f"must be {' or '.join(kinds)}{keys}, but it is {messages.shown(first['input'])}"
-        result.append({"type": "value_error", "loc": place, "msg": text, "input": first["input"]})
+            best = min(fitting.values(), key=_misfit)
+            result += best
+        else:
+            result.append(_type_error(config, place, list(members.values())))
     return result
+
+
+def _type_error(config: type[Config], place: Place, members: Sequence[Sequence[Any]]) -> Any:
+    """Return one error for a value whose type fits no member of a union.
+
+    ``members`` are the errors of each member.
+    """
+    value = members[0][0]["input"]
+    requirements = [messages.TYPES[errors[0]["type"]] for errors in members]
+    kinds = dict.fromkeys(text.removeprefix("must be ") for text in requirements)
+    known = [key for inner in _walk(config, place)[0] for key in _required(inner)]
+    keys = f" with the key {' or '.join(known)}" if known else ""
+    text = f"must be {' or '.join(kinds)}{keys}, but it is {messages.shown(value)}"
+    return {"type": "value_error", "loc": place, "msg": text, "input": value}
 
 
 def _member(config: type[Config], location: Place) -> tuple[Place, str | int]:
@@ -260,8 +269,9 @@ def _hint(name: str, classes: Sequence[type[BaseModel]], elsewhere: Sequence[str
 
 
 def _kind_advice(config: type[BaseModel], base: Place, path: Place, value: Any) -> str | None:
-    """Return the advice about the name of a system, or a kind that another key of the config
-    accepts; None for other values.
+    """Return the advice about a value that is a kind of another key, or the name of a system.
+
+    Return None for other values.
     """
     name = value.get("kind") if isinstance(value, dict) else value
     if not isinstance(name, str):
