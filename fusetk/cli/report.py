@@ -5,13 +5,10 @@ from pathlib import Path
 import click
 
 from fusetk.cli.report_options import report_options
-from fusetk.cli.report_output import inform_unmatched, save_and_inform, show_tables
+from fusetk.cli.report_output import inform_unmatched, save_and_inform, show_results, show_tables
 from fusetk.cli.tables import print_json, print_warnings
 from fusetk.reporting.layout import table_as_dict, text_table
 from fusetk.reporting.result_files import holds_results
-from fusetk.reporting.result_layout import result_table_as_dict, text_tables
-from fusetk.reporting.result_tables import read_tables
-from fusetk.reporting.results_page import save_results_page
 from fusetk.reporting.tables import (
     assign_runs,
     count_row,
@@ -97,15 +94,16 @@ def command(
     curves of all seeds, the layer weights, and the translations that differ from those of the
     baseline.
     """
-    if markdown + as_csv + latex + as_json + bool(page) > 1:
+    forms = {"markdown": markdown, "csv": as_csv, "latex": latex, "json": as_json}
+    if sum(forms.values()) + bool(page) > 1:
         raise click.UsageError(
             "--markdown, --csv, --latex, --json and --html exclude each other: give one"
         )
     choices = {"--set-name": sets, "--checkpoint": checkpoints, "--metric": metrics}
     chosen = all_scores or any(choices.values())
-    if save and (chosen or markdown or as_csv or latex or as_json):
+    form = next((name for name, is_chosen in forms.items() if is_chosen), "text")
+    if save and (chosen or form != "text"):
         raise click.UsageError("--save prints no table: leave the options of tables out")
-    output = "csv" if as_csv else "latex" if latex else "markdown" if markdown else "text"
     results = [path for path in recipes if holds_results(path, bool(folders or save))]
     if results:
         if len(recipes) > 1 or folders or save:
@@ -114,17 +112,7 @@ def command(
             )
         if page and page.suffix not in (".html", ".htm"):
             raise click.UsageError(f"--html {page}: the name of a page ends with .html")
-        result_tables = read_tables(results[0], choices, all_scores)
-        try:
-            if page:
-                save_results_page(result_tables, results[0], page)
-            elif as_json:
-                print_json({"tables": [result_table_as_dict(table) for table in result_tables]})
-            else:
-                texts = [text for table in result_tables for text in text_tables(table)]
-                show_tables(texts, output)
-        finally:  # also if the process that reads the output has ended
-            result_tables[0].p_values.save()
+        show_results(results[0], choices, all_scores, form, page)
         return
     if page:
         raise click.UsageError("--html needs a folder of results, which --save makes")
@@ -143,5 +131,5 @@ def command(
         contents = [table_as_dict(table) for table in tables]
         print_json({"tables": contents, "unmatched_runs": unmatched_runs, "warnings": warnings})
         return
-    show_tables([text_table(table, costs=output != "text") for table in tables], output)
+    show_tables([text_table(table, costs=form != "text") for table in tables], form)
     inform_unmatched(unmatched_runs)

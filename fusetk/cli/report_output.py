@@ -6,24 +6,47 @@ from pathlib import Path
 import click
 
 from fusetk.cli.common_options import inform
-from fusetk.cli.tables import NONE, print_warnings, show
+from fusetk.cli.tables import NONE, print_json, print_warnings, show
 from fusetk.reporting.formats import TextTable, csv_text, latex_text
+from fusetk.reporting.result_layout import result_table_as_dict, text_tables
+from fusetk.reporting.result_tables import read_tables
+from fusetk.reporting.results_page import save_results_page
 from fusetk.reporting.save_results import save_results
 from fusetk.reporting.tables import PaperRow
 
 
-def show_tables(tables: Sequence[TextTable], output: str) -> None:
+def show_results(
+    folder: Path,
+    choices: Mapping[str, Sequence[str]],
+    all_scores: bool,
+    form: str,
+    page: Path | None,
+) -> None:
+    """Print the tables of a folder of results in a form, json included, or write the ``page``."""
+    tables = read_tables(folder, choices, all_scores)
+    try:
+        if page:
+            save_results_page(tables, folder, page)
+        elif form == "json":
+            print_json({"tables": [result_table_as_dict(table) for table in tables]})
+        else:
+            show_tables([text for table in tables for text in text_tables(table)], form)
+    finally:  # also if the process that reads the output has ended
+        tables[0].p_values.save()
+
+
+def show_tables(tables: Sequence[TextTable], form: str) -> None:
     """Print tables as csv, latex, markdown or text."""
-    if output == "csv":
+    if form == "csv":
         click.echo(csv_text(tables), nl=False)
-    elif output == "latex":
+    elif form == "latex":
         click.echo("\n\n".join(map(latex_text, tables)))
     else:
         for i, table in enumerate(tables):
             if i:
                 click.echo()
             cells = [[NONE if cell is None else cell for cell in row] for row in table.rows]
-            show(table.title, table.heads, cells, table.notes, output == "markdown")
+            show(table.title, table.heads, cells, table.notes, form == "markdown")
 
 
 def save_and_inform(folder: Path, rows: Sequence[PaperRow], warnings: Sequence[str]) -> None:
