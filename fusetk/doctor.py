@@ -6,7 +6,7 @@ import platform
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -169,52 +169,65 @@ PRODUCTS: dict[str, tuple[Callable[..., object], torch.dtype]] = {
 
 def _advice(description: dict[str, Any]) -> list[str]:
     """Return a sentence for each thing that makes fusetk slow here."""
-    advice = []
-    kernels = description["kernels"].values()
-    if any("disabled" in state for state in kernels):
-        advice.append("the compiled kernels are disabled: unset FUSETK_KERNELS")
-    elif any(re.search("there is no .*compiler", state) for state in kernels):
-        advice.append(
+    return [
+        *_kernel_advice(description["kernels"].values()),
+        *_thread_advice(description["threads"], description["processors"], description["load"]),
+        *_rate_advice(description["gflops"]),
+        *_memory_advice(description["cache"].values(), description["memory_gb"]["available"]),
+    ]
+
+
+def _kernel_advice(states: Collection[str]) -> Iterator[str]:
+    if any("disabled" in state for state in states):
+        yield "the compiled kernels are disabled: unset FUSETK_KERNELS"
+    elif any(re.search("there is no .*compiler", state) for state in states):
+        yield (
             "the C++ kernels are not compiled, so training is several times slower on CPU: install "
             "a C++ compiler (g++ or clang++), or name it in CXX"
         )
-    elif any(state != "compiled" for state in kernels):
-        advice.append(
+    elif any(state != "compiled" for state in states):
+        yield (
             "the C++ kernels are not compiled, so training is several times slower on CPU: remove "
             "the cause that is given above"
         )
-    threads, processors = description["threads"], description["processors"]
+
+
+def _thread_advice(threads: int, processors: int, load: float | None) -> Iterator[str]:
     if threads < processors:
-        advice.append(
+        yield (
             f"PyTorch uses {threads} of {processors} processors: set --threads {processors}, or "
             "OMP_NUM_THREADS"
         )
-    load = description["load"]
     # The load is that of the whole machine. This process may use a part of it.
     of_machine = os.cpu_count() or processors
     if threads > 1 and load is not None and load >= BUSY and threads + load > of_machine:
-        advice.append(
+        yield (
             f"the load of the last minute is {load}: if other programs compute now, training and "
             f"decoding with {threads} threads are slower, because threads wait for each other. End "
             "these programs, or give fewer --threads"
         )
-    rates = description["gflops"]
-    if rates["bf16"] is None or rates["bf16"] < 1.2 * rates["float32"]:
-        advice.append(
+
+
+def _rate_advice(rates: Mapping[str, float | None]) -> Iterator[str]:
+    float32, bf16, int8 = rates["float32"], rates["bf16"], rates["int8"]
+    assert float32 is not None
+    if bf16 is None or bf16 < 1.2 * float32:
+        yield (
             "products in bf16 are not faster than in float32 on this processor, which emulates "
             "them: train and decode on CPU with fp32"
         )
-    if rates["int8"] is not None and rates["int8"] < rates["float32"]:
-        advice.append(
+    if int8 is not None and int8 < float32:
+        yield (
             "products in int8 are slower than in float32 on this processor: decode without "
             "--precision int8"
         )
-    if all(state == UNUSABLE for state in description["cache"].values()):
-        advice.append(
+
+
+def _memory_advice(cache_states: Collection[str], available: float | None) -> Iterator[str]:
+    if all(state == UNUSABLE for state in cache_states):
+        yield (
             "no cache folder can be written, so each process compiles and measures again: set "
             "XDG_CACHE_HOME to a folder that you can write"
         )
-    available = description["memory_gb"]["available"]
     if available is not None and available < 2:
-        advice.append(f"only {available} GB of memory are available: end other programs")
-    return advice
+        yield f"only {available} GB of memory are available: end other programs"
