@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -219,25 +219,22 @@ def computing(
     ``fusetk.nn.fused.products`` in the whole process. Yields a description of the products for the
     log.
     """
-    undo: list[Undo] = []
-    try:
+    with ExitStack() as undo:
         if device.type != "cpu":
-            undo.append(use_precision(matmul))
+            undo.callback(use_precision(matmul))
             description = "exact"
         else:
             chosen = recorded or choices(matmul)
-            undo = _use(chosen, matmul, PRODUCTS)
+            for restore in _use(chosen, matmul, PRODUCTS):
+                undo.callback(restore)
             description = f"by {chosen.ways[PRODUCTS]}"
             if products.used_in_training and matmul == "highest" and precision == "fp32":
-                undo.append(products.replace())
+                undo.callback(products.replace())
                 description += " and kernels"
         if matmul != "highest":
             result = "rounded" if product_error(device) > 1e-5 else "exact"
             description = f"{matmul}, in fact {result}"
         yield description
-    finally:
-        for restore in reversed(undo):
-            restore()
 
 
 def _use(chosen: Choices, matmul: str, products_choice: str) -> list[Undo]:
@@ -255,19 +252,15 @@ def _use(chosen: Choices, matmul: str, products_choice: str) -> list[Undo]:
 
 def _measure(matmul: str) -> Choices:
     """Measure all choices in their order; each is in use while the next ones are measured."""
-    undo: list[Undo] = []
     ways = {}
-    try:
+    with ExitStack() as undo:
         for choice in CHOICES:
             # Some operations have a backward pass.
             with torch.inference_mode(False), float32_by_default():
                 ways[choice.name] = choice.measure()
-            undo.append(choice.use(ways[choice.name]))
+            undo.callback(choice.use(ways[choice.name]))
             if matmul != "highest":
-                undo.append(use_precision(matmul))
-    finally:
-        for restore in reversed(undo):
-            restore()
+                undo.callback(use_precision(matmul))
     return Choices(processor(), torch.get_num_threads(), ways)
 
 
