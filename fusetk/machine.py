@@ -28,6 +28,7 @@ from fusetk.ways import (
     CHOICES,
     INFERENCE_PRODUCTS,
     PRODUCTS,
+    Choice,
     Undo,
     Way,
     product_error,
@@ -190,14 +191,15 @@ def read_choices(path: Path) -> Choices | None:
         )
     except (OSError, ValueError, OverflowError, TypeError, AttributeError, KeyError):
         return None
-    valid = all(
-        way in choice.ways
-        if isinstance(choice.ways[0], str)
-        else type(way) is int and 0 <= way < 2**31
-        for choice in CHOICES
-        for way in [stored.ways[choice.name]]
-    )
-    return stored if valid else None
+    is_valid = all(_is_way_of(choice, stored.ways[choice.name]) for choice in CHOICES)
+    return stored if is_valid else None
+
+
+def _is_way_of(choice: Choice, way: Way) -> bool:
+    """Whether a choice has this way. A choice whose ways are numbers has all numbers from 0."""
+    if isinstance(choice.ways[0], str):
+        return way in choice.ways
+    return type(way) is int and 0 <= way < 2**31
 
 
 def write_choices(path: Path, values: Choices) -> None:
