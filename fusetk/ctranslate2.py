@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fusetk.data.text import cannot_write
-from fusetk.errors import ConfigError, DataError
+from fusetk.errors import ConfigError, DataError, one_line
 from fusetk.models.transformer import (
     Transformer,
     TransformerConfig,
@@ -104,10 +104,9 @@ def _library() -> Any:
     except ImportError as error:
         if error.name == "ctranslate2" and isinstance(error, ModuleNotFoundError):
             raise ConfigError(MISSING) from None
-        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"ctranslate2 cannot be imported ({reason}): install the module that is missing, or "
-            "another version of ctranslate2"
+            f"ctranslate2 cannot be imported ({one_line(error)}): install the module that is "
+            "missing, or another version of ctranslate2"
         ) from None
     return specs
 

@@ -32,6 +32,11 @@ def first_names(names: Sequence[str], most: int | None = 5, separator: str = ", 
     return separator.join(first) + (f" and {others} more" if others else "")
 
 
+def one_line(error: BaseException) -> str:
+    """Return the text of an error with spaces instead of line breaks."""
+    return " ".join(str(error).split())
+
+
 def class_name(part: object) -> str:
     """Return the name of the class of ``part``; outside fusetk, as a config names it: a.b:Name."""
     cls = type(part)

@@ -108,16 +108,14 @@ class _LazyGroup(click.Group):
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except Exception as error:
-            from fusetk.config import place_outside_libraries
+            from fusetk.config import outside_error, place_outside_libraries
 
-            place = place_outside_libraries(error, called=False)
-            if not place:
+            if not place_outside_libraries(error, called=False):
                 raise
             print_traceback(context)
-            text = " ".join(str(error).split())
             click.echo(
-                f"fusetk: code outside fusetk failed: {type(error).__name__}: {text}{place}: "
-                "correct it; --debug prints the traceback",
+                f"fusetk: code outside fusetk failed: {outside_error(error)}: correct it; --debug "
+                "prints the traceback",
                 err=True,
             )
             context.exit(1)

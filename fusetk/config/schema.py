@@ -18,6 +18,8 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from fusetk.errors import one_line
+
 NULL_WORDS = ("none", "None")  # accepted for null
 
 
@@ -213,7 +215,7 @@ def _required_config(component_class: Any, base: type) -> type[ComponentConfig]:
 
 def _import_problem(error: BaseException, kind: str) -> str:
     """Return the error of the import of ``kind``, its place outside of libraries, and advice."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    text = f"{type(error).__name__}: {one_line(error)}"
     module = kind.partition(":")[0]
     package = module.partition(".")[0]
     if module.endswith(".py") or "/" in module:
@@ -248,8 +250,7 @@ def place_outside_libraries(error: BaseException, called: bool = True) -> str:
 
 def outside_error(error: BaseException) -> str:
     """Return the type, the text and the place outside of libraries of an error, in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}{place_outside_libraries(error)}"
+    return f"{type(error).__name__}: {one_line(error)}{place_outside_libraries(error)}"
 
 
 def outside_kinds(values: Any) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from fusetk import display
 from fusetk.decoding.sentence_utility import TranslationPair
-from fusetk.errors import DataError
+from fusetk.errors import DataError, one_line
 from fusetk.evaluation.metric import Metric, MetricOptions, Score, StatisticsRow
 
 DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
@@ -111,7 +111,7 @@ def _load(name: str) -> Any:
         path = name if Path(name).is_file() else download_model(name)
         return load_from_checkpoint(path)
     except Exception as error:  # the library and its network raise errors of many kinds
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error) or type(error).__name__
         raise DataError(
             f"the COMET model {name} cannot be loaded ({reason}): check the name or the "
             "connection; `fusetk score --comet-model FILE` reads a checkpoint"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusetk import display
-from fusetk.errors import DataError
+from fusetk.errors import DataError, one_line
 from fusetk.evaluation.metric import Metric, MetricOptions, Score, StatisticsRow
 
 BLOCK = 1000  # lines in one call of sacrebleu, whose chrF keeps 20 KB of n-grams for each line
@@ -127,9 +127,8 @@ class SacreBleu(BleuMetric):
             # ``force`` turns off the library's warning; ``score_warnings`` has a better one.
             scorer = BLEU(lowercase=options.lowercase, tokenize=options.tokenize, force=True)
         except (ImportError, RuntimeError, OSError) as error:
-            reason = " ".join(str(error).split())
             raise DataError(
-                f"sacreBLEU's tokeniser {options.tokenize!r} cannot be used here: {reason}"
+                f"sacreBLEU's tokeniser {options.tokenize!r} cannot be used here: {one_line(error)}"
             ) from error
         super().__init__(scorer, references)
         self.case_sensitive = not options.lowercase

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from fusetk.errors import DataError
+from fusetk.errors import DataError, one_line
 from fusetk.evaluation.metrics import METRICS
 from fusetk.reporting.deviations import SECTIONS
 from fusetk.runs import Session
@@ -209,8 +209,7 @@ def read_result(path: Path) -> RunResult:
             f"{path} is not a result of `fusetk report --save` ({reason}): {advice}"
         ) from None
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} is damaged ({reason}): {advice}") from None
+        raise DataError(f"{path} is damaged ({one_line(error)}): {advice}") from None
 
 
 def holds_results(path: Path, with_runs: bool = False) -> bool:
@@ -270,9 +269,9 @@ def read_columns(path: Path) -> Columns:
     except FileNotFoundError:
         raise missing_text(path) from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        reason = " ".join(str(error).split())
         raise DataError(
-            f"{path} is damaged ({reason}): restore it, or remove it and save the results again"
+            f"{path} is damaged ({one_line(error)}): restore it, or remove it and save the "
+            "results again"
         ) from None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.data.text import cannot_write
-from fusetk.errors import DataError
+from fusetk.errors import DataError, one_line
 from fusetk.evaluation.metric import Score
 from fusetk.files import locked_file, replace_file
 from fusetk.runs import is_finite_number, updates_and_data
@@ -67,9 +67,8 @@ def read(run: Path) -> list[ScoreRecord]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = " ".join(str(error).split())
         raise DataError(
-            f"{path} is damaged ({reason}): repair it, or remove it and score again"
+            f"{path} is damaged ({one_line(error)}): repair it, or remove it and score again"
         ) from None
     raise DataError(
         f"{path} was written by another version of fusetk (format {version!r}; this version reads "

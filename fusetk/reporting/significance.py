@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from fusetk.errors import DataError
+from fusetk.errors import DataError, one_line
 from fusetk.evaluation.metric import MetricOptions
 from fusetk.evaluation.metrics import LEARNED_METRICS, make_metrics
 from fusetk.evaluation.significance import Sampling, compare_systems
@@ -53,9 +53,8 @@ class PValues:
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error.strerror}") from None
         except (ValueError, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())
             raise DataError(
-                f"{self.path} is damaged ({reason}): remove it; the tests are repeated"
+                f"{self.path} is damaged ({one_line(error)}): remove it; the tests are repeated"
             ) from None
 
     def compare(self, base: SavedRun, run: SavedRun, column: ScoreColumn) -> float | None:
