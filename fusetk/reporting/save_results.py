@@ -176,6 +176,14 @@ def file_stem(result: RunResult, row: PaperRow) -> str:
     return stem
 
 
+class _Change(NamedTuple):
+    """A result file whose content or name does not suit the current recipes."""
+
+    path: Path
+    target: Path  # the file with the new name
+    result: RunResult  # the new content
+
+
 def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveReport) -> None:
     """Compare the results in the folder with the current recipes, and rename those that changed.
 
@@ -184,7 +192,40 @@ def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveR
     the next call continues.
     """
     results = read_results(folder)
-    changes: list[tuple[Path, str, RunResult]] = []
+    changes = _changes(results, systems)
+    _check_targets(results, changes)
+    waiting = {
+        change.path: change
+        for change in changes
+        # A process that was killed before it removed the old file has copied it.
+        if results.get(change.target) != change.result
+    }
+    texts = {
+        path: {
+            name: _read_translations(translations_path(folder, path.stem, name))
+            for name in change.result.translations
+        }
+        for path, change in waiting.items()
+    }
+    while waiting:
+        path = _replaces_no_other(waiting)
+        change = waiting.pop(path)
+        for name, content in texts[path].items():
+            write_if_changed(translations_path(folder, change.target.stem, name), content)
+        write_if_changed(change.target, result_text(change.result).encode())
+        if change.target != path:
+            report.renamed.append((path, change.target))
+    targets = {change.target for change in changes}
+    for change in changes:
+        if change.path not in targets:
+            for name in change.result.translations:
+                translations_path(folder, change.path.stem, name).unlink(missing_ok=True)
+            change.path.unlink()
+
+
+def _changes(results: Mapping[Path, RunResult], systems: Mapping[str, PaperRow]) -> list[_Change]:
+    """Return the changes of the results of these systems that follow from their recipes."""
+    changes = []
     for path, result in results.items():
         row = systems.get(result.system)
         if row is None:
@@ -192,56 +233,38 @@ def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveR
         current = result.model_copy(
             update={**_row_fields(row), "overrides": config_overrides(result.config, row.config)}
         )
-        stem = file_stem(current, row)
-        if current != result or stem != path.stem:
-            changes.append((path, stem, current))
-    moved = {path for path, _, _ in changes}
-    source_of: dict[Path, Path] = {}
-    copied: set[Path] = set()  # by a process that was killed before it removed the old file
-    for path, stem, current in changes:
-        target = folder / f"{stem}.json"
-        other = source_of.setdefault(target, path)
-        if other is not path:
-            raise DataError(
-                f"{other} and {path} have the same system, seed and config: remove one of them"
-            )
-        if results.get(target) == current:
-            copied.add(path)
-        elif target in results and target not in moved:
-            raise DataError(
-                f"{path} and {target} have the same system, seed and config: remove one of them"
-            )
-    waiting = {path: (stem, result) for path, stem, result in changes if path not in copied}
-    texts = {
-        path: {
-            name: _read_translations(translations_path(folder, path.stem, name))
-            for name in result.translations
-        }
-        for path, (_, result) in waiting.items()
-    }
-    while waiting:
-        path = _replaces_no_other(folder, waiting)
-        stem, result = waiting.pop(path)
-        for name, content in texts[path].items():
-            write_if_changed(translations_path(folder, stem, name), content)
-        write_if_changed(folder / f"{stem}.json", result_text(result).encode())
-        if stem != path.stem:
-            report.renamed.append((path, folder / f"{stem}.json"))
-    names = {stem for _, stem, _ in changes}
-    for path, _, result in changes:
-        if path.stem not in names:
-            for name in result.translations:
-                translations_path(folder, path.stem, name).unlink(missing_ok=True)
-            path.unlink()
+        target = path.with_name(f"{file_stem(current, row)}.json")
+        if current != result or target != path:
+            changes.append(_Change(path, target, current))
+    return changes
 
 
-def _replaces_no_other(folder: Path, waiting: Mapping[Path, tuple[str, RunResult]]) -> Path:
+def _check_targets(results: Mapping[Path, RunResult], changes: Sequence[_Change]) -> None:
+    """Raise DataError if two results would have the same name."""
+    moved = {change.path for change in changes}
+    path_of: dict[Path, Path] = {}  # by target
+    for path, target, result in changes:
+        other = path_of.setdefault(target, path)
+        if other != path:
+            raise _equal_results(other, path)
+        # A file that keeps its name may be the copy that a killed process made.
+        if target in results.keys() - moved and results[target] != result:
+            raise _equal_results(path, target)
+
+
+def _equal_results(first: Path, second: Path) -> DataError:
+    return DataError(
+        f"{first} and {second} have the same system, seed and config: remove one of them"
+    )
+
+
+def _replaces_no_other(waiting: Mapping[Path, _Change]) -> Path:
     """Return a file whose new name is not that of another file that waits for its new name.
 
     If there is none, return the first file.
     """
-    for path, (stem, _) in waiting.items():
-        if folder / f"{stem}.json" not in waiting.keys() - {path}:
+    for path, change in waiting.items():
+        if change.target not in waiting.keys() - {path}:
             return path
     return next(iter(waiting))
 
