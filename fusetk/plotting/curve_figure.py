@@ -89,43 +89,28 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    scales = list(dict.fromkeys(curve.scale for curve in curves))
-    ordered = sorted(curves, key=lambda curve: scales.index(curve.scale))
-    panels = list(dict.fromkeys(curve.panel for curve in ordered))
     runs = list(dict.fromkeys(curve.run for curve in curves))
     colors_of_lines = _line_colors(curves)
     names = [name for _, name in colors_of_lines]
     families = fonts(label(text, 60) for text in (*runs, *names, title))
-    width = size.width if size else style.widths[0] if style.widths else None
-    columns = 2 if len(panels) == 4 else min(len(panels), 3)
-    beside = len(runs) == 2 and all(curve.layer for curve in curves)
-    if beside:
-        columns = 2
-    if width:
-        columns = max(1, min(columns, int(width / NARROWEST_PANEL)))
-    places = list(range(len(panels)))
-    if beside and columns == 2:  # a run may lack a group of layers, and its place remains empty
-        by_panel = {curve.panel: curve for curve in curves}
-        places = [
-            2 * scales.index(by_panel[panel].scale) + runs.index(by_panel[panel].run)
-            for panel in panels
-        ]
-    rows = places[-1] // columns + 1
-    width = width or PANEL_WIDTH * columns
+    grid = _grid(curves, style, size)
+    width = grid.width
     room = LegendRoom(width, style.font, TextWidth(families))
     entries = _legend_entries(curves, colors_of_lines, style, room)
     across = room.columns([name for _, name in entries])
     legend_height = 1.7 * style.font / 72 * math.ceil(len(entries) / across) + 0.1
-    height = rows * ASPECT * width / columns + legend_height
+    height = grid.rows * ASPECT * width / grid.columns + legend_height
     figure = Figure(figsize=(width, size.height or height if size else height))
     figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
     numbers: list[list[Annotation]] = []
     first_axes: dict[tuple[str, str], Axes] = {}  # of each scale
-    for place, panel in zip(places, panels, strict=True):
+    for panel, place in grid.places.items():
         of_panel = [curve for curve in curves if curve.panel == panel]
         first = of_panel[0]
-        axes = figure.add_subplot(rows, columns, place + 1, sharey=first_axes.get(first.scale))
+        axes = figure.add_subplot(
+            grid.rows, grid.columns, place + 1, sharey=first_axes.get(first.scale)
+        )
         first_axes.setdefault(first.scale, axes)
         values = np.concatenate([curve.value for curve in curves if curve.scale == first.scale])
         _style_panel(axes, first.what, x, values, style)
@@ -145,6 +130,41 @@ def draw(
         _check_room(figure)
     separate(figure, numbers)
     return figure
+
+
+class _Grid(NamedTuple):
+    """The arrangement of the panels of a figure."""
+
+    places: dict[tuple[str, ...], int]  # of each panel, row by row, from 0
+    columns: int
+    width: float  # of the figure, in inches
+
+    @property
+    def rows(self) -> int:
+        return max(self.places.values()) // self.columns + 1
+
+
+def _grid(curves: Sequence[Curve], style: Style, size: Size | None) -> _Grid:
+    """Return the places of the panels: those with the same scale follow each other.
+
+    If all curves belong to layers, each of two runs has a column of its own.
+    """
+    scales = list(dict.fromkeys(curve.scale for curve in curves))
+    runs = list(dict.fromkeys(curve.run for curve in curves))
+    ordered = sorted(curves, key=lambda curve: scales.index(curve.scale))
+    curve_of = {curve.panel: curve for curve in ordered}
+    width = size.width if size else style.widths[0] if style.widths else None
+    run_by_run = len(runs) == 2 and all(curve.layer for curve in curves)
+    columns = 2 if run_by_run or len(curve_of) == 4 else min(len(curve_of), 3)
+    if width:
+        columns = max(1, min(columns, int(width / NARROWEST_PANEL)))
+    places = {panel: i for i, panel in enumerate(curve_of)}
+    if run_by_run and columns == 2:  # a run may lack a group of layers, and its place remains empty
+        places = {
+            panel: 2 * scales.index(curve.scale) + runs.index(curve.run)
+            for panel, curve in curve_of.items()
+        }
+    return _Grid(places, columns, width or PANEL_WIDTH * columns)
 
 
 def _check_room(figure: "Figure") -> None:
