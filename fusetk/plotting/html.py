@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fusetk.data.text import cannot_write
-from fusetk.plotting.panel import DIVERGING, Page, Panel, numbers, scales
+from fusetk.plotting.panel import DIVERGING, Page, Panel, json_fields, scales
 
 FOLDER = Path(__file__).parent
 LARGE = 50_000_000  # characters; larger files are slow in browsers
@@ -110,7 +110,7 @@ def scales_data(panels: Sequence[Panel], colors: str = "blue") -> dict[str, Any]
 def panel_data(panel: Panel) -> dict[str, Any]:
     """Return a panel as ``panels.js`` reads it."""
     return {
-        **numbers(panel),
+        **json_fields(panel),
         "name": panel.name,
         "up": panel.up,
         "matrix": [[_short(value) for value in row] for row in panel.matrix],

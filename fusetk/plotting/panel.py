@@ -149,15 +149,15 @@ def document(pages: Sequence[Page], title: str) -> dict[str, Any]:
             {"number": page.number, "source": page.source, "target": page.target} for page in pages
         ]
     content["panels"] = [
-        {"name": _key(page, panel, pages), **numbers(panel)}
+        {"name": _key(page, panel, pages), **json_fields(panel)}
         for page in pages
         for panel in page.panels
     ]
     return content
 
 
-def numbers(panel: Panel) -> dict[str, Any]:
-    """Return a panel as a JSON object without its name."""
+def json_fields(panel: Panel) -> dict[str, Any]:
+    """Return the values of a panel in .json files and in pages, without its name."""
     return {
         "title": panel.title,
         "measure": panel.measure,
