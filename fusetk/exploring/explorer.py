@@ -63,11 +63,13 @@ class Explorer:
     thread at a time may use an explorer.
     """
 
-    def __init__(self, name: str, loaded: Loaded, largest: int):
-        """``name`` is the name that the user gave to the run. Heatmaps of attention have at most
-        ``largest`` cells."""
+    def __init__(self, name: str, loaded: Loaded, max_cells: int):
+        """``name`` is the name that the user gave to the run.
+
+        The heatmaps of attention of one view have at most ``max_cells`` cells.
+        """
         self.name = name
-        self.largest = largest
+        self.max_cells = max_cells
         self.checkpoint = loaded.checkpoint
         self.recipe = loaded.recipe
         self.model: Seq2Seq = loaded.model
@@ -239,10 +241,8 @@ class Explorer:
         return {**self._translation(steps, score, normalized), "text": text.strip()}
 
     def _view(self, request: Heatmap) -> View:
-        for view in self.views:
-            if view.what == request.what:
-                break
-        else:
+        view = next((view for view in self.views if view.what == request.what), None)
+        if view is None:
             known = ", ".join(view.what for view in self.views)
             raise DataError(f"this model has no heatmaps {request.what!r}; it has {known}")
         numbers = view.layers or list(range(1, len(view.readers) + 1))
@@ -263,10 +263,10 @@ class Explorer:
         layers = 1 if request.layer else len(view.layers)
         heads = view.heads if request.head == "all" else 1
         cells = layers * heads * len(columns) * len(rows)
-        if cells > self.largest:
+        if cells > self.max_cells:
             raise DataError(
-                f"these heatmaps have {cells:,} cells, at most {self.largest:,} are drawn: choose "
-                "one layer or one head, or a shorter sentence"
+                f"these heatmaps have {cells:,} cells, at most {self.max_cells:,} are drawn: "
+                "choose one layer or one head, or a shorter sentence"
             )
 
 
