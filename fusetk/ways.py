@@ -130,14 +130,14 @@ def use_precision(matmul: str) -> Undo:
     return partial(torch.set_float32_matmul_precision, before)
 
 
-def _precision(library: Way) -> str:
-    """Return PyTorch's precision setting for exact products by MKL or oneDNN.
+def _use_library(library: Way) -> Undo:
+    """Use MKL or oneDNN for exact float32 products; return a function that restores the setting.
 
     With the precision "medium", PyTorch uses oneDNN for products. It is faster on processors for
     which MKL does not use the full vector width. But on a processor with bf16 tiles, oneDNN rounds
     the factors to bf16. Therefore the errors are compared.
     """
-    return "medium" if library == "oneDNN" else "highest"
+    return use_precision("medium" if library == "oneDNN" else "highest")
 
 
 def _measure_products() -> Way:
@@ -149,7 +149,7 @@ def _run_product(library: Way) -> Callable[[], object]:
     a, b = torch.ones(1024, 256), torch.ones(256, 1024)
 
     def run() -> object:
-        restore = use_precision(_precision(library))
+        restore = _use_library(library)
         product = a @ b
         restore()
         return product
@@ -174,7 +174,7 @@ def _run_inference_products(library: Way) -> Callable[[], object]:
 
     def run() -> object:
         number = next(rows)
-        restore = use_precision(_precision(library))
+        restore = _use_library(library)
         results = [F.linear(torch.ones(number, weight.shape[1]), weight) for weight in weights]
         restore()
         return results
@@ -185,8 +185,8 @@ def _run_inference_products(library: Way) -> Callable[[], object]:
 def _is_exact_product(library: Way) -> bool:
     """Whether the error of a library's float32 products is at most twice that of MKL."""
     errors = []
-    for name in ("MKL", library):
-        restore = use_precision(_precision(name))
+    for compared in ("MKL", library):
+        restore = _use_library(compared)
         errors.append(product_error(torch.device("cpu")))
         restore()
     return errors[1] <= 2 * errors[0]
@@ -407,26 +407,11 @@ def _attention_choice(kind: str) -> Choice:
 
 
 CHOICES: tuple[Choice, ...] = (
-    Choice(
-        PRODUCTS,
-        LIBRARIES,
-        _measure_products,
-        lambda library: use_precision(_precision(library)),
-    ),
-    Choice(
-        LARGE_PRODUCTS,
-        LARGE_WAYS,
-        _measure_large_products,
-        _use_large_products,
-    ),
+    Choice(PRODUCTS, LIBRARIES, _measure_products, _use_library),
+    Choice(LARGE_PRODUCTS, LARGE_WAYS, _measure_large_products, _use_large_products),
     *(_attention_choice(kind) for kind, (_, training) in ATTENTION_KINDS.items() if training),
     # Its way is in use while the later choices are measured; these are for inference, too.
-    Choice(
-        INFERENCE_PRODUCTS,
-        LIBRARIES,
-        _measure_inference_products,
-        lambda library: use_precision(_precision(library)),
-    ),
+    Choice(INFERENCE_PRODUCTS, LIBRARIES, _measure_inference_products, _use_library),
     *(_attention_choice(kind) for kind, (_, training) in ATTENTION_KINDS.items() if not training),
     *(
         Choice(
