@@ -39,7 +39,7 @@ from fusetk.errors import (
 )
 from fusetk.machine import describe_device, device_of
 from fusetk.models import Seq2Seq, build_model
-from fusetk.models.quantization import to_bf16, to_int8, to_kernels
+from fusetk.models.quantization import CONVERSIONS
 from fusetk.nn.precision import float32_by_default
 from fusetk.recipe import Recipe
 from fusetk.runs import CONFIG, EMA, MODEL, TEXT, changed_modules, find_checkpoint
@@ -47,7 +47,6 @@ from fusetk.ways import slower_than_float32
 from fusetk.weights import load_weights, read_state
 
 META = torch.device("meta")
-CONVERSIONS = dict(zip(PRECISIONS, (to_kernels, to_bf16, to_int8), strict=True))
 WEIGHT_TYPES = dict(zip(PRECISIONS, (torch.float32, torch.bfloat16, torch.int8), strict=True))
 
 if hasattr(os, "register_at_fork"):
@@ -314,7 +313,8 @@ def load_ensemble(
                 )
     models = [system.model for system in loaded]
     if kernels or precision != "fp32":
-        models = [CONVERSIONS[precision](model) for model in models]
+        convert = CONVERSIONS[WEIGHT_TYPES[precision]]
+        models = [convert(model) for model in models]
     on_cpu = next(models[0].parameters()).device.type == "cpu"
     if on_cpu and precision != "fp32" and slower_than_float32(WEIGHT_TYPES[precision]):
         report(f"warning: {precision} is slower than fp32 on this processor: use --precision fp32")

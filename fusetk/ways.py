@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusetk.models.quantization import to_bf16, to_int8, to_kernels
+from fusetk.models.quantization import CONVERSIONS
 from fusetk.models.transformer import Transformer, TransformerConfig
 from fusetk.nn import attention
 from fusetk.nn.fused import decoding as fused_decoding
@@ -377,10 +377,6 @@ LINEAR_WAYS: dict[tuple[torch.dtype, str], tuple[Way, ...]] = {
     for operation in operations
 }
 LINEAR_WAYS[torch.bfloat16, "projection"] = ("float32", KERNELS)
-
-
-# Functions that convert the linear maps of a model, by type of the weights
-CONVERSIONS = {torch.float32: to_kernels, torch.bfloat16: to_bf16, torch.int8: to_int8}
 
 
 # Choices -----------------------------------------------------------------------------------------

@@ -82,6 +82,10 @@ def to_int8(model: Seq2Seq) -> Seq2Seq:
     return model
 
 
+CONVERSIONS = {torch.float32: to_kernels, torch.bfloat16: to_bf16, torch.int8: to_int8}
+"""The function that converts a model, by the type of the weights."""
+
+
 def _in_float32(module: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
     """Return the arguments of the output projection in float32."""
     return (arguments[0].float(),)
