@@ -166,15 +166,15 @@ def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
     """
     # Unlike `torch.manual_seed`, this leaves the random numbers of GPUs as they are.
     torch.default_generator.manual_seed(recipe.training.seed)
-    before = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(recipe.training.seed)
     np.random.seed(recipe.training.seed)
     try:
         with float32_by_default():
             return build_model(recipe.model, source_size, target_size)
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def build_shapes(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
@@ -234,12 +234,11 @@ def load_model(
     """
     run, folder = find_checkpoint(Path(path))
     model_device = device_of(str(device))
-    update = f" ({folder.resolve().name})" if folder.is_symlink() else ""
+    target = f" ({folder.resolve().name})" if folder.is_symlink() else ""
     place = describe_device(model_device)
     if model_device.type == "cpu":
-        threads = torch.get_num_threads()
-        place += f", {quantity(threads, 'thread')}"
-    report(f"loading {folder}{update} on {place}")
+        place += f", {quantity(torch.get_num_threads(), 'thread')}"
+    report(f"loading {folder}{target} on {place}")
     folder = folder.resolve()  # training may move the link while the files are read
     try:
         recipe = recipes.load(run / CONFIG)
