@@ -302,8 +302,8 @@ def load_ensemble(
                 "preparation differ; train both on the same prepared data"
             )
         for side in SIDES:
-            first_tokens = getattr(first, f"{side}_vocab").tokens
-            other_tokens = getattr(other.pipeline, f"{side}_vocab").tokens
+            first_tokens = first.vocabulary(side).tokens
+            other_tokens = other.pipeline.vocabulary(side).tokens
             if first_tokens != other_tokens:
                 raise ConfigError(
                     f"{paths[0]} and {path} cannot be an ensemble: their {side} vocabularies "

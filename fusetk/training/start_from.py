@@ -99,7 +99,7 @@ def _vocabularies(name: str, old: Pipeline, new: Pipeline) -> tuple[Vocabulary, 
     side = VOCABULARY_SIDES.get(name.rpartition(".")[0])
     if side is None:
         return None
-    return getattr(old, f"{side}_vocab"), getattr(new, f"{side}_vocab")
+    return old.vocabulary(side), new.vocabulary(side)
 
 
 def _has_rows(
