@@ -3,11 +3,11 @@
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusetk.data.sampler import UpdateSize
 from fusetk.display import REFRESHES, Task
@@ -166,13 +166,12 @@ class Reporter:
         tokens = sum(stats.tokens for stats in self._stats)
         self.task.values |= {"speed": tokens / (now - self._start), "rate": self._rate}
         if self.world.size == 1:
-            nll = float(torch.stack([stats.nll for stats in self._stats]).sum())
-            self.task.values["loss"] = nll / tokens
+            self.task.values["loss"] = _sum(stats.nll for stats in self._stats) / tokens
 
     def _report_average(self, progress: Progress) -> None:
         tokens = sum(stats.tokens for stats in self._stats)
-        nll = float(torch.stack([stats.nll for stats in self._stats]).sum())
-        smoothed = float(torch.stack([stats.smoothed for stats in self._stats]).sum())
+        nll = _sum(stats.nll for stats in self._stats)
+        smoothed = _sum(stats.smoothed for stats in self._stats)
         loss, smoothed_loss = (total / tokens for total in self.world.all_sum([nll, smoothed]))
         norms = [stats.grad_norm for stats in self._stats if math.isfinite(stats.grad_norm)]
         norm = sum(norms) / len(norms) if norms else None
@@ -251,6 +250,11 @@ class Reporter:
         self.log.line(
             f"valid  update {progress.update}  {values}  ({metric}: {verdict})  {seconds:.0f} s"
         )
+
+
+def _sum(values: Iterable[Tensor]) -> float:
+    """Return the sum of scalars. It is computed on their device, so the host waits only once."""
+    return float(torch.stack([*values]).sum())
 
 
 def part_norms(
