@@ -134,9 +134,11 @@ class Log:
         """
         values = _finite(values)
         self._metrics.add(json.dumps({"kind": kind, **values}, allow_nan=False))
+        if self._tensorboard is None:
+            return
         try:
             for name, value in _flat(values):
-                if self._tensorboard is not None and isinstance(value, int | float):
+                if isinstance(value, int | float):
                     self._tensorboard.add_scalar(f"{kind}/{name}", value, values["update"])
         except OSError as error:
             self._tensorboard = None
