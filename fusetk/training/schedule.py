@@ -49,6 +49,10 @@ class WarmupConfig(ScheduleConfig):
     start: float = Field(1e-7, ge=0)
     """Rate at the start of the warm-up."""
 
+    def warmup_rate(self, update: int) -> float:
+        """Return the rate of an update of the warm-up: start + (peak - start) t / warmup."""
+        return self.start + (self.peak - self.start) * update / self.warmup
+
     def rate_limits(self) -> tuple[float, float]:
         return 0.0, self.peak
 
@@ -224,9 +228,9 @@ class InverseSqrt(Schedule):
     Config = InverseSqrtConfig
 
     def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
-        config = self.config
+        config: InverseSqrtConfig = self.config
         if update < config.warmup:
-            return config.start + (config.peak - config.start) * update / config.warmup
+            return config.warmup_rate(update)
         return config.peak * (config.warmup / update) ** 0.5
 
 
@@ -248,9 +252,9 @@ class LinearDecay(Schedule):
     Config: type[ComponentConfig] = LinearDecayConfig
 
     def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
-        config = self.config
+        config: LinearDecayConfig = self.config
         if update < config.warmup:
-            return config.start + (config.peak - config.start) * update / config.warmup
+            return config.warmup_rate(update)
         remaining = max(config.updates - update, 0) / (config.updates - config.warmup)
         return config.floor + (config.peak - config.floor) * self._height(remaining)
 
