@@ -133,8 +133,7 @@ class Trainer:
         self.gradients.start_stage()
         self.clock.restart()
         self.reporter.restart()
-        done = progress.validated or progress.update in progress.saved
-        if progress.stage_update and not done:
+        if progress.stage_update and not progress.has_checkpoint:
             # Training was interrupted between an update and its validation or checkpoint.
             self._after_update()
         while not self.stages.ended(progress):
@@ -251,8 +250,9 @@ class Trainer:
         those after an update. Errors are ignored, because the failure itself is reported.
         """
         progress = self.progress
-        saved = progress.validated or progress.update in progress.saved
-        if saved or not progress.stage_update or self.sharded or not self.world.first:
+        if not progress.stage_update or progress.has_checkpoint:
+            return
+        if self.sharded or not self.world.first:
             return
         with suppress(Exception):
             if self.world.size == 1:  # a report sums the losses of all processes

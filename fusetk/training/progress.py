@@ -99,6 +99,14 @@ class Progress:
         """Whether the current weights have been validated."""
         return bool(self.ranking) and self.ranking[-1][0] == self.update
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint after the current update is due to a validation or ``save_every``.
+
+        A checkpoint that only an interruption caused does not count.
+        """
+        return self.validated or self.update in self.saved
+
     def to_state(self) -> dict[str, Any]:
         """Return the entry ``progress`` of ``state.json``."""
         return asdict(self)
