@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from torch import Tensor
+
 from fusetk.errors import CheckpointError, join_names
 from fusetk.files import locked
 from fusetk.runs import MODEL, checkpoint_name, checkpoints, read_state_if_valid
@@ -137,20 +139,8 @@ def average(folders: Sequence[Path], into: Path) -> None:
         for name, tensor in tensors.items():
             sums[name] += tensor
     for name, total in sums.items():
-        if total.isfinite().all():
-            continue
-        values = {folder: read_tensors(folder, MODEL)[name] for folder in folders}
-        # A buffer of a class outside fusetk may have infinite values that never change.
-        constant = first[name].isinf()
-        for value in values.values():
-            constant &= value == first[name]
-        diverged = [f for f, value in values.items() if not (value.isfinite() | constant).all()]
-        # The sum of finite numbers may be infinite.
-        if diverged or not (total.isfinite() | constant).all():
-            raise CheckpointError(
-                f"{name} has values that are not finite in {(diverged or folders)[0]}: training "
-                "has diverged; choose earlier checkpoints"
-            )
+        if not total.isfinite().all():
+            _check_not_diverged(name, total, folders)
     mean = {
         name: (total / len(folders)).to(last[name].dtype)
         if last[name].is_floating_point()
@@ -161,3 +151,26 @@ def average(folders: Sequence[Path], into: Path) -> None:
     with checkpoint.writing(into.parent.parent, into), locked(into.parent):
         names = [path.name if path.parent == into.parent else str(path) for path in folders]
         checkpoint.save(into, mean, {}, {"averaged": names})
+
+
+def _check_not_diverged(name: str, total: Tensor, folders: Sequence[Path]) -> None:
+    """Raise CheckpointError if the values of a tensor, or their sum ``total``, are not finite.
+
+    Infinite values that are equal in all checkpoints are allowed: a buffer of a class outside
+    fusetk may have such values, which never change.
+    """
+    values = [read_tensors(folder, MODEL)[name] for folder in folders]
+    constant = values[0].isinf()
+    for value in values:
+        constant &= value == values[0]
+    diverged = [
+        folder
+        for folder, value in zip(folders, values, strict=True)
+        if not (value.isfinite() | constant).all()
+    ]
+    # The sum of finite numbers may be infinite.
+    if diverged or not (total.isfinite() | constant).all():
+        raise CheckpointError(
+            f"{name} has values that are not finite in {(diverged or folders)[0]}: training has "
+            "diverged; choose earlier checkpoints"
+        )
