@@ -1,7 +1,7 @@
 """The gradients of an update. Batches that are too large for memory are split into halves."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -156,44 +156,60 @@ class GradientComputer:
             # its own dropout masks.
             torch.manual_seed(seed_of_update(self.config.seed, updates, self.world.rank))
             try:
-                if self.graphs:
-                    add_gradients = self.graphs.add_gradients
-                    losses = [add_gradients(batch, scale / tokens) for batch in batches()]
-                else:
-                    losses = accumulate_gradients(
-                        self.model,
-                        (batch.to(self.device) for batch in batches()),
-                        self.config.label_smoothing,
-                        self.config.precision,
-                        tokens,
-                        scale,
-                    )
+                losses = self._add_gradients(batches(), tokens, scale)
                 if self.world.size > 1:
                     # An optimiser must draw equal random numbers in all processes.
                     torch.manual_seed(seed_of_update(self.config.seed, updates, self.world.size))
                 return losses
             except RuntimeError as error:
-                if not out_of_memory(error):
-                    if message := compile_failure(error):
-                        raise ConfigError(message) from None
-                    raise
-                if self.graphs and self.graphs.graphs:
-                    self.graphs.halve_limit()
-                    self.splitter.notify(
-                        f"update {updates + 1}: the CUDA graphs do not fit into memory; from now "
-                        f"on at most {self.graphs.limit} shapes of batches are recorded. To avoid "
-                        "this, lower training.stages.N.batch.size"
-                    )
-                else:
-                    parts = self.splitter.split_after_failure(
-                        corpus, parts, current, error, updates + 1
-                    )
+                parts = self._parts_after_failure(corpus, parts, current, error, updates + 1)
             if self.graphs:
                 self.graphs.clear()  # the gradients get other tensors
             self.buffers.restore()
             self.model.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def _add_gradients(self, batches: Iterable[Batch], tokens: int, scale: float) -> list[Loss]:
+        """Add the gradients of batches in the memory of the host, and return their losses."""
+        if self.graphs:
+            add_gradients = self.graphs.add_gradients
+            return [add_gradients(batch, scale / tokens) for batch in batches]
+        return accumulate_gradients(
+            self.model,
+            (batch.to(self.device) for batch in batches),
+            self.config.label_smoothing,
+            self.config.precision,
+            tokens,
+            scale,
+        )
+
+    def _parts_after_failure(
+        self,
+        corpus: Corpus,
+        parts: list[Indices],
+        failed: Indices,
+        error: RuntimeError,
+        update: int,
+    ) -> list[Indices]:
+        """Return the batches to compute after the memory did not suffice for the batch ``failed``.
+
+        Fewer CUDA graphs are recorded; without graphs, the batches are split. Raises any other
+        ``error``.
+        """
+        if not out_of_memory(error):
+            if message := compile_failure(error):
+                raise ConfigError(message) from None
+            raise error
+        if self.graphs and self.graphs.graphs:
+            self.graphs.halve_limit()
+            self.splitter.notify(
+                f"update {update}: the CUDA graphs do not fit into memory; from now on at most "
+                f"{self.graphs.limit} shapes of batches are recorded. To avoid this, lower "
+                "training.stages.N.batch.size"
+            )
+            return parts
+        return self.splitter.split_after_failure(corpus, parts, failed, error, update)
 
     def _collate(self, corpus: Corpus, pairs: Indices) -> Batch:
         """Return a batch in the memory of the host.
