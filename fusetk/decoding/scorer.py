@@ -19,7 +19,7 @@ from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import KernelLinear
 from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.nested import select
-from fusetk.nn.output import PIECE, OutputProjection
+from fusetk.nn.output import OutputProjection, rows_in_piece
 
 
 class NextToken(NamedTuple):
@@ -114,10 +114,9 @@ class Scorer:
         [features], next_states, attention = self._read(tokens, states)
         output: Any = self.models[0].output
         count = min(count, output.out_features)
-        rows = PIECE // output.out_features
+        rows = rows_in_piece(output.out_features, features.device)
         if isinstance(output, KernelLinear):
-            rows = len(features)  # the kernel divides them
-        rows = max(1, rows)
+            rows = max(1, len(features))  # the kernel divides them
         only: Iterable[Tensor | None] = repeat(None)
         if rules.only is not None:
             only = rules.only.split(rows)

@@ -16,7 +16,7 @@ from fusetk.decoding.ensemble import EQUAL_MEAN, EnsembleMean
 from fusetk.decoding.token_mask import max_positions
 from fusetk.errors import DataError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
+from fusetk.nn.output import OutputProjection, rows_in_piece
 from fusetk.nn.weightnorm import NormedLinear
 
 BATCH_TOKENS = 8192
@@ -98,8 +98,7 @@ def log_probabilities(
     output: OutputProjection | NormedLinear, features: Tensor, tokens: Tensor
 ) -> Tensor:
     """Return the natural-log probabilities (N,), float32, of tokens (N,) given features (N, D)."""
-    piece = PIECE if features.device.type == "cpu" else PIECE_GPU
-    rows = max(1, piece // output.out_features)
+    rows = rows_in_piece(output.out_features, features.device)
     log_probs = []
     for some_features, some_tokens in zip(features.split(rows), tokens.split(rows), strict=True):
         logits = output(some_features).float()

@@ -10,6 +10,12 @@ PIECE = 1 << 21  # numbers computed at a time: 8 MB in float32, which fits into 
 PIECE_GPU = 1 << 27
 
 
+def rows_in_piece(vocabulary: int, device: torch.device) -> int:
+    """Return the number of rows of logits (rows, V) to compute at a time, at least 1."""
+    piece = PIECE if device.type == "cpu" else PIECE_GPU
+    return max(1, piece // vocabulary)
+
+
 class OutputProjection(nn.Module):
     """Linear map from features (..., D) to logits (..., V).
 

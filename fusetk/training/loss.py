@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.fused import transformer as fused_transformer
-from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
+from fusetk.nn.output import OutputProjection, rows_in_piece
 from fusetk.nn.precision import product_dtype, without_autocast
 from fusetk.nn.rows import row_multiple
 from fusetk.nn.weightnorm import NormedLinear
@@ -72,7 +72,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             gradients = _Gradients(features, weight, bias) if with_gradient else None
             bias_grad = None if gradients is None else gradients.bias
             sums = features.new_zeros(3, dtype=torch.float32)
-            rows = _rows_in_piece(features, len(weight), multiple)
+            rows = rows_in_piece(len(weight), features.device)
+            rows = max(multiple, rows - rows % multiple)
             for start in range(0, len(targets), rows):
                 y = targets[start : start + rows]
                 piece = _padded(features[start : start + rows].to(dtype), multiple)
@@ -144,11 +145,6 @@ def plain_cross_entropy(
     if bias_grad is not None:
         bias_grad += grad.sum(0)
     return sums
-
-
-def _rows_in_piece(features: Tensor, vocabulary: int, multiple: int) -> int:
-    rows = (PIECE if features.device.type == "cpu" else PIECE_GPU) // vocabulary
-    return max(multiple, rows - rows % multiple)
 
 
 def _padded(x: Tensor, multiple: int) -> Tensor:

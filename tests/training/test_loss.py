@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusetk.nn.output import OutputProjection
-from fusetk.training import loss as module
 from fusetk.training.loss import loss
 
 
@@ -41,7 +40,7 @@ def test_value_and_gradient_are_the_formulas(
     features, output, targets = case
     if not bias:
         output.bias = None
-    monkeypatch.setattr(module, "PIECE", rows * 13)
+    monkeypatch.setattr("fusetk.nn.output.PIECE", rows * 13)
     inputs = [features.requires_grad_(), *output.parameters()]
     expected = plain(features, output, targets, smoothing)
     expected_grads = torch.autograd.grad(expected / 7, inputs)
