@@ -1,9 +1,8 @@
 """One model or an ensemble as one distribution over the next token."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -117,12 +116,13 @@ class Scorer:
         rows = rows_in_piece(output.out_features, features.device)
         if isinstance(output, KernelLinear):
             rows = max(1, len(features))  # the kernel divides them
-        only: Iterable[Tensor | None] = repeat(None)
+        pieces = features.split(rows)
+        only: Sequence[Tensor | None] = [None] * len(pieces)
         if rules.only is not None:
             only = rules.only.split(rows)
         parts = [
             self._best(piece, rules.forbidden, piece_only, count)
-            for piece, piece_only in zip(features.split(rows), only, strict=False)
+            for piece, piece_only in zip(pieces, only, strict=True)
         ]
         logits, token, log_z = (
             torch.cat(column) if len(column) > 1 else column[0]
