@@ -74,7 +74,7 @@ from fusetk.decoding.scores import bound, covered, value
 from fusetk.decoding.threads import raise_if_cancelled
 from fusetk.decoding.token_mask import NEG_INF, EncodedRequest, TokenMask
 from fusetk.errors import Diverged
-from fusetk.models.seq2seq import Seq2Seq
+from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.nested import map_tensors, select
 
 # Sentences that are done are removed from the batch when they are at least this fraction of it.
@@ -187,13 +187,13 @@ def _initial(src: Tensor, src_mask: Tensor, mask: TokenMask, config: SearchConfi
 
 def _step(
     live: _Live,
-    states: list,
+    states: list[State],
     length: int,
     scorer: Scorer,
     mask: TokenMask,
     config: SearchConfig,
     places: Tensor | None,
-) -> tuple[_Live, _Best, list]:
+) -> tuple[_Live, _Best, list[State]]:
     """Read the last tokens of the live hypotheses.
 
     Return the hypotheses with their new coverage, the candidates, and the models' states.
@@ -375,9 +375,9 @@ def _remove_finished(
     done: Tensor,
     groups: int,
     scorer: Scorer,
-    states: list,
+    states: list[State],
     skips_empty: bool,
-) -> tuple[_Live, list]:
+) -> tuple[_Live, list[State]]:
     """Give the states the order of the live hypotheses, and remove sentences that are done.
 
     Sentences are removed if their fraction reaches ``COMPACTION_THRESHOLD``. With ``skips_empty``
