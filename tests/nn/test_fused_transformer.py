@@ -146,7 +146,7 @@ def test_a_sublayer_may_return_another_type(dtype: torch.dtype) -> None:
     residual.norm = None
     residual.pre = True
     x, y = torch.randn(2, 3, 6), torch.randn(2, 3, 6).to(dtype)
-    torch.testing.assert_close(residual.join(x, y), x + y)
+    torch.testing.assert_close(residual.after(x, y), x + y)
 
 
 def test_parameters_may_have_any_stride() -> None:

@@ -12,10 +12,7 @@ class PlainResidual(Residual):
     """Post-norm: LayerNorm(x + dropout(f(x))). Pre-norm: x + dropout(f(LayerNorm(x)))."""
 
     def after(self, stream: Stream, y: Tensor) -> Stream:
-        return self.join(stream, y)
-
-    def join(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the state for the state x (..., D) before the sub-layer and its output y."""
+        x: Tensor = stream
         norm = None if self.pre else self.norm
         parameters = [] if norm is None else list(norm.parameters())
         if (

@@ -80,4 +80,4 @@ class ValueResidual(PlainResidual):
         first = stream.first
         if isinstance(y, ValueOutput):
             y, first = y
-        return ValueStream(self.join(stream.x, y), first)
+        return ValueStream(super().after(stream.x, y), first)
