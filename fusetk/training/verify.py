@@ -9,7 +9,7 @@ import pickle
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,15 +54,16 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
     for problem in _wrong_classes(model):
         raise ConfigError(problem)
     try:
+        pairs = _random_pairs(model, source_size, target_size)
         with _evaluation(model):
             _check_residuals(model)
-            _compare(model, source_size, target_size, names)
-            _check_stored_values(model, source_size, target_size, "evaluation")
-            _check_layers(model, source_size, target_size)
+            _compare(model, pairs, names)
+            _check_stored_values(model, pairs, "evaluation")
+            _check_layers(model, pairs)
             _check_sources(model)
-            warnings = _check_training(model, source_size, target_size, names)
+            warnings = _check_training(model, pairs, names)
             _add_noise(model)
-            _compare(model, source_size, target_size, names, may_be_infinite=True)
+            _compare(model, pairs, names, may_be_infinite=True)
     except FusetkError:
         raise
     except Exception as error:
@@ -70,6 +71,37 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
             raise
         raise ConfigError(f"a model with {names} cannot compute: {outside_error(error)}") from error
     return warnings
+
+
+class _Pairs(NamedTuple):
+    """Sentence pairs; the tensors are on the device of the model."""
+
+    sources: list[list[int]]  # with EOS
+    targets: list[list[int]]  # with BOS
+    src: Tensor  # (B, S)
+    src_mask: Tensor  # (B, S)
+    tgt_in: Tensor  # (B, T)
+    target_index: Tensor  # (N,), the real target tokens in (B * T)
+    lengths: tuple[Tensor, Tensor]  # of sources and targets (B,), on the CPU
+
+
+def _random_pairs(model: Seq2Seq, source_size: int, target_size: int) -> _Pairs:
+    """Return pairs of random words, which the model can read."""
+    generator = torch.Generator().manual_seed(1)
+
+    def words(size: int, count: int) -> list[int]:
+        lowest = min(len(SPECIAL), size - 1)
+        return torch.randint(lowest, size, (count,), generator=generator).tolist()
+
+    longest = model.max_positions or max(SOURCE_LENGTHS + TARGET_LENGTHS)
+    sources = [[*words(source_size, min(n, longest) - 1), EOS] for n in SOURCE_LENGTHS]
+    targets = [[BOS, *words(target_size, min(n, longest) - 1)] for n in TARGET_LENGTHS]
+    device = next(model.parameters()).device
+    src, src_mask = (tensor.to(device) for tensor in pad(sources))
+    tgt_in, tgt_mask = (tensor.to(device) for tensor in pad(targets))
+    target_index = tgt_mask.flatten().nonzero()[:, 0]
+    lengths = (src_mask.sum(1).cpu(), tgt_mask.sum(1).cpu())
+    return _Pairs(sources, targets, src, src_mask, tgt_in, target_index, lengths)
 
 
 @contextmanager
@@ -134,11 +166,11 @@ def in_place_error(module: nn.Module) -> ConfigError:
     )
 
 
-def _check_stored_values(model: Seq2Seq, source_size: int, target_size: int, mode: str) -> None:
+def _check_stored_values(model: Seq2Seq, pairs: _Pairs, mode: str) -> None:
     """Raise ConfigError if a module outside fusetk stores values of a pass in the current mode."""
-    next(_computations(model, source_size, target_size))  # a module may store constants once
+    next(_computations(model, pairs))  # a module may store constants once
     before = _attributes(model)
-    next(_computations(model, source_size, target_size))
+    next(_computations(model, pairs))
     for (module, name), new in _attributes(model).items():
         old = before.get((module, name), [])
         if len(old) != len(new) or any(
@@ -174,7 +206,7 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _check_layers(model: Seq2Seq, source_size: int, target_size: int) -> None:
+def _check_layers(model: Seq2Seq, pairs: _Pairs) -> None:
     """Raise ConfigError if a fusion or ``SourcesConnection`` outside fusetk changes its layers."""
     versions: dict[nn.Module, list[int]] = {}
 
@@ -193,7 +225,7 @@ def _check_layers(model: Seq2Seq, source_size: int, target_size: int) -> None:
     hooks = [reader.register_forward_pre_hook(before) for reader in readers]
     hooks += [reader.register_forward_hook(after) for reader in readers]
     try:
-        next(_computations(model, source_size, target_size))
+        next(_computations(model, pairs))
     finally:
         for hook in hooks:
             hook.remove()
@@ -226,7 +258,7 @@ def _check_sources(model: Seq2Seq) -> None:
             )
 
 
-def _check_training(model: Seq2Seq, source_size: int, target_size: int, names: str) -> list[str]:
+def _check_training(model: Seq2Seq, pairs: _Pairs, names: str) -> list[str]:
     """Raise RuntimeError if gradients cannot be computed in training mode.
 
     An example is a module that changes a tensor in place. Raises ConfigError if a module stores
@@ -237,14 +269,14 @@ def _check_training(model: Seq2Seq, source_size: int, target_size: int, names: s
     random_numbers = _states_of_libraries()
     model.train()
     try:
-        _check_stored_values(model, source_size, target_size, "training")
+        _check_stored_values(model, pairs, "training")
         if _states_of_libraries() != random_numbers:
             raise ConfigError(
                 f"a model with {names} draws random numbers of `random` or NumPy in training, so a "
                 "resumed run would draw others: use those of torch"
             )
         with torch.enable_grad():
-            _, logits, _ = next(_computations(model, source_size, target_size))
+            _, logits, _ = next(_computations(model, pairs))
             logits.sum().backward()
         for name, parameter in model.named_parameters():
             if parameter.grad is not None and not parameter.grad.isfinite().all():
@@ -298,11 +330,9 @@ def _add_noise(model: Seq2Seq) -> None:
             parameter.add_(noise.to(parameter), alpha=SMALL)
 
 
-def _compare(
-    model: Seq2Seq, source_size: int, target_size: int, names: str, may_be_infinite: bool = False
-) -> None:
+def _compare(model: Seq2Seq, pairs: _Pairs, names: str, may_be_infinite: bool = False) -> None:
     """Raise ConfigError if two computations that should be equal differ."""
-    for rule, first, second in _computations(model, source_size, target_size):
+    for rule, first, second in _computations(model, pairs):
         if not first.isfinite().all():
             if may_be_infinite:
                 return
@@ -382,34 +412,19 @@ def _weights(value: Any) -> Iterator[Tensor]:
             yield from _weights(part)
 
 
-def _computations(
-    model: Seq2Seq, source_size: int, target_size: int
-) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _computations(model: Seq2Seq, pairs: _Pairs) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield rules, each with two computations of the same logits."""
-    generator = torch.Generator().manual_seed(1)
-
-    def words(size: int, count: int) -> list[int]:
-        lowest = min(len(SPECIAL), size - 1)
-        return torch.randint(lowest, size, (count,), generator=generator).tolist()
-
-    longest = model.max_positions or max(SOURCE_LENGTHS + TARGET_LENGTHS)
-    sources = [[*words(source_size, min(n, longest) - 1), EOS] for n in SOURCE_LENGTHS]
-    targets = [[BOS, *words(target_size, min(n, longest) - 1)] for n in TARGET_LENGTHS]
-    device = next(model.parameters()).device
-    src, src_mask = (tensor.to(device) for tensor in pad(sources))
-    tgt_in, tgt_mask = (tensor.to(device) for tensor in pad(targets))
-    index = tgt_mask.flatten().nonzero()[:, 0]
-    lengths = (src_mask.sum(1).cpu(), tgt_mask.sum(1).cpu())
+    sources, targets, src, src_mask, tgt_in, target_index, lengths = pairs
 
     def real(features: Tensor) -> Tensor:
-        return model.output(features.flatten(0, 1)[index]).float()
+        return model.output(features.flatten(0, 1)[target_index]).float()
 
     def one_by_one(rows: Tensor, state: Any, swap_at: int | None = None) -> list[Tensor]:
         """Return the features of each step; ``swap_at`` reorders the pairs of hypotheses."""
         steps = []
         for step, token in enumerate(rows.split(1, dim=1)):
             if step == swap_at:
-                swapped = torch.arange(len(rows), device=device).view(-1, 2).flip(1).flatten()
+                swapped = torch.arange(len(rows), device=src.device).view(-1, 2).flip(1).flatten()
                 state = state._replace(per_hypothesis=select(state.per_hypothesis, swapped))
             features, state = model.decode(token, state)
             steps.append(features)
@@ -443,13 +458,13 @@ def _computations(
     yield (
         "the packed sentences of a training batch on a CPU, (1, N, D), must have the same logits "
         "as padded ones (`packs = False` in the class of the model turns packing off)",
-        model.output(model(src, src_mask, tgt_in, index, lengths)).float(),
+        model.output(model(src, src_mask, tgt_in, target_index, lengths)).float(),
         padded,
     )
     # Two hypotheses of each sentence, with other words; they change places in the middle.
     state = model.start(model.encode(src, src_mask))
-    pairs = torch.arange(len(sources), device=device).repeat_interleave(2)
-    state = state._replace(per_hypothesis=select(state.per_hypothesis, pairs))
+    sentences = torch.arange(len(sources), device=src.device).repeat_interleave(2)
+    state = state._replace(per_hypothesis=select(state.per_hypothesis, sentences))
     others = tgt_in.roll(1, 0)
     middle = tgt_in.shape[1] // 2
     rows = torch.stack((tgt_in, others), 1)
