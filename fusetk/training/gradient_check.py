@@ -79,19 +79,23 @@ class GradientCheck:
             f"{progress.skipped} in a row, {progress.skipped_ever} in total)"
         )
         if progress.skipped >= self.max_skipped:
-            best = self.run / CHECKPOINTS / "best"
-            earlier = f"use {best}, or " if best.exists() else ""
-            remedies = ["lower the learning rate", "lengthen the warm-up", "clip gradients"]
-            if self.fp16:
-                remedies.append("train in bf16 or fp32")
-            updates = progress.update + 1 - progress.skipped  # before these
-            if not self.had_finite_gradient and updates <= (HALVINGS if self.fp16 else 0):
-                raise FusetkError(
-                    "no update had a finite gradient: the new model computes NaN or infinity. "
-                    "Check its initial weights, and divisions and square roots in your own classes"
-                    + ("; or train in bf16 or fp32" if self.fp16 else "")
-                )
-            raise FusetkError(
-                f"{progress.skipped} updates in a row after update {updates} had no finite "
-                f"gradient: training has diverged; {earlier}{join_names(remedies, 'or')}"
+            raise self._too_many_skipped(progress)
+
+    def _too_many_skipped(self, progress: Progress) -> FusetkError:
+        """Return the error after ``max_skipped`` consecutive skipped updates."""
+        updates = progress.update + 1 - progress.skipped  # before the skipped ones
+        if not self.had_finite_gradient and updates <= (HALVINGS if self.fp16 else 0):
+            return FusetkError(
+                "no update had a finite gradient: the new model computes NaN or infinity. Check "
+                "its initial weights, and divisions and square roots in your own classes"
+                + ("; or train in bf16 or fp32" if self.fp16 else "")
             )
+        best = self.run / CHECKPOINTS / "best"
+        earlier = f"use {best}, or " if best.exists() else ""
+        remedies = ["lower the learning rate", "lengthen the warm-up", "clip gradients"]
+        if self.fp16:
+            remedies.append("train in bf16 or fp32")
+        return FusetkError(
+            f"{progress.skipped} updates in a row after update {updates} had no finite "
+            f"gradient: training has diverged; {earlier}{join_names(remedies, 'or')}"
+        )
