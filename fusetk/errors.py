@@ -103,6 +103,12 @@ class Interrupted(FusetkError):
     exit_code = EX_TEMPFAIL
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text that is not blank; its class if there is none."""
+    lines = (line for line in str(error).splitlines() if line.strip())
+    return next(lines, type(error).__name__)
+
+
 def out_of_memory(error: Exception) -> bool:
     """Whether an error means that the memory of a device or of the host does not suffice."""
     messages = ("out of memory", "can't allocate memory", "_ALLOC_FAILED")

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, first_line
 
 Value = TypeVar("Value")
 TIMEOUT = timedelta(minutes=10)  # longest time that a process waits for the others
@@ -131,7 +131,7 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
         raise same_gpu_error(error, process) or ConfigError(
             f"{process} could not connect to the others at "
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
-            f"({str(error).splitlines()[0]}): check MASTER_ADDR and MASTER_PORT, and read the "
+            f"({first_line(error)}): check MASTER_ADDR and MASTER_PORT, and read the "
             "messages of the other processes"
         ) from None
     return World(dist.get_rank(), dist.get_world_size(), device)

@@ -33,6 +33,7 @@ from fusetk.errors import (
     DataError,
     FusetkError,
     ImportFailed,
+    first_line,
     join_names,
     out_of_memory,
     quantity,
@@ -266,8 +267,8 @@ def load_model(
         if not out_of_memory(error):
             raise
         raise FusetkError(
-            f"{folder} does not fit into the memory of {place} ({str(error).splitlines()[0]}): end "
-            "other programs on the device, or choose another --device"
+            f"{folder} does not fit into the memory of {place} ({first_line(error)}): end other "
+            "programs on the device, or choose another --device"
         ) from None
     return Loaded(recipe, pipeline, model.eval(), folder, has_average)
 

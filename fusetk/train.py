@@ -15,7 +15,7 @@ from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import UNITS
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
-from fusetk.errors import ConfigError, FusetkError, Interrupted, out_of_memory, quantity
+from fusetk.errors import ConfigError, FusetkError, Interrupted, first_line, out_of_memory, quantity
 from fusetk.files import remove_temporary_files, write_if_changed
 from fusetk.machine import (
     Choices,
@@ -105,7 +105,7 @@ def train(recipe: Recipe, run: Path, device: str = "auto", quiet: bool = False) 
 def _raise_with_context(error: Exception, world: World) -> NoReturn:
     """Raise an error again: with the name of its process, or as FusetkError for a known cause."""
     several = world.size > 1
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    reason = first_line(error)
     if several and isinstance(error, FusetkError):
         error.args = (f"{world}: {error}",)
     elif several and (same_gpu := same_gpu_error(error, str(world))):
@@ -244,8 +244,8 @@ def _build_model(
         if not out_of_memory(error):
             raise
         raise FusetkError(
-            "there is not enough memory for the parameters "
-            f"({str(error).splitlines()[0]}): use a smaller model"
+            f"there is not enough memory for the parameters ({first_line(error)}): use a smaller "
+            "model"
         ) from None
     return model, lines
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fusetk.errors import FusetkError, out_of_memory
+from fusetk.errors import FusetkError, first_line, out_of_memory
 
 
 @contextmanager
@@ -14,5 +14,4 @@ def memory_advice(advice: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not (isinstance(error, MemoryError) or out_of_memory(error)):
             raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FusetkError(f"there is not enough memory ({reason}): {advice}") from None
+        raise FusetkError(f"there is not enough memory ({first_line(error)}): {advice}") from None

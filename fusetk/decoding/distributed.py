@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from fusetk.decoding.requests import Request
 from fusetk.decoding.stream import balance
-from fusetk.errors import FusetkError
+from fusetk.errors import FusetkError, first_line
 from fusetk.processes import World
 
 Value = TypeVar("Value")
@@ -129,5 +129,5 @@ def _connected(world: World) -> Iterator[None]:
     except RuntimeError as error:
         raise ProcessFailed(
             f"{world} lost the connection to the other processes because one of them has ended: "
-            f"{str(error).splitlines()[0]}"
+            f"{first_line(error)}"
         ) from None

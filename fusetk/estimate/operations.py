@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fusetk.config import place_outside_libraries
 from fusetk.data.batch import Batch, padded_length
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, first_line
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.stack import Stack
 from fusetk.special_tokens import EOS
@@ -77,7 +77,7 @@ def batch_cost(model: Seq2Seq, shape: BatchShape, smoothing: float = 0.0) -> Bat
         raise ConfigError(
             "the cost of this model cannot be counted, because a class reads values of tensors"
             f"{place_outside_libraries(error)}; remove this read, or measure the speed in a short "
-            f"training: {str(error).splitlines()[0]}"
+            f"training: {first_line(error)}"
         ) from error
     model.zero_grad(set_to_none=True)
     return BatchCost(counter.get_total_flops() // 2, activations)

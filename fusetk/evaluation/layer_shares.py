@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fusetk.decoding.target_scores import IdPair
-from fusetk.errors import DataError, Diverged
+from fusetk.errors import DataError, Diverged, first_line
 from fusetk.evaluation.forward_trace import (
     ForwardTrace,
     batches,
@@ -192,7 +192,7 @@ def _change_norm(
         except NotImplementedError as error:
             raise DataError(
                 f"{fusion.name}: the contributions of its layers cannot be computed: "
-                f"{str(error).splitlines()[0]}"
+                f"{first_line(error)}"
             ) from error
     if change is None:  # the output does not depend on this layer
         return layers[scaled].new_zeros(layers[scaled].shape[:-1])

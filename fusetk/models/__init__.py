@@ -5,7 +5,7 @@ config as ``package.module:Name``.
 """
 
 from fusetk.config import outside_error, outside_kinds, place_outside_libraries, resolve
-from fusetk.errors import ConfigError, FusetkError, out_of_memory
+from fusetk.errors import ConfigError, FusetkError, first_line, out_of_memory
 from fusetk.models.conv import Conv
 from fusetk.models.coordinated import Coordinated
 from fusetk.models.recurrent import Recurrent
@@ -40,8 +40,8 @@ def build_model(config: ModelConfig, source_size: int, target_size: int) -> Seq2
     except Exception as error:
         if any(text in str(error) for text in OVERFLOWS):
             raise ConfigError(
-                f"a tensor of the model is too large ({str(error).splitlines()[0]}): reduce the "
-                "sizes of the model or of the vocabularies"
+                f"a tensor of the model is too large ({first_line(error)}): reduce the sizes of "
+                "the model or of the vocabularies"
             ) from None
         kinds = sorted(outside_kinds(config.model_dump()))
         if not kinds or out_of_memory(error):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.errors import ConfigError, class_name
+from fusetk.errors import ConfigError, class_name, first_line
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
 
@@ -80,7 +80,7 @@ def compile_failure(error: RuntimeError) -> str | None:
     """Return the message for an error of torch's compiler; None for any other error."""
     if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return None
-    reason = next(line for line in str(error).splitlines() if line.strip())
+    reason = first_line(error)
     return (
         f"training.compile: torch cannot compile the layers here ({reason}): it needs a working "
         "C++ compiler (g++, or the one in CXX) and, on a GPU, Triton; or remove training.compile"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.data.batch import Batch
-from fusetk.errors import ConfigError, class_name, out_of_memory
+from fusetk.errors import ConfigError, class_name, first_line, out_of_memory
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.stack import Stack
 from fusetk.training.config import TrainingConfig
@@ -127,10 +127,9 @@ class CudaGraphs:
             for each in errors:
                 if out_of_memory(each):
                     raise each from None
-            reason = str(errors[-1]) or type(errors[-1]).__name__
             raise ConfigError(
                 f"training.cuda_graphs: the passes of {class_name(self.model)} cannot be recorded "
-                f"as a CUDA graph ({reason.splitlines()[0]}): their operations must depend "
+                f"as a CUDA graph ({first_line(errors[-1])}): their operations must depend "
                 "only on the shapes of a batch; set training.cuda_graphs: false"
             ) from error
         gradients = [(p, p.grad) for p in used if p.grad is not None]

@@ -9,7 +9,7 @@ import torch
 from fusetk.data.batch import Batch, collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import Indices
-from fusetk.errors import ConfigError, FusetkError, out_of_memory
+from fusetk.errors import ConfigError, FusetkError, first_line, out_of_memory
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import World
 from fusetk.training.buffers import SavedBuffers
@@ -52,7 +52,7 @@ class BatchSplitter:
         Raises FusetkError if that batch is a single pair, or if the model is sharded.
         """
         tokens = _target_tokens(corpus, failed)
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         if self.sharded:
             raise FusetkError(
                 f"a batch of {tokens} target tokens does not fit into memory ({reason}), and with "
