@@ -419,26 +419,29 @@ def initialise_uniform(model: nn.Module, bound: float, biases: bool) -> None:
     are 0.
     """
     for module in model.modules():
-        bias_tensors: list[Tensor | None] = []
-        if isinstance(module, Cell):
-            weights: list[Tensor] = [module.state]
-            if module.input is not None:
-                weights.append(module.input)
-            bias_tensors = [module.bias, module.linear_bias]
-        elif isinstance(module, AdditiveAttention):
-            weights = [module.query, module.vector]
-        elif isinstance(module, nn.Linear | nn.Embedding | OutputProjection):
-            weights = [module.weight]
-            bias_tensors = [] if isinstance(module, nn.Embedding) else [module.bias]
-        elif isinstance(module, RecurrentEmbedding):
-            weights = []
-            bias_tensors = [module.bias]
-        else:
-            continue
+        weights, module_biases = _weights_and_biases(module)
         for weight in weights:
             nn.init.uniform_(weight, -bound, bound)
-        for bias in bias_tensors:
+        for bias in module_biases:
             if biases and isinstance(bias, nn.Parameter):  # a bias of H may be a constant zero
                 nn.init.uniform_(bias, -bound, bound)
             elif bias is not None:
                 nn.init.zeros_(bias)
+
+
+def _weights_and_biases(
+    module: nn.Module,
+) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    """Return the parameters of a module that ``initialise_uniform`` sets; not of submodules."""
+    if isinstance(module, Cell):
+        weights = [module.state] if module.input is None else [module.state, module.input]
+        return weights, [module.bias, module.linear_bias]
+    if isinstance(module, AdditiveAttention):
+        return [module.query, module.vector], []
+    if isinstance(module, nn.Embedding):
+        return [module.weight], []
+    if isinstance(module, nn.Linear | OutputProjection):
+        return [module.weight], [module.bias]
+    if isinstance(module, RecurrentEmbedding):
+        return [], [module.bias]
+    return [], []
