@@ -275,11 +275,8 @@ class Stack(nn.Module):
 
     def _check_input(self, layer_input: Any, positions: Sequence[int], width: int) -> None:
         """Raise ConfigError if the connection made an input of a wrong shape for a layer."""
-        if isinstance(layer_input, LayerInputs):
-            for part in layer_input:
-                check_shape(part, positions, width, self.connect)
-        else:
-            check_shape(layer_input, positions, width, self.connect)
+        for part in layer_input if isinstance(layer_input, LayerInputs) else [layer_input]:
+            check_shape(part, positions, width, self.connect)
 
 
 def check_attention(encoder: StackConfig, decoder: DecoderConfig) -> None:
