@@ -48,16 +48,12 @@ def scaled_dot_product(
     (B, n * H, T, S).
     """
     traced = trace.is_recorded(name)
-    plain = traced
-    if q.device.type == "cpu" and not plain:
-        limit = plain_up_to.get((product_dtype(q), q.requires_grad), 0)
-        plain = sources > 1 or k.shape[-2] <= limit
-    if not plain and sources == 1:
+    if not traced and not _plain_is_faster(q, k, sources):
+        if sources > 1:
+            return scaled_dot_product_as_heads(q, k, v, mask, dropout, scale, sources)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale
         )
-    if not plain:
-        return scaled_dot_product_as_heads(q, k, v, mask, dropout, scale, sources)
     if scale is None:
         scale = 1 / math.sqrt(q.shape[-1])
     scores = (q * scale) @ k.mT  # (B, H, T, n * S)
@@ -68,6 +64,13 @@ def scaled_dot_product(
     if traced:
         trace.record(name, weights.permute(0, 3, 1, 2, 4).flatten(1, 2))
     return F.dropout(weights.flatten(-2), dropout) @ v
+
+
+def _plain_is_faster(q: Tensor, k: Tensor, sources: int) -> bool:
+    """Whether plain products are faster than PyTorch's fused kernel; on CPU only."""
+    if q.device.type != "cpu":
+        return False
+    return sources > 1 or k.shape[-2] <= plain_up_to.get((product_dtype(q), q.requires_grad), 0)
 
 
 def scaled_dot_product_as_heads(
