@@ -397,8 +397,7 @@ class Coordinated(Seq2Seq):
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         hypotheses = state.per_hypothesis
         if isinstance(hypotheses, cpu_inference.Hypotheses):
-            layers = self._target_layers()
-            if not (hypotheses.unchanged and cpu_inference.needs_caches(layers, tgt_in)):
+            if not hypotheses.need_caches(self._target_layers(), tgt_in):
                 output, state = cpu_inference.decode_in_steps(
                     self.stack, self.target, tgt_in, state
                 )

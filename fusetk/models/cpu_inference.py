@@ -110,10 +110,16 @@ class Hypotheses(NamedTuple):
     ancestors: Tensor  # (R, t); see ``fused_decoding.attend_history``
     shared: SharedState
 
-    @property
-    def unchanged(self) -> bool:
-        """Whether these are the hypotheses that ``start`` returned."""
-        return self.sentences is self.shared.sentences and not self.ancestors.shape[1]
+    def need_caches(self, layers: Sequence[DecoderLayerModules], tgt_in: Tensor) -> bool:
+        """Whether the ordinary code must read ``tgt_in`` (B, T), the first tokens of a target.
+
+        Only this code reads several tokens at once and records the weights of self-attention. It
+        cannot continue a search of the kernels.
+        """
+        if self.sentences is not self.shared.sentences or self.ancestors.shape[1]:
+            return False  # these are not the hypotheses that ``start`` returned
+        traced = any(trace.is_recorded(layer.attention.name) for layer in layers)
+        return traced or tgt_in.shape[1] > 1
 
     def extended(self) -> "Hypotheses":
         """Return the hypotheses with one more token each."""
@@ -147,14 +153,6 @@ class StepContext(NamedTuple):
 def usable(module: LayerModules | nn.Module, x: Tensor) -> bool:
     """Return whether the kernels can compute ``module`` for ``x``."""
     return not module.training and fused_decoding.usable(x)
-
-
-def needs_caches(layers: Sequence[DecoderLayerModules], tgt_in: Tensor) -> bool:
-    """Return whether the ordinary code must read the first target tokens (B, T).
-
-    Only this code reads several tokens at once and records the weights of self-attention.
-    """
-    return tgt_in.shape[1] > 1 or any(trace.is_recorded(layer.attention.name) for layer in layers)
 
 
 def start(

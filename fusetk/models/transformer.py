@@ -596,8 +596,7 @@ class Transformer(Seq2Seq):
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         hypotheses = state.per_hypothesis
         if isinstance(hypotheses, cpu_inference.Hypotheses):
-            layers = self._decoder_layers()
-            if not (hypotheses.unchanged and cpu_inference.needs_caches(layers, tgt_in)):
+            if not hypotheses.need_caches(self._decoder_layers(), tgt_in):
                 output, state = cpu_inference.decode_in_steps(
                     self.decoder, self.target, tgt_in, state
                 )
@@ -620,6 +619,7 @@ class Transformer(Seq2Seq):
         return self._features(output), State((keys_values, mask, caches), slots, step)
 
     def _features(self, output: Tensor) -> Tensor:
+        """Return the input (..., D) of the output projection for the result of the decoder."""
         features: Tensor = self.to_output(self.decoder_norm(output))
         return features
 
