@@ -33,12 +33,12 @@ def listen(pattern: str = "*") -> Iterator[dict[str, list[Any]]]:
 
 
 def is_listening() -> bool:
-    """Return whether this thread has a listener."""
+    """Whether this thread has a listener."""
     return _listener.get() is not None
 
 
 def is_recorded(name: str) -> bool:
-    """Return whether a listener matches ``name``.
+    """Whether a listener matches ``name``.
 
     Call this function before the computation of a tensor that only a listener needs.
     """

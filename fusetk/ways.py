@@ -324,7 +324,7 @@ def _run_maps(dtype: torch.dtype, way: Way) -> Callable[[], object]:
 
 
 def slower_than_float32(dtype: torch.dtype, training: bool = False) -> bool:
-    """Return whether maps with weights of this type are slower on CPU than those of float32.
+    """Whether maps with weights of this type are slower on CPU than those of float32.
 
     PyTorch computes them in training. Otherwise ``in_kernels`` chooses the way of each type.
     """

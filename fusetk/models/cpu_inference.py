@@ -151,7 +151,7 @@ class StepContext(NamedTuple):
 
 
 def usable(module: LayerModules | nn.Module, x: Tensor) -> bool:
-    """Return whether the kernels can compute ``module`` for ``x``."""
+    """Whether the kernels can compute ``module`` for ``x``."""
     return not module.training and fused_decoding.usable(x)
 
 
@@ -424,7 +424,7 @@ def _padded(rows: Tensor, real: Tensor | None, mask: Tensor) -> Tensor:
 
 
 def encoder_layer_is_usable(layer: LayerModules, x: Tensor) -> bool:
-    """Return whether ``encoder_layer`` can compute the layer; it records no attention weights."""
+    """Whether ``encoder_layer`` can compute the layer; it records no attention weights."""
     return (
         _is_plain(layer, layer.attention_residual, layer.ffn_residual)
         and usable(layer, x)

@@ -8,7 +8,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def is_exactly(module: object, kind: type[M]) -> TypeGuard[M]:
-    """Return whether an object is a module of this class, no subclass of it, and is not patched.
+    """Whether an object is a module of this class, no subclass of it, and is not patched.
 
     Only then other code, such as a fused kernel, may compute the module.
     """
@@ -16,7 +16,7 @@ def is_exactly(module: object, kind: type[M]) -> TypeGuard[M]:
 
 
 def is_patched(module: nn.Module) -> bool:
-    """Return whether a module has hooks, or an attribute that replaces ``forward`` of its class."""
+    """Whether a module has hooks, or an attribute that replaces ``forward`` of its class."""
     return bool(
         "forward" in vars(module)
         or module._forward_hooks

@@ -20,7 +20,7 @@ in_kernels = {
 
 
 def uses_kernels(dtype: torch.dtype, operation: str) -> bool:
-    """Return whether new maps for "maps" or "projection" with this type use the kernels."""
+    """Whether new maps for "maps" or "projection" with this type use the kernels."""
     return in_kernels[dtype][operation] and fused_decoding.has_products(dtype)
 
 

@@ -95,7 +95,7 @@ def integer_product(a: Tensor, b: Tensor) -> Tensor:
 
 @cache
 def _has_exact_products() -> bool:
-    """Return whether this processor's products of int8 are exact; some saturate at 16 bits."""
+    """Whether this processor's products of int8 are exact; some saturate at 16 bits."""
     a = torch.full((32, 64), int(LARGEST), dtype=torch.int8)
     a[::2] = -a[::2]
     try:

@@ -214,7 +214,7 @@ class ResultTable(NamedTuple):
         ]
 
     def gain(self, row: ResultRow) -> str | None:
-        """Return whether the first score of a row is a gain, by ``gain.RULE``.
+        """Whether the first score of a row is a gain, by ``gain.RULE``.
 
         It is ``yes`` or ``no``; ``open: ...`` with the numbers of seeds or tests that the rule
         needs; ``no baseline`` if that row is missing; or empty for the baseline itself. It is None

@@ -10,5 +10,5 @@ CELL_NUMBERS = {"gru": 0, "t-gru": 1, "l-gru": 2, "lau": 3}
 
 
 def enabled() -> bool:
-    """Return whether the fused kernels are enabled; FUSETK_KERNELS=off disables them."""
+    """Whether the fused kernels are enabled; FUSETK_KERNELS=off disables them."""
     return os.environ.get("FUSETK_KERNELS", "").lower() not in ("off", "0", "no", "false")

@@ -133,7 +133,7 @@ def _gated_arguments(x: Tensor) -> Any:
 
 
 def can_attend(q: Tensor, mask: Tensor) -> bool:
-    """Return whether ``attend`` computes with these queries and this mask (B, S) of the source.
+    """Whether ``attend`` computes with these queries and this mask (B, S) of the source.
 
     The features must fill vectors, and the tokens of a sentence must precede its padding.
     """

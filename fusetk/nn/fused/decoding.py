@@ -25,7 +25,7 @@ BLOCK_ROWS = 32  # rows that are computed together
 
 
 def usable(x: Tensor) -> bool:
-    """Return whether the kernels can compute with ``x``: in inference, float32, on CPU.
+    """Whether the kernels can compute with ``x``: in inference, float32, on CPU.
 
     They compute no derivatives, so ``torch.func`` and forward-mode derivatives do not use them.
     """

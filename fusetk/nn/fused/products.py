@@ -22,12 +22,12 @@ used_in_training = False
 
 
 def available() -> bool:
-    """Return whether the kernels are compiled."""
+    """Whether the kernels are compiled."""
     return library("products") is not None
 
 
 def usable(a: Tensor, b: Tensor) -> bool:
-    """Return whether the kernels can and should compute a b, for tensors on CPU.
+    """Whether the kernels can and should compute a b, for tensors on CPU.
 
     They compute products of matrices a (M, K) and b (K, N) of float32 that are stored by rows or by
     columns, if M and N are large enough.

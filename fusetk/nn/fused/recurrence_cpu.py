@@ -54,7 +54,7 @@ AttentionArguments = struct(
 
 
 def usable() -> bool:
-    """Return whether the kernels are enabled and could be compiled."""
+    """Whether the kernels are enabled and could be compiled."""
     return library("recurrence") is not None
 
 

@@ -26,7 +26,7 @@ PARTS = 64  # number of programs per direction that share the rows of a step in 
 
 @lru_cache(maxsize=1)
 def _triton_usable() -> bool:
-    """Return whether Triton and the C compiler that it needs are installed.
+    """Whether Triton and the C compiler that it needs are installed.
 
     Triton is installed with PyTorch for CUDA.
     """
@@ -39,7 +39,7 @@ def _triton_usable() -> bool:
 
 
 def usable(attention: AdditiveAttention | None) -> bool:
-    """Return whether the kernels can run here with this attention.
+    """Whether the kernels can run here with this attention.
 
     The number of heads and the features of a head must be powers of two.
     """

@@ -50,7 +50,7 @@ KERNELS: dict[str, Callable[[ForwardBuffers], Kernels]] = {
 
 
 def usable(x: Tensor, h: Tensor, attention: AdditiveAttention | None) -> bool:
-    """Return whether there are kernels for these tensors on their device.
+    """Whether there are kernels for these tensors on their device.
 
     The kernels cannot compute with ``torch.func`` and forward-mode derivatives.
     """

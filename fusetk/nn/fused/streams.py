@@ -68,7 +68,7 @@ LARGEST_RANGE = 40.0
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Return whether the kernels compute on these tensors: on CPU, in float32."""
+    """Whether the kernels compute on these tensors: on CPU, in float32."""
     return (
         all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
         and not torch.compiler.is_compiling()
@@ -196,7 +196,7 @@ def _normed_products_arguments(
 
 
 def sinkhorn_is_usable(logits: Tensor) -> bool:
-    """Return whether ``sinkhorn`` is exact for these logits: their exponentials do not underflow.
+    """Whether ``sinkhorn`` is exact for these logits: their exponentials do not underflow.
 
     The backward pass computes the iterations again.
     """

@@ -43,7 +43,7 @@ def call(source: str, function: str, arguments: Any, *mode: int) -> None:
 
 
 def transformed() -> bool:
-    """Return whether ``torch.func`` or forward-mode derivatives wrap tensors.
+    """Whether ``torch.func`` or forward-mode derivatives wrap tensors.
 
     Kernels cannot read such tensors.
     """
@@ -52,7 +52,7 @@ def transformed() -> bool:
 
 
 def computes(source: str, x: Tensor) -> bool:
-    """Return whether the kernels in ``source``.cpp compute on ``x``: on CPU, in float32 or bf16."""
+    """Whether the kernels in ``source``.cpp compute on ``x``: on CPU, in float32 or bf16."""
     types = (torch.float32, torch.bfloat16)
     return (
         x.device.type == "cpu"

@@ -71,7 +71,7 @@ _Loss = struct(
 
 
 def usable(x: Tensor, parameters: Iterable[Tensor] = ()) -> bool:
-    """Return whether the kernels compute on ``x`` with these parameters.
+    """Whether the kernels compute on ``x`` with these parameters.
 
     The parameters must be float32 and contiguous.
     """
