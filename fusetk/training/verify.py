@@ -354,50 +354,61 @@ def _wrong_classes(model: Seq2Seq) -> Iterator[str]:
     """Yield a message for each mistake in a class outside fusetk that is visible without a
     computation.
     """
-    registered = {id(parameter) for parameter in model.parameters()}
-    known = registered | {id(buffer) for buffer in model.buffers()}
+    parameters = {id(parameter) for parameter in model.parameters()}
+    registered = parameters | {id(buffer) for buffer in model.buffers()}
+    for module in filter(is_outside, model.modules()):
+        yield from _wrong_overrides(module)
+        yield from _unregistered(module, parameters, registered)
+
+
+def _wrong_overrides(module: nn.Module) -> Iterator[str]:
+    """Yield a message for each method whose replacement needs another base class or attribute."""
+    cls: Any = type(module)
+    if (
+        isinstance(module, LayerFusion)
+        and cls.fuse is LayerFusion.fuse
+        and cls.forward is not LayerFusion.forward
+    ):
+        yield (
+            f"{class_name(module)} replaces forward of LayerFusion, so the options norm, "
+            "norm_layers and add_top would have no effect: implement fuse instead, or make it a "
+            "subclass of Fusion"
+        )
+    if (
+        isinstance(module, Residual)
+        and cls.Ends.open is not StreamEnds.open
+        and not cls.spans_layers
+    ):
+        yield (
+            f"{class_name(module)}.Ends has its own method open, so connections cannot read the "
+            "stream: set spans_layers = True"
+        )
+
+
+def _unregistered(module: nn.Module, parameters: set[int], registered: set[int]) -> Iterator[str]:
+    """Yield a message for each attribute with weights or tensors that are not registered.
+
+    ``parameters`` are the ids of the model's parameters; ``registered`` includes its buffers.
+    """
     usual = vars(nn.Module()).keys()
-    for module in model.modules():
-        if not is_outside(module):
+    for name, value in vars(module).items():
+        if name in usual:
             continue
-        cls: Any = type(module)
-        if (
-            isinstance(module, LayerFusion)
-            and cls.fuse is LayerFusion.fuse
-            and cls.forward is not LayerFusion.forward
+        if any(id(weight) not in parameters for weight in _weights(value)):
+            yield (
+                f"{class_name(module)}.{name} has weights that are not registered, so they are "
+                "neither trained nor saved: use nn.ModuleList, nn.ModuleDict, nn.Parameter or "
+                "nn.ParameterList"
+            )
+        elif any(
+            isinstance(tensor, Tensor) and tensor.dim() and id(tensor) not in registered
+            for tensor in _leaves(value)
         ):
             yield (
-                f"{class_name(module)} replaces forward of LayerFusion, so the options norm, "
-                "norm_layers and add_top would have no effect: implement fuse instead, or make it "
-                "a subclass of Fusion"
+                f"{class_name(module)}.{name} has a tensor that is not registered, so "
+                "checkpoints do not have it and it does not move to a GPU: use "
+                "self.register_buffer"
             )
-        if (
-            isinstance(module, Residual)
-            and cls.Ends.open is not StreamEnds.open
-            and not cls.spans_layers
-        ):
-            yield (
-                f"{class_name(module)}.Ends has its own method open, so connections cannot read "
-                "the stream: set spans_layers = True"
-            )
-        for name, value in vars(module).items():
-            if name not in usual and any(
-                id(weight) not in registered for weight in _weights(value)
-            ):
-                yield (
-                    f"{class_name(module)}.{name} has weights that are not registered, so they are "
-                    "neither trained nor saved: use nn.ModuleList, nn.ModuleDict, nn.Parameter or "
-                    "nn.ParameterList"
-                )
-            elif name not in usual and any(
-                isinstance(tensor, Tensor) and tensor.dim() and id(tensor) not in known
-                for tensor in _leaves(value)
-            ):
-                yield (
-                    f"{class_name(module)}.{name} has a tensor that is not registered, so "
-                    "checkpoints do not have it and it does not move to a GPU: use "
-                    "self.register_buffer"
-                )
 
 
 def _weights(value: Any) -> Iterator[Tensor]:
