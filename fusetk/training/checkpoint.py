@@ -126,6 +126,7 @@ def _write(
         save_file(on_cpu, folder / file)
         checksums[file] = checksum(folder / file)
         flush(folder / file)
+    # Keys that are numbers become text, which has another order, as when the digest is verified.
     content = json.loads(json.dumps({"format": FORMAT, **state, "sha256": checksums}))
     text = json.dumps({**content, "digest": digest(content)}, indent=1) + "\n"
     (folder / STATE).write_text(text, encoding="utf-8")
