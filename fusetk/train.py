@@ -187,10 +187,11 @@ def _train(
 
 def _speed_warning(recipe: Recipe, execution: Execution) -> list[str]:
     """Return a line if fp32 is faster on this processor than the precision of the training."""
-    on_cpu, precision = execution.device.type == "cpu", recipe.training.precision
-    if on_cpu and precision == "bf16" and slower_than_float32(torch.bfloat16, training=True):
-        return ["warning: bf16 is slower than fp32 on this processor: use training.precision fp32"]
-    return []
+    if execution.device.type != "cpu" or recipe.training.precision != "bf16":
+        return []
+    if not slower_than_float32(torch.bfloat16, training=True):
+        return []
+    return ["warning: bf16 is slower than fp32 on this processor: use training.precision fp32"]
 
 
 def _end(progress: Progress, run: Path) -> list[str]:
