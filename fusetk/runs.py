@@ -118,18 +118,18 @@ def average_name(number: int) -> str:
     return f"average-{number}"
 
 
+def num_averaged(name: str) -> int | None:
+    """Return the number N of a checkpoint with the name average-N; None for another checkpoint."""
+    match = re.fullmatch(r"average-([1-9]\d*)", name)
+    return int(match[1]) if match else None
+
+
 def references_folder(out: Path, prepared: Path) -> Path:
     """Return the folder below ``out`` for the further references of a prepared folder.
 
     `fusetk run` writes it.
     """
     return out / f"references{prepared.name.removeprefix('data')}"
-
-
-def num_averaged(name: str) -> int | None:
-    """Return the number N of a checkpoint with the name average-N; None for another checkpoint."""
-    match = re.fullmatch(r"average-([1-9]\d*)", name)
-    return int(match[1]) if match else None
 
 
 def checkpoints(run: Path) -> list[Path]:
