@@ -8,7 +8,7 @@ from typing import Any
 from fusetk import recipe as recipes
 from fusetk.config import outside_kinds
 from fusetk.data import integrity, manifest
-from fusetk.errors import ConfigError, DataError
+from fusetk.errors import WARNING, ConfigError, DataError
 from fusetk.machine import Choices, read_choices
 from fusetk.recipe import NEUTRAL_KEYS, Recipe
 from fusetk.runs import (
@@ -128,11 +128,12 @@ def find_changes(
     kernel_choices: Choices | None,
     processes: int,
 ) -> list[str]:
-    """Describe what changed since the run started; ``last`` is its last checkpoint, None if new.
+    """Return lines about what changed since the run started.
 
-    ``prepared`` is the manifest of the prepared folder, ``processes`` the number of processes that
-    train. Raises ConfigError or DataError for a change with which the run cannot be started or
-    resumed, and CheckpointError if ``last`` is damaged.
+    ``last`` is its last checkpoint, None if it is new. ``prepared`` is the manifest of the prepared
+    folder, ``processes`` the number of processes that train. Raises ConfigError or DataError for a
+    change with which the run cannot be started or resumed, and CheckpointError if ``last`` is
+    damaged.
     """
     changes: list[str] = []
     if last:
@@ -141,7 +142,7 @@ def find_changes(
     modules = changed_modules(run, outside_kinds(recipe.model_dump()))
     return [
         *changes,
-        *(f"the code of the module {name}" for name in modules),
+        *(f"{WARNING}the code of the module {name} was changed" for name in modules),
         *_text_changes(recipe, prepared, resuming=bool(last)),
         *_processor_changes(run, kernel_choices),
         *(_process_changes(run, last, processes) if last else ()),

@@ -15,7 +15,15 @@ from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import UNITS
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
-from fusetk.errors import ConfigError, FusetkError, Interrupted, first_line, out_of_memory, quantity
+from fusetk.errors import (
+    WARNING,
+    ConfigError,
+    FusetkError,
+    Interrupted,
+    first_line,
+    out_of_memory,
+    quantity,
+)
 from fusetk.files import remove_temporary_files, write_if_changed
 from fusetk.machine import (
     Choices,
@@ -168,7 +176,7 @@ def _train(
         for line in (*_speed_warning(recipe, execution), *start_lines):
             log.line(line)
         for change in changes:
-            log.line(f"changed: {change}")
+            log.line(change if change.startswith(WARNING) else f"changed: {change}")
         if trainer.finished():
             updates = quantity(trainer.progress.update, "update")
             log.line(

@@ -369,9 +369,10 @@ def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> flo
     """Return the rate of an update of a stage.
 
     Raises FusetkError if the schedule, which may be a class outside fusetk, fails, if it returns
-    another value than a finite number of at least 0, or if a second call returns another rate. With
-    such a schedule, a resumed run would have other rates.
+    another value than a finite number of at least 0, if a second call returns another rate, or if a
+    call changes an attribute. With such a schedule, a resumed run would have other rates.
     """
+    attributes = dict(vars(schedule))
     first = _checked_rate(schedule, update, state)
     second = _checked_rate(schedule, update, state)
     if first != second:
@@ -380,6 +381,13 @@ def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> flo
             f"{second}, for update {update} of its stage: its method rate may read only its "
             "arguments and self.config"
         )
+    for name, value in vars(schedule).items():
+        if name in attributes and value is not attributes[name]:
+            raise FusetkError(
+                f"the method rate of the schedule {class_name(schedule)} changed the attribute "
+                f"{name}, which checkpoints do not have: compute the rate from `update`, or return "
+                "what depends on validations from after_validation"
+            )
     return first
 
 

@@ -5,36 +5,29 @@ outside fusetk: with a class that breaks a rule, training may seem to go well, a
 translations are wrong.
 """
 
-import pickle
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fusetk.config import outside_error
-from fusetk.data.batch import pad
-from fusetk.errors import ConfigError, FusetkError, class_name, first_names, out_of_memory
+from fusetk.errors import ConfigError, FusetkError, class_name, out_of_memory
 from fusetk.fusion.base import Fusion, LayerFusion
 from fusetk.models.attend import AttendedSources
 from fusetk.models.connect.base import SourcesConnection
 from fusetk.models.residual import Residual, StreamEnds
-from fusetk.models.seq2seq import Seq2Seq
-from fusetk.models.stack import Stack
+from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.attention import SelfAttention
 from fusetk.nn.nested import select
 from fusetk.nn.shape_check import check_shape, is_outside
-from fusetk.special_tokens import BOS, EOS, SPECIAL
+from fusetk.special_tokens import EOS
+from fusetk.training.verify_pairs import SOURCE_LENGTHS, TOLERANCE, Pairs, random_pairs
+from fusetk.training.verify_training import check_stored_values, check_training, leaves
 from fusetk.ways import use_precision
+from fusetk.weights import saved_tensors
 
-SOURCE_LENGTHS = (3, 8, 5)  # lengths of source sentences, with EOS
-TARGET_LENGTHS = (6, 4, 7)  # lengths of target sentences, with BOS
-# Largest difference between two computations of the same logits, relative to the largest logit.
-# Differences of rounding are below it.
-TOLERANCE = 1e-3
 SMALL = 0.1  # Parameters below this value may hide a broken rule. It is also the size of noise.
 
 
@@ -54,16 +47,19 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
     for problem in _wrong_classes(model):
         raise ConfigError(problem)
     try:
-        pairs = _random_pairs(model, source_size, target_size)
+        pairs = random_pairs(model, source_size, target_size)
         with _evaluation(model):
+            shapes = _saved_shapes(model)
             _check_residuals(model)
+            _check_decode(model, pairs)
             _compare(model, pairs, names)
-            _check_stored_values(model, pairs, "evaluation")
+            check_stored_values(model, pairs, "evaluation")
             _check_layers(model, pairs)
             _check_sources(model)
-            warnings = _check_training(model, pairs, names)
+            warnings = check_training(model, pairs, names)
             _add_noise(model)
             _compare(model, pairs, names, may_be_infinite=True)
+            _check_shapes(shapes, model)
     except FusetkError:
         raise
     except Exception as error:
@@ -71,37 +67,6 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
             raise
         raise ConfigError(f"a model with {names} cannot compute: {outside_error(error)}") from error
     return warnings
-
-
-class _Pairs(NamedTuple):
-    """Sentence pairs; the tensors are on the device of the model."""
-
-    sources: list[list[int]]  # with EOS
-    targets: list[list[int]]  # with BOS
-    src: Tensor  # (B, S)
-    src_mask: Tensor  # (B, S)
-    tgt_in: Tensor  # (B, T)
-    target_index: Tensor  # (N,), the real target tokens in (B * T)
-    lengths: tuple[Tensor, Tensor]  # of sources and targets (B,), on the CPU
-
-
-def _random_pairs(model: Seq2Seq, source_size: int, target_size: int) -> _Pairs:
-    """Return pairs of random words, which the model can read."""
-    generator = torch.Generator().manual_seed(1)
-
-    def words(size: int, count: int) -> list[int]:
-        lowest = min(len(SPECIAL), size - 1)
-        return torch.randint(lowest, size, (count,), generator=generator).tolist()
-
-    longest = model.max_positions or max(SOURCE_LENGTHS + TARGET_LENGTHS)
-    sources = [[*words(source_size, min(n, longest) - 1), EOS] for n in SOURCE_LENGTHS]
-    targets = [[BOS, *words(target_size, min(n, longest) - 1)] for n in TARGET_LENGTHS]
-    device = next(model.parameters()).device
-    src, src_mask = (tensor.to(device) for tensor in pad(sources))
-    tgt_in, tgt_mask = (tensor.to(device) for tensor in pad(targets))
-    target_index = tgt_mask.flatten().nonzero()[:, 0]
-    lengths = (src_mask.sum(1).cpu(), tgt_mask.sum(1).cpu())
-    return _Pairs(sources, targets, src, src_mask, tgt_in, target_index, lengths)
 
 
 @contextmanager
@@ -132,6 +97,40 @@ def _evaluation(model: Seq2Seq) -> Iterator[None]:
         model.train()  # deletes cached tensors
         for module, mode in modes:
             module.training = mode
+
+
+def _saved_shapes(model: Seq2Seq) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in saved_tensors(model).items()}
+
+
+def _check_shapes(before: Mapping[str, torch.Size], model: Seq2Seq) -> None:
+    """Raise ConfigError if a pass changed the shape of a buffer that checkpoints have."""
+    for name, shape in _saved_shapes(model).items():
+        if shape != before.get(name):
+            raise ConfigError(
+                f"the shape of the buffer {name} changed during a pass. A checkpoint fits a new "
+                "model only if the shape is fixed"
+            )
+
+
+def _check_decode(model: Seq2Seq, pairs: Pairs) -> None:
+    """Raise ConfigError if the method ``decode`` of a model outside fusetk returns wrong types."""
+    if not is_outside(model):
+        return
+    result: Any = model.decode(pairs.tgt_in, model.start(model.encode(pairs.src, pairs.src_mask)))
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], State)):
+        raise ConfigError(
+            f"{class_name(model)}.decode returned a {type(result).__name__}; it must return the "
+            "features (B, T, D) and a fusetk.models.seq2seq.State"
+        )
+    width = model.output.weight.shape[-1]
+    if not (isinstance(result[0], Tensor) and result[0].shape == (*pairs.tgt_in.shape, width)):
+        shape = tuple(getattr(result[0], "shape", ()))
+        raise ConfigError(
+            f"{class_name(model)}.decode returned features of the shape {shape} for target tokens "
+            f"of the shape {tuple(pairs.tgt_in.shape)}; they must have {width} features each, "
+            "from which `output` computes the logits"
+        )
 
 
 def _check_residuals(model: Seq2Seq) -> None:
@@ -166,52 +165,12 @@ def in_place_error(module: nn.Module) -> ConfigError:
     )
 
 
-def _check_stored_values(model: Seq2Seq, pairs: _Pairs, mode: str) -> None:
-    """Raise ConfigError if a module outside fusetk stores values of a pass in the current mode."""
-    next(_computations(model, pairs))  # a module may store constants once
-    before = _attributes(model)
-    next(_computations(model, pairs))
-    for (module, name), new in _attributes(model).items():
-        old = before.get((module, name), [])
-        if len(old) != len(new) or any(
-            one is not other and (isinstance(one, Tensor) or one != other)
-            for one, other in zip(old, new, strict=True)
-        ):
-            reason = "because several threads may use the model"
-            if mode == "training":
-                reason = "or in a buffer (self.register_buffer), because checkpoints do not have it"
-            raise ConfigError(
-                f"{class_name(module)}.{name} changed during a pass in {mode}: keep the value in a "
-                f"local variable or in the result, {reason}"
-            )
-
-
-def _attributes(model: Seq2Seq) -> dict[tuple[nn.Module, str], list[Any]]:
-    """Return the tensors, numbers and texts in each attribute of modules outside fusetk."""
-    usual = vars(nn.Module()).keys()
-    return {
-        (module, name): list(_leaves(value))
-        for module in filter(is_outside, model.modules())
-        for name, value in vars(module).items()
-        if name not in usual
-    }
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the tensors, numbers and texts in a value, and in its lists, tuples and mappings."""
-    if isinstance(value, list | tuple | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(part)
-    elif isinstance(value, Tensor | int | float | str):
-        yield value
-
-
-def _check_layers(model: Seq2Seq, pairs: _Pairs) -> None:
+def _check_layers(model: Seq2Seq, pairs: Pairs) -> None:
     """Raise ConfigError if a fusion or ``SourcesConnection`` outside fusetk changes its layers."""
     versions: dict[nn.Module, list[int]] = {}
 
     def versions_of(arguments: tuple[Any, ...]) -> list[int]:
-        return [part._version for part in _leaves(arguments[0]) if isinstance(part, Tensor)]
+        return [part._version for part in leaves(arguments[0]) if isinstance(part, Tensor)]
 
     def before(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         versions[module] = versions_of(arguments)
@@ -225,7 +184,7 @@ def _check_layers(model: Seq2Seq, pairs: _Pairs) -> None:
     hooks = [reader.register_forward_pre_hook(before) for reader in readers]
     hooks += [reader.register_forward_hook(after) for reader in readers]
     try:
-        next(_computations(model, pairs))
+        pairs.padded_logits(model)
     finally:
         for hook in hooks:
             hook.remove()
@@ -258,68 +217,6 @@ def _check_sources(model: Seq2Seq) -> None:
             )
 
 
-def _check_training(model: Seq2Seq, pairs: _Pairs, names: str) -> list[str]:
-    """Raise RuntimeError if gradients cannot be computed in training mode.
-
-    An example is a module that changes a tensor in place. Raises ConfigError if a module stores
-    values or draws random numbers that a resumed run does not have, if a gradient is not finite, or
-    if no gradient reaches a stack. Returns a warning if parameters of modules outside fusetk get no
-    gradient.
-    """
-    random_numbers = _states_of_libraries()
-    model.train()
-    try:
-        _check_stored_values(model, pairs, "training")
-        if _states_of_libraries() != random_numbers:
-            raise ConfigError(
-                f"a model with {names} draws random numbers of `random` or NumPy in training, so a "
-                "resumed run would draw others: use those of torch"
-            )
-        with torch.enable_grad():
-            _, logits, _ = next(_computations(model, pairs))
-            logits.sum().backward()
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None and not parameter.grad.isfinite().all():
-                raise ConfigError(
-                    f"the gradient of {name} is not finite with the initial weights: correct the "
-                    "divisions, roots and logarithms of your classes"
-                )
-        for name, module in model.named_modules():
-            trainable = [p for p in module.parameters() if p.requires_grad]
-            if isinstance(module, Stack) and trainable and all(p.grad is None for p in trainable):
-                raise ConfigError(
-                    f"no gradient reaches the layers of {name}: a class detaches its input or "
-                    "does not use it: correct the class"
-                )
-        unused = list(_without_gradient(model))
-    finally:
-        model.zero_grad(set_to_none=True)
-        model.eval()
-    if not unused:
-        return []
-    return [
-        f"parameters without a gradient in a test pass: {first_names(unused)}; if no batch "
-        "uses them, they are not trained"
-    ]
-
-
-def _states_of_libraries() -> tuple[Any, ...]:
-    """Return the states of the random numbers of Python and NumPy."""
-    return random.getstate(), pickle.dumps(np.random.get_state())
-
-
-def _without_gradient(model: Seq2Seq) -> Iterator[str]:
-    """Yield the names of the trainable parameters of modules outside fusetk without a gradient."""
-    outside = {
-        id(parameter)
-        for module in filter(is_outside, model.modules())
-        for parameter in module.parameters()
-    }
-    for name, parameter in model.named_parameters():
-        if id(parameter) in outside and parameter.requires_grad and parameter.grad is None:
-            yield name
-
-
 def _add_noise(model: Seq2Seq) -> None:
     """Add noise to vectors and to small parameters, such as gates that are 0 at first."""
     model.train().eval()  # deletes cached tensors
@@ -330,18 +227,30 @@ def _add_noise(model: Seq2Seq) -> None:
             parameter.add_(noise.to(parameter), alpha=SMALL)
 
 
-def _compare(model: Seq2Seq, pairs: _Pairs, names: str, may_be_infinite: bool = False) -> None:
+def _compare(model: Seq2Seq, pairs: Pairs, names: str, may_be_infinite: bool = False) -> None:
     """Raise ConfigError if two computations that should be equal differ."""
-    for rule, first, second in _computations(model, pairs):
-        if not first.isfinite().all():
-            if may_be_infinite:
-                return
+    padded = pairs.padded_logits(model)
+    if not padded.isfinite().all():
+        if may_be_infinite:
+            return
+        raise ConfigError(
+            f"a model with {names} has logits that are not finite before any update: correct the "
+            "initial weights and the divisions of the class"
+        )
+    scale = max(1.0, float(padded.abs().max()))
+    for rule, compute in RULES.items():
+        try:
+            logits = compute(model, pairs)
+        except FusetkError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise
             raise ConfigError(
-                f"a model with {names} has logits that are not finite before any update: correct "
-                "the initial weights and the divisions of the class"
-            )
-        scale = max(1.0, float(first.abs().max()))
-        difference = float((first - second).abs().max())
+                f"a model with {names} cannot compute what a rule needs ({rule}): "
+                f"{outside_error(error)}"
+            ) from error
+        difference = float((logits - padded).abs().max())
         if not difference <= TOLERANCE * scale:
             raise ConfigError(
                 f"a model with {names} breaks a rule: {rule}. The logits differ by up to "
@@ -402,7 +311,7 @@ def _unregistered(module: nn.Module, parameters: set[int], registered: set[int])
             )
         elif any(
             isinstance(tensor, Tensor) and tensor.dim() and id(tensor) not in registered
-            for tensor in _leaves(value)
+            for tensor in leaves(value)
         ):
             yield (
                 f"{class_name(module)}.{name} has a tensor that is not registered, so "
@@ -423,67 +332,78 @@ def _weights(value: Any) -> Iterator[Tensor]:
             yield from _weights(part)
 
 
-def _computations(model: Seq2Seq, pairs: _Pairs) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield rules, each with two computations of the same logits."""
-    sources, targets, src, src_mask, tgt_in, target_index, lengths = pairs
+def _in_steps(model: Seq2Seq, rows: Tensor, state: State, swap_at: int | None = None) -> Tensor:
+    """Return the features of target tokens (B, T) that are read one by one.
 
-    def real(features: Tensor) -> Tensor:
-        return model.output(features.flatten(0, 1)[target_index]).float()
+    ``swap_at`` is the step before which the hypotheses of each pair of rows change places.
+    """
+    steps = []
+    for step, token in enumerate(rows.split(1, dim=1)):
+        if step == swap_at:
+            swapped = torch.arange(len(rows), device=rows.device).view(-1, 2).flip(1).flatten()
+            state = state._replace(per_hypothesis=select(state.per_hypothesis, swapped))
+        features, state = model.decode(token, state)
+        steps.append(features)
+    return torch.cat(steps, 1)
 
-    def one_by_one(rows: Tensor, state: Any, swap_at: int | None = None) -> list[Tensor]:
-        """Return the features of each step; ``swap_at`` reorders the pairs of hypotheses."""
-        steps = []
-        for step, token in enumerate(rows.split(1, dim=1)):
-            if step == swap_at:
-                swapped = torch.arange(len(rows), device=src.device).view(-1, 2).flip(1).flatten()
-                state = state._replace(per_hypothesis=select(state.per_hypothesis, swapped))
-            features, state = model.decode(token, state)
-            steps.append(features)
-        return steps
 
-    padded = real(model(src, src_mask, tgt_in))
-    yield (
-        "two equal passes in evaluation must have the same logits; F.dropout needs the argument "
-        "training=self.training",
-        real(model(src, src_mask, tgt_in)),
-        padded,
-    )
-    yield (
-        "the logits of a target must be the same token by token, as in search, and at once, as in "
-        "training. A fusion, connection or residual connection must not read other positions. The "
-        "method decode must not read later positions, and its state must hold what the next call "
-        "needs of earlier ones. A module must not store values between calls",
-        real(torch.cat(one_by_one(tgt_in, model.start(model.encode(src, src_mask))), 1)),
-        padded,
-    )
-    alone = [
-        model(src[i : i + 1, : len(s)], src_mask[i : i + 1, : len(s)], tgt_in[i : i + 1, : len(t)])
-        for i, (s, t) in enumerate(zip(sources, targets, strict=True))
+def _real_logits(model: Seq2Seq, pairs: Pairs, features: Tensor) -> Tensor:
+    """(B, T, D) -> (N, V): the logits of the real target tokens."""
+    logits: Tensor = model.output(features.flatten(0, 1)[pairs.target_index]).float()
+    return logits
+
+
+def _search_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:
+    state = model.start(model.encode(pairs.src, pairs.src_mask))
+    return _real_logits(model, pairs, _in_steps(model, pairs.tgt_in, state))
+
+
+def _single_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:
+    """Compute each pair alone."""
+    features = [
+        model(src[None, : len(source)], mask[None, : len(source)], tgt[None, : len(target)])
+        for src, mask, tgt, source, target in zip(
+            pairs.src, pairs.src_mask, pairs.tgt_in, pairs.sources, pairs.targets, strict=True
+        )
     ]
-    yield (
-        "a sentence must have the same logits alone and in a batch: it must not read padding or "
-        "other sentences",
-        model.output(torch.cat(alone, 1)[0]).float(),
-        padded,
-    )
-    yield (
-        "the packed sentences of a training batch on a CPU, (1, N, D), must have the same logits "
-        "as padded ones (`packs = False` in the class of the model turns packing off)",
-        model.output(model(src, src_mask, tgt_in, target_index, lengths)).float(),
-        padded,
-    )
-    # Two hypotheses of each sentence, with other words; they change places in the middle.
-    state = model.start(model.encode(src, src_mask))
-    sentences = torch.arange(len(sources), device=src.device).repeat_interleave(2)
+    logits: Tensor = model.output(torch.cat(features, 1)[0]).float()
+    return logits
+
+
+def _training_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:
+    logits: Tensor = model.output(pairs.training_features(model)).float()
+    return logits
+
+
+def _reordered_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:
+    """Read two hypotheses of each sentence, with other words, that change places in the middle."""
+    state = model.start(model.encode(pairs.src, pairs.src_mask))
+    sentences = torch.arange(len(pairs.src), device=pairs.device).repeat_interleave(2)
     state = state._replace(per_hypothesis=select(state.per_hypothesis, sentences))
-    others = tgt_in.roll(1, 0)
-    middle = tgt_in.shape[1] // 2
-    rows = torch.stack((tgt_in, others), 1)
+    middle = pairs.tgt_in.shape[1] // 2
+    rows = torch.stack((pairs.tgt_in, pairs.tgt_in.roll(1, 0)), 1)
     rows[:, :, middle:] = rows[:, :, middle:].flip(1)
-    steps = one_by_one(rows.flatten(0, 1), state, middle)
-    yield (
-        "a hypothesis must not read the other hypotheses of its sentence, and must keep its state "
-        "when a search reorders them",
-        real(torch.cat([step[int(t >= middle) :: 2] for t, step in enumerate(steps)], 1)),
-        padded,
-    )
+    features = _in_steps(model, rows.flatten(0, 1), state, middle)
+    first, second = features[::2, :middle], features[1::2, middle:]
+    return _real_logits(model, pairs, torch.cat((first, second), 1))
+
+
+# Rules, each with another computation of the logits of padded sentences.
+RULES: dict[str, Callable[[Seq2Seq, Pairs], Tensor]] = {
+    "two equal passes in evaluation must have the same logits; F.dropout needs the argument "
+    "training=self.training": lambda model, pairs: pairs.padded_logits(model),
+    "the logits of a target must be the same token by token, as in search, and at once, as in "
+    "training. A fusion, connection or residual connection must not read other positions. The "
+    "method decode must not read later positions, and its state must hold what the next call "
+    "needs of earlier ones. A module must not store values between calls": _search_logits,
+    "a sentence must have the same logits alone and in a batch: it must not read padding or "
+    "other sentences": _single_logits,
+    "the packed sentences of a training batch on a CPU, (1, N, D), must have the same logits "
+    "as padded ones (`packs = False` in the class of the model turns packing off)": (
+        _training_logits
+    ),
+    "a hypothesis must not read the other hypotheses of its sentence, and must keep its state "
+    "when a search reorders them: the tensors of a hypothesis belong in state.per_hypothesis": (
+        _reordered_logits
+    ),
+}

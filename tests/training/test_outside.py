@@ -522,6 +522,23 @@ def test_a_schedule_reads_only_its_arguments(monkeypatch: pytest.MonkeyPatch) ->
         rate_of_update(Own(0.5), 3, {})
 
 
+class Shrinking(Own):
+    """Reduces its rate once for each update."""
+
+    last = 0
+
+    def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
+        if update != self.last:
+            self.value *= 0.9
+            self.last = update
+        return float(self.value)
+
+
+def test_a_schedule_has_no_state_of_its_own() -> None:
+    with pytest.raises(FusetkError, match="Shrinking changed the attribute value, which"):
+        rate_of_update(Shrinking(0.5), 1, {})
+
+
 def test_a_schedule_and_a_model_that_cannot_be_built_are_named(toy: Path, others: str) -> None:
     with pytest.raises(ConfigError, match=r"NoSuper cannot be built .* TypeError: .*__init__\(\)"):
         build_schedule(ScheduleConfig(kind=f"{others}:NoSuper"), 8)
@@ -566,7 +583,10 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 
 
 def test_a_change_of_the_code_is_named(
-    toy: Path, tmp_path: Path, outside: Callable[[str, str], None]
+    toy: Path,
+    tmp_path: Path,
+    outside: Callable[[str, str], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = FUSION.format(base="LayerFusion", config="LayerFusionConfig")
     outside("outside_changed", text)
@@ -581,7 +601,8 @@ def test_a_change_of_the_code_is_named(
         assert (said in lines) == changed
         train(recipe, run, "cpu", quiet=True)
         log = (run / "log.txt").read_text()
-        assert ("changed: the code of the module outside_changed" in log) == changed
+        line = "warning: the code of the module outside_changed was changed"
+        assert (line in log) == (line in capsys.readouterr().err) == changed
     assert code_checksums(["outside_changed:Own", "outside_none:Own", "builtins:Own"]).keys() == {
         "outside_changed"
     }

@@ -21,7 +21,7 @@ from fusetk.models.connect.base import SourcesConnection
 from fusetk.models.connect.cross import CrossConnection
 from fusetk.models.residual import StreamEnds
 from fusetk.models.residual.plain import PlainResidual
-from fusetk.models.seq2seq import Memory, Seq2Seq
+from fusetk.models.seq2seq import Memory, Seq2Seq, State
 from fusetk.models.transformer import Transformer, TransformerDecoderLayer, TransformerEncoderLayer
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.packed_attention import packed_attention
@@ -322,6 +322,84 @@ class Detached(Plain):
         return history[-1].detach() + 0 * history[0]
 
 
+class DetachedSum(LayerFusion):
+    """Its normalisation gets a gradient, the layers do not."""
+
+    def fuse(self, layers: list[Tensor]) -> Tensor:
+        return sum(layers, layers[0]).detach()
+
+
+class MeanInTraining(Plain):
+    """Reads later words and other sentences, in training only."""
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        x = history[-1]
+        return x + x.mean(-2, keepdim=True) if self.training else x
+
+
+class BatchNormed(Plain):
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.normalise = nn.BatchNorm1d(16)
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        normed: Tensor = self.normalise(history[-1].flatten(0, -2))
+        return normed.view(history[-1].shape)
+
+
+class OwnGenerator(Plain):
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.numbers = torch.Generator().manual_seed(1)
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        if not self.training:
+            return history[-1]
+        return history[-1] * torch.rand(16, generator=self.numbers)
+
+
+class Counter:
+    value = 0
+
+
+class CountsInObject(Plain):
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.counter = Counter()
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        if not self.training:
+            return history[-1]
+        self.counter.value += 1
+        return history[-1] * (1 + self.counter.value % 7)
+
+
+class GrowingBuffer(Plain):
+    numbers: Tensor
+
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.register_buffer("numbers", torch.zeros(1))
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        if self.training:
+            self.numbers = torch.cat((self.numbers, self.numbers[:1]))
+        return history[-1]
+
+
+class UnsavedBuffer(Plain):
+    count: Tensor
+
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        if self.training:
+            self.count += 1
+        return history[-1]
+
+
 class InfiniteGradient(Plain):
     def forward(self, history: Sequence[Tensor]) -> Tensor:
         return history[-1] + (0 * history[-1]).sqrt()
@@ -366,6 +444,31 @@ class OwnLayers(Transformer):
 class Empty(Transformer):
     def __init__(self, config: Any, source_size: int, target_size: int):
         nn.Module.__init__(self)
+
+
+class OnlyFeatures(Transformer):
+    def decode(self, tgt_in: Tensor, state: State) -> Any:
+        return super().decode(tgt_in, state)[0]
+
+
+class LogitsAsFeatures(Transformer):
+    def decode(self, tgt_in: Tensor, state: State) -> Any:
+        features, state = super().decode(tgt_in, state)
+        return self.output(features), state
+
+
+class WrongPlace(Transformer):
+    """Keeps the words of each hypothesis in the state of its sentence."""
+
+    def start(self, memory: Memory) -> State:
+        state = super().start(memory)
+        return state._replace(per_sentence=(state.per_sentence, torch.zeros(len(memory.mask), 1)))
+
+    def decode(self, tgt_in: Tensor, state: State) -> Any:
+        inner, words = state.per_sentence
+        features, after = super().decode(tgt_in, state._replace(per_sentence=inner))
+        words = words + tgt_in[:, :1]
+        return features, after._replace(per_sentence=(after.per_sentence, words))
 
 
 class UnpaddedLayers(OwnLayers):
@@ -443,6 +546,10 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.connect", InPlaceConnection, "InPlaceConnection changes its input in place"),
         ("encoder.residual", InPlaceResidual, "InPlaceResidual changes its input in place"),
         ("decoder.attend", InPlaceSource, "InPlaceSource changes its input in place"),
+        ("encoder.fuse", OwnGenerator, "second training pass with the same random numbers"),
+        ("decoder.fuse", CountsInObject, "second training pass with the same random numbers"),
+        ("decoder.fuse", GrowingBuffer, "buffer decoder.fuse.numbers changed during a pass"),
+        ("decoder.fuse", UnsavedBuffer, "buffer decoder.fuse.count changed .* persistent=False"),
         ("decoder.fuse", CountedPasses, "CountedPasses.passes changed during a pass in training"),
         ("encoder.fuse", OtherRandomNumbers, "random numbers of `random` or NumPy in training"),
         ("encoder.connect", AverageConnection, r"\(encoder.connect\) returned the shape \(3, 1"),
@@ -473,6 +580,9 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("kind", Empty, "has no parameters"),
         ("kind", UnpaddedLayers, "alone and in a batch"),
         ("kind", LaterLayers, "token by token"),
+        ("kind", OnlyFeatures, "OnlyFeatures.decode returned a Tensor; it must return the feat"),
+        ("kind", LogitsAsFeatures, r"features of the shape \(3, 7, 20\) .* must have 16 features"),
+        ("kind", WrongPlace, "needs .*a hypothesis belong in state.per_hypothesis"),
     ],
 )
 def test_a_class_that_breaks_a_rule_is_refused(site: str, kind: type, error: str) -> None:
@@ -482,6 +592,7 @@ def test_a_class_that_breaks_a_rule_is_refused(site: str, kind: type, error: str
 def test_gradients_must_be_finite_and_reach_every_stack() -> None:
     for kind, error in (
         (Detached, r"no gradient reaches the layers of encoder"),
+        (DetachedSum, r"no gradient reaches the layers of encoder"),
         (InfiniteGradient, r"the gradient of \S+ is not finite with the initial weights"),
     ):
         name = f"{__name__}:{kind.__name__}"
@@ -506,6 +617,17 @@ def test_a_connection_may_store_other_outputs_than_a_list() -> None:
     name = f"{__name__}:{OwnCrossConnection.__name__}"
     stack = {"layers": 2, "connect": {"kind": name}}
     verify(built({"width": 16, "heads": 2, "encoder": stack}), 20, 20, [name])
+
+
+@pytest.mark.parametrize("kind", [MeanInTraining, BatchNormed])
+def test_passes_that_read_other_words_in_training_get_a_warning(kind: type) -> None:
+    name = f"{__name__}:{kind.__name__}"
+    fused = {"layers": 2, "fuse": {"kind": name}}
+    decoder = verify(built({"width": 16, "heads": 2, "decoder": fused}), 20, 20, [name])
+    [later, others] = [warning for warning in decoder if "search does not have them" in warning]
+    assert "reads later target words" in later and "reads other sentences of the ba" in others
+    encoder = verify(built({"width": 16, "heads": 2, "encoder": fused}), 20, 20, [name])
+    assert [warning for warning in encoder if "search does not have them" in warning] == [others]
 
 
 def test_unused_parameters_are_named() -> None:

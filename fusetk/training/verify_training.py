@@ -1,0 +1,189 @@
+"""Check before training that the passes of a model in training mode keep the rules.
+
+It is a part of ``fusetk.training.verify``.
+"""
+
+import pickle
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fusetk.errors import ConfigError, class_name, first_names
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.models.stack import Stack
+from fusetk.nn.shape_check import is_outside
+from fusetk.training.buffers import SavedBuffers
+from fusetk.training.verify_pairs import (
+    TOLERANCE,
+    Pairs,
+    with_another_sentence,
+    with_other_ends,
+)
+from fusetk.weights import saved_tensors
+
+
+def check_training(model: Seq2Seq, pairs: Pairs, names: str) -> list[str]:
+    """Raise ConfigError if the model breaks a rule in training mode.
+
+    A module must not store values or draw random numbers that a resumed run does not have.
+    Gradients must be finite and reach each stack. Raises RuntimeError if gradients cannot be
+    computed, for example because a module changes a tensor in place. Returns warnings about later
+    words and other sentences that a pass reads, and about parameters of modules outside fusetk
+    without a gradient.
+    """
+    random_numbers = _states_of_libraries()
+    model.train()
+    try:
+        check_stored_values(model, pairs, "training")
+        if _states_of_libraries() != random_numbers:
+            raise ConfigError(
+                f"a model with {names} draws random numbers of `random` or NumPy in training, so a "
+                "resumed run would draw others: use those of torch"
+            )
+        _check_unsaved_buffers(model, pairs)
+        warnings = _repeat_passes(model, pairs, names)
+        with torch.enable_grad():
+            pairs.padded_logits(model).sum().backward()
+        _check_gradients(model)
+        unused = list(_without_gradient(model))
+    finally:
+        model.zero_grad(set_to_none=True)
+        model.eval()
+    if unused:
+        warnings.append(
+            f"parameters without a gradient in a test pass: {first_names(unused)}; if no batch "
+            "uses them, they are not trained"
+        )
+    return warnings
+
+
+def _check_unsaved_buffers(model: Seq2Seq, pairs: Pairs) -> None:
+    """Raise ConfigError if a pass changes a buffer that checkpoints do not have."""
+    saved = saved_tensors(model).keys()
+    before = {
+        name: (buffer, buffer._version)
+        for name, buffer in model.named_buffers()
+        if name not in saved
+    }
+    pairs.padded_logits(model)
+    for name, buffer in model.named_buffers():
+        old, version = before.get(name, (buffer, buffer._version))
+        if buffer is not old or buffer._version != version:
+            raise ConfigError(
+                f"the buffer {name} changed during a pass in training, but checkpoints do not have "
+                "it, so a resumed run would differ: register it without persistent=False"
+            )
+
+
+def _repeat_passes(model: Seq2Seq, pairs: Pairs, names: str) -> list[str]:
+    """Compare training passes with equal random numbers.
+
+    Raise ConfigError if equal batches have different results. Return a warning if a result depends
+    on later words or on other sentences; that of batch normalisation does.
+    """
+    buffers = SavedBuffers(model)
+
+    def features(of: Pairs) -> Tensor:
+        torch.manual_seed(1)
+        result = of.training_features(model).float()
+        buffers.restore()
+        return result
+
+    first = features(pairs)
+    if not first.isfinite().all():
+        return []
+    most = TOLERANCE * max(1.0, float(first.abs().max()))
+    if not ((features(pairs) - first).abs() <= most).all():
+        raise ConfigError(
+            f"a model with {names} computes other values in a second training pass with the same "
+            "random numbers, so a resumed run would differ: draw random numbers with torch's "
+            "default generator, and keep values that change in buffers"
+        )
+    return [
+        f"in training, a model with {names} reads {what}: search does not have them"
+        for what, (other, indices) in {
+            "later target words": with_other_ends(pairs),
+            "other sentences of the batch": with_another_sentence(pairs),
+        }.items()
+        if not ((features(other) - first)[indices].abs() <= most).all()
+    ]
+
+
+def _check_gradients(model: Seq2Seq) -> None:
+    """Raise ConfigError if a gradient is not finite, or if none reaches the layers of a stack."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            raise ConfigError(
+                f"the gradient of {name} is not finite with the initial weights: correct the "
+                "divisions, roots and logarithms of your classes"
+            )
+    for name, module in model.named_modules():
+        if not isinstance(module, Stack):
+            continue
+        trainable = [p for p in module.layers.parameters() if p.requires_grad]
+        if trainable and all(p.grad is None for p in trainable):
+            raise ConfigError(
+                f"no gradient reaches the layers of {name}: a class detaches its input or does "
+                "not use it: correct the class"
+            )
+
+
+def _states_of_libraries() -> tuple[Any, ...]:
+    """Return the states of the random numbers of Python and NumPy."""
+    return random.getstate(), pickle.dumps(np.random.get_state())
+
+
+def _without_gradient(model: Seq2Seq) -> Iterator[str]:
+    """Yield the names of the trainable parameters of modules outside fusetk without a gradient."""
+    outside = {
+        id(parameter)
+        for module in filter(is_outside, model.modules())
+        for parameter in module.parameters()
+    }
+    for name, parameter in model.named_parameters():
+        if id(parameter) in outside and parameter.requires_grad and parameter.grad is None:
+            yield name
+
+
+def check_stored_values(model: Seq2Seq, pairs: Pairs, mode: str) -> None:
+    """Raise ConfigError if a module outside fusetk stores values of a pass in the current mode."""
+    pairs.padded_logits(model)  # a module may store constants once
+    before = _attributes(model)
+    pairs.padded_logits(model)
+    for (module, name), new in _attributes(model).items():
+        old = before.get((module, name), [])
+        if len(old) != len(new) or any(
+            one is not other and (isinstance(one, Tensor) or one != other)
+            for one, other in zip(old, new, strict=True)
+        ):
+            reason = "because several threads may use the model"
+            if mode == "training":
+                reason = "or in a buffer (self.register_buffer), because checkpoints do not have it"
+            raise ConfigError(
+                f"{class_name(module)}.{name} changed during a pass in {mode}: keep the value in a "
+                f"local variable or in the result, {reason}"
+            )
+
+
+def _attributes(model: Seq2Seq) -> dict[tuple[nn.Module, str], list[Any]]:
+    """Return the tensors, numbers and texts in each attribute of modules outside fusetk."""
+    usual = vars(nn.Module()).keys()
+    return {
+        (module, name): list(leaves(value))
+        for module in filter(is_outside, model.modules())
+        for name, value in vars(module).items()
+        if name not in usual
+    }
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield the tensors, numbers and texts in a value, and in its lists, tuples and mappings."""
+    if isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from leaves(part)
+    elif isinstance(value, Tensor | int | float | str):
+        yield value
