@@ -95,6 +95,12 @@ def inform(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
 
+def inform_of_warning(message: str) -> None:
+    """Print a message to standard error if it is a warning."""
+    if message.startswith(WARNING):
+        inform(message)
+
+
 def is_quiet() -> bool:
     """Whether the user gave -q."""
     context = click.get_current_context(silent=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from fusetk import DEVICE
+from fusetk.cli.common_options import inform_of_warning
 from fusetk.cli.compare_output import print_comparison
 from fusetk.cli.options import device_option, threads_option, tokenized_option, use_threads
 from fusetk.cli.parameters import FilePath
@@ -87,7 +88,9 @@ def command(
     inputs = read_inputs((first, second), source, reference, output, given_options)
     if inputs.has_runs:
         use_threads(threads)
-    comparison = compare(inputs, metric or SENTENCE_METRICS[0], tokenized, device)
+    comparison = compare(
+        inputs, metric or SENTENCE_METRICS[0], tokenized, device, inform_of_warning
+    )
     if not everything:
         comparison = comparison.without_equal()
     comparison = comparison._replace(sentences=comparison.sentences[:top])

@@ -2,7 +2,7 @@
 
 import click
 
-from fusetk.cli.common_options import inform
+from fusetk.cli.common_options import inform, inform_of_warning
 from fusetk.cli.options import device_option, raw_option, threads_option, use_threads
 from fusetk.cli.server_options import check_libraries, host_option, limit_option, port_option
 from fusetk.errors import ConfigError, join_names
@@ -61,9 +61,10 @@ def command(
     use_threads(threads)
 
     def load(number: int) -> Explorer:
-        return Explorer(runs[number], system.load_model(runs[number], device, raw), max_cells)
+        model = system.load_model(runs[number], device, raw, inform_of_warning)
+        return Explorer(runs[number], model, max_cells)
 
-    loaded = [system.load_model(run, device, raw) for run in runs]
+    loaded = [system.load_model(run, device, raw, inform_of_warning) for run in runs]
     system.check_raw(raw, runs, loaded)
     explorers = [Explorer(run, model, max_cells) for run, model in zip(runs, loaded, strict=True)]
     del loaded  # a model that is loaded again replaces the old one in memory

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from fusetk.cli.common_options import inform
+from fusetk.cli.common_options import inform, inform_of_warning
 from fusetk.cli.options import raw_option
 from fusetk.cli.parameters import FilePath
 
@@ -62,7 +62,7 @@ def command(run: Path, form: str, output: Path, quantization: str | None, raw: b
     from fusetk import ctranslate2
     from fusetk.system import check_raw, load_model
 
-    loaded = load_model(run, "cpu", raw)
+    loaded = load_model(run, "cpu", raw, inform_of_warning)
     check_raw(raw, [run], [loaded])
     ctranslate2.export(loaded, output, quantization)
     inform(f"{output}: model for {form}, {quantization or 'float32'} weights")

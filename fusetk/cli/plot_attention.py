@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fusetk.cli.common_options import inform
+from fusetk.cli.common_options import inform, inform_of_warning
 from fusetk.cli.picture_options import check_picture
 from fusetk.cli.plot_attention_options import plot_attention_options
 from fusetk.errors import DataError
@@ -89,7 +89,7 @@ def command(
     from fusetk.decoding.translate import Translator
     from fusetk.plotting.pages import make_pages, panel_columns
 
-    loaded = system.load_model(model, device)
+    loaded = system.load_model(model, device, report=inform_of_warning)
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
     pages, addition = make_pages(translator, choices, inform)
     if top is not None:

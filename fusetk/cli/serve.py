@@ -2,7 +2,7 @@
 
 import click
 
-from fusetk.cli.common_options import inform, is_quiet
+from fusetk.cli.common_options import inform, inform_of_warning, is_quiet
 from fusetk.cli.options import (
     device_option,
     precision_option,
@@ -81,7 +81,7 @@ def command(
     from fusetk.serving.app import Limits, make_app
 
     use_threads(threads)
-    ensemble = system.load_ensemble(models, device, precision, raw)
+    ensemble = system.load_ensemble(models, device, precision, raw, inform_of_warning)
     ensemble.pipeline.import_libraries()
     loaded = system.System(ensemble.models, ensemble.pipeline, ensemble.recipe.decoding)
     limits = Limits(max_sentences, max_characters, max_n_best, queue, batch)

@@ -188,8 +188,9 @@ def _sublayer_readings(traced: ForwardTrace, side: str, stack: Stack | None) -> 
         if output is not None:
             weights.append(output["sources"])
         sources = max(values.shape[-1] for values in weights)
-        if sources < len(columns):
+        if any(values.shape[-1] != k for k, values in enumerate(weights, 1)):  # sums of blocks
             columns = ["l0", *(f"b{i}" for i in range(1, sources))]
+        columns = columns[:sources]
     else:
         weights = expand_streams(sublayers)
     rows = [*names, "top"][: len(weights)]

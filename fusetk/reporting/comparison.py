@@ -1,7 +1,7 @@
 """The comparison of the translations of two systems: runs, or files with translations."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,13 +116,24 @@ def _read(path: Path | str, source: str, sentences: int) -> list[str]:
     return lines
 
 
-def compare(inputs: CompareInputs, metric: str, tokenized: bool, device: str) -> Comparison:
+def compare(
+    inputs: CompareInputs,
+    metric: str,
+    tokenized: bool,
+    device: str,
+    report: Callable[[str], None] = lambda line: None,
+) -> Comparison:
     """Compare the translations of all sentences. Runs translate the sources first.
 
-    With references, the sentences are sorted by the gain of the second system.
+    With references, the sentences are sorted by the gain of the second system. ``report`` is called
+    with the lines of ``system.load_model``.
     """
+
+    def translations(path: Path) -> tuple[str, list[str]]:
+        return _translate(path, inputs.sources, tokenized, device, report)
+
     (first_name, first_lines), (second_name, second_lines) = (
-        _translate(path, inputs.sources, tokenized, device) if lines is None else (str(path), lines)
+        translations(path) if lines is None else (str(path), lines)
         for path, lines in zip(inputs.systems, inputs.translations, strict=True)
     )
     # Runs in different folders may have one name.
@@ -136,13 +147,17 @@ def compare(inputs: CompareInputs, metric: str, tokenized: bool, device: str) ->
 
 
 def _translate(
-    path: Path, sources: Sequence[str], tokenized: bool, device: str
+    path: Path,
+    sources: Sequence[str],
+    tokenized: bool,
+    device: str,
+    report: Callable[[str], None],
 ) -> tuple[str, list[str]]:
     """Return the name of a run and its translations."""
     from fusetk import system
     from fusetk.decoding.translate import Translator
 
-    loaded = system.load_model(path, device)
+    loaded = system.load_model(path, device, report=report)
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
     checkpoint = loaded.checkpoint
     name = f"{checkpoint.parent.parent.name}, {checkpoint.name}"

@@ -200,6 +200,21 @@ def test_a_record_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -
         connect.panels(model)
 
 
+def test_a_connection_outside_may_read_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = noisy({"residual": "laurel-weights"}, {})
+
+    def after(self: LaurelWeightsResidual, stream: Tensor, y: Tensor) -> Tensor:
+        number = int(self.name.removeprefix("encoder.residual.sublayer"))
+        trace.record(f"{self.name}.sources", torch.ones(number) / number)
+        return stream + y
+
+    monkeypatch.setattr(LaurelWeightsResidual, "after", after)
+    readings = {reading.name: reading for reading in connect.trace_readings(model, PAIRS[:1])}
+    reading = readings["encoder.residual"]
+    assert list(reading.columns) == ["l0", *list(reading.rows)[:-1]]
+    assert not any(name.startswith("b") for name in reading.columns)
+
+
 def test_a_record_of_too_many_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = noisy({"connect": "linear"}, {})
     monkeypatch.setattr(
