@@ -116,8 +116,12 @@ def locked(folder: Path) -> Iterator[None]:
     If another process holds the lock, wait until it is released. The lock has no effect on NFS,
     which cannot lock folders. Raises OSError if the folder is missing.
     """
-    with _locked(os.open(folder, os.O_RDONLY)):
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        lock(descriptor, wait=True)
         yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -127,21 +131,19 @@ def locked_file(path: Path) -> Iterator[None]:
     If another process holds the lock, wait until it is released. Raises OSError if the file cannot
     be opened.
     """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-    except PermissionError:  # another user of the group created it
-        descriptor = os.open(path, os.O_RDONLY)
-    with _locked(descriptor):
+    with open_lock_file(path) as file:
+        lock(file, wait=True)
         yield
 
 
-@contextmanager
-def _locked(descriptor: int) -> Iterator[None]:
+def open_lock_file(path: Path) -> IO[bytes]:
+    """Open a file to lock it; create it if it is missing. Raises OSError."""
     try:
-        lock(descriptor, wait=True)
-        yield
-    finally:
-        os.close(descriptor)
+        return open(path, "ab")
+    except PermissionError:
+        if not path.exists():
+            raise
+        return open(path, "rb")  # another user of the group created it
 
 
 def digest(value: Any) -> str:

@@ -110,7 +110,7 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
     if missing:
         raise ConfigError(
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: "
-            "start the processes with torchrun"
+            "start the processes with torchrun, or unset WORLD_SIZE if another job has set it"
         )
     _check_rank()
     options: dict[str, Any] = {}

@@ -43,7 +43,10 @@ def _watch() -> "SpinningWatch | None":
         watch = SpinningWatch(SleepingThreads, processor_times)
     except (AttributeError, OSError, ValueError):  # not Linux, or no /proc/stat
         return None
-    watch.start()
+    try:
+        watch.start()
+    except RuntimeError:  # the system allows no further thread
+        return None
     return watch
 
 

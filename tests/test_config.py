@@ -1,5 +1,6 @@
 """YAML to config objects: merging, overrides, and errors that say what, where and what to do."""
 
+import io
 import os
 import re
 import threading
@@ -572,6 +573,11 @@ def test_a_resolved_config_has_the_paths_of_the_config(tmp_path: Path) -> None:
     assert recipe.data.test == {"c": [str(folder / "d")]}
     (tmp_path / "dumped.yaml").write_text(sections.dump(recipe))
     assert load(tmp_path / "dumped.yaml") == recipe
+
+
+def test_a_config_on_standard_input_is_utf_8() -> None:
+    stream = io.TextIOWrapper(io.BytesIO("folder: Läufe".encode()), encoding="latin-1")
+    assert source._read_once(Path("-"), stream) == "folder: Läufe"
 
 
 def test_a_resolved_config_is_a_config(toy: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fusetk import spinning
 from fusetk.spinning import (
     USER_SETTINGS,
     ProcessorTimes,
@@ -66,6 +67,19 @@ def test_threads_are_added_while_processors_are_missing(
         watch.adapt()
         seen.append(list(recorder.asleep))
     assert seen == asleep
+
+
+def test_a_system_without_further_threads_has_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: SpinningWatch) -> None:
+        raise RuntimeError("can't start new thread")
+
+    spinning._watch.cache_clear()
+    monkeypatch.setattr(SpinningWatch, "start", fail)
+    monkeypatch.setattr(spinning, "_gomp_parallel", lambda: print)
+    for name in USER_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    spinning.adapt_spinning(2)
+    spinning._watch.cache_clear()
 
 
 def test_processor_times_count_other_programs() -> None:

@@ -39,6 +39,8 @@ def command(out: Path, plain: bool, overrides: tuple[str, ...]) -> None:
     from fusetk.demo.steps import Demo
     from fusetk.demo.terminal import show
 
+    if str(out).startswith("-"):  # a command would read its paths as options
+        out = out.absolute()
     files = DemoFiles(out, PLAIN if plain else FUSING)
     demo = Demo(files, overrides, _call, inform)
     demo.run()

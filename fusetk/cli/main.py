@@ -1,6 +1,7 @@
 """The ``fusetk`` command. It imports a subcommand when it is called, so ``--help`` is fast."""
 
 import atexit
+import errno
 import gc
 import importlib
 import os
@@ -13,7 +14,7 @@ from fusetk import __version__
 from fusetk.cli import streams
 from fusetk.cli.common_options import print_traceback, with_common_options
 from fusetk.cli.parameters import check_utf8
-from fusetk.errors import EXIT_INTERRUPTED, FusetkError, OutputDiskFull
+from fusetk.errors import EXIT_INTERRUPTED, FusetkError, OutputDiskFull, first_line
 from fusetk.priority import apply_nice_to_session
 
 COLLECT_AFTER = 10_000  # new objects between two runs of the garbage collector
@@ -87,6 +88,10 @@ class _LazyGroup(click.Group):
         except OSError as error:
             print_traceback(context)
             context.exit(_print_system_error(error))
+        except MemoryError as error:
+            print_traceback(context)
+            click.echo(f"fusetk: {_no_memory(error)}", err=True)
+            context.exit(FusetkError.exit_code)
         except KeyboardInterrupt:
             from fusetk.cli.interrupted import advice
 
@@ -136,6 +141,9 @@ def _print_system_error(error: OSError) -> int:
     """Print an error of the operating system. Return the exit status."""
     from fusetk.data.text import cannot_write
 
+    if error.errno == errno.ENOMEM:
+        click.echo(f"fusetk: {_no_memory(error)}", err=True)
+        return FusetkError.exit_code
     where = error.filename or "the output"
     full = cannot_write(where, error)
     if isinstance(full, OutputDiskFull):
@@ -143,6 +151,10 @@ def _print_system_error(error: OSError) -> int:
         return full.exit_code
     click.echo(f"fusetk: {where}: {error.strerror or error}", err=True)
     return FusetkError.exit_code
+
+
+def _no_memory(error: Exception) -> str:
+    return f"there is not enough memory ({first_line(error)}): end other programs"
 
 
 def _collect_less_garbage() -> None:

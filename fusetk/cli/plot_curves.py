@@ -1,5 +1,6 @@
 """``fusetk plot-curves``."""
 
+import os
 from pathlib import Path
 
 import click
@@ -124,7 +125,7 @@ def _split(names: str) -> list[str]:
 
 def _folder_names(runs: tuple[Path, ...]) -> list[str]:
     """Return the folders' names, with as many parent folders as make them different."""
-    parts = [run.resolve().parts for run in runs]
+    parts = [Path(os.path.realpath(run)).parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
         names = [str(Path(*part[-depth:])) for part in parts]
         if len(set(names)) == len(names):

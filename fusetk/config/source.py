@@ -177,7 +177,12 @@ def _read_text(path: Path, extended_by: tuple[Path, ...]) -> str:
 @lru_cache(maxsize=1)
 def _read_once(path: Path, standard_input: TextIO) -> str:
     """Return the content of a stream, also if a command reads its config again."""
-    text = standard_input.read() if path == STANDARD_INPUT else path.read_text(encoding="utf-8")
+    if path != STANDARD_INPUT:
+        text = path.read_text(encoding="utf-8")
+    elif hasattr(standard_input, "buffer"):  # the encoding of the stream may be another one
+        text = standard_input.buffer.read().decode("utf-8")
+    else:
+        text = standard_input.read()
     return text.removeprefix("\ufeff")
 
 

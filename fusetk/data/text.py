@@ -31,6 +31,7 @@ WRITE_ADVICE = {
     errno.ENOSPC: MAKE_ROOM,
     errno.EDQUOT: MAKE_ROOM,
     errno.EFBIG: "raise the limit of the size of a file (ulimit -f)",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EISDIR: "name a file instead of a folder",
     errno.EEXIST: "a file has the name of this folder; choose another name",
     errno.ENOTDIR: "a file has the name of its folder; choose another folder",

@@ -51,6 +51,16 @@ def command(*arguments: object, devices: int = 1) -> list[str]:
     return [sys.executable, *launcher, "-m", "fusetk", *words]
 
 
+def module_path() -> dict[str, str]:
+    """Return a variable with which ``python -m`` finds the same modules as this process.
+
+    Otherwise a file of the current folder, such as random.py, would replace a module of Python.
+    """
+    if "" in sys.path or os.getcwd() in sys.path:
+        return {}
+    return {"PYTHONSAFEPATH": "1"}
+
+
 def call(
     words: Sequence[str],
     environment: Mapping[str, str] | None = None,
@@ -74,7 +84,7 @@ def call(
     # the terminal.
     process = subprocess.Popen(
         words,
-        env={**TORCHRUN_PATIENCE, **os.environ, **(environment or {})},
+        env={**TORCHRUN_PATIENCE, **module_path(), **os.environ, **(environment or {})},
         start_new_session=True,
         pass_fds=locks,
         preexec_fn=ends_with_parent(),

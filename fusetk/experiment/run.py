@@ -20,7 +20,7 @@ from fusetk.experiment.scoring import (
     lowercases_target,
     metrics_of,
 )
-from fusetk.files import checksum, lock, write_if_changed
+from fusetk.files import checksum, lock, open_lock_file, write_if_changed
 from fusetk.recipe import Recipe
 from fusetk.resume import check_config
 from fusetk.runs import CHECKPOINTS, STATE, num_averaged, read_state
@@ -84,7 +84,7 @@ class Experiment:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Within this context no other process works on the experiment."""
-        with open(self.places.lock(self.places.run), "a") as file:
+        with open_lock_file(self.places.lock(self.places.run)) as file:
             if not lock(file):
                 raise ConfigError(
                     f"another fusetk run works on {self.places.run}: "
@@ -119,7 +119,7 @@ class Experiment:
 
     def prepare(self) -> None:
         """Prepare the text. Wait while another experiment of the group prepares text."""
-        with open(self.places.lock(self.places.usual_prepared), "a") as file:
+        with open_lock_file(self.places.lock(self.places.usual_prepared)) as file:
             if not lock(file):
                 out = self.places.out
                 self.say(f"waiting for another fusetk run, which prepares text in {out}")

@@ -22,6 +22,7 @@ from fusetk.plotting.figure import (
     save_numbers,
     save_picture,
     style_axes,
+    without_latex,
 )
 from fusetk.plotting.style import SCREEN, Size, Style
 from fusetk.plotting.text_width import TextWidth, missing_glyphs_ignored
@@ -71,6 +72,7 @@ def plot(
     save_picture(figure, path, style.dpi)
 
 
+@without_latex()
 def draw(
     curves: Sequence[Curve],
     x: str,

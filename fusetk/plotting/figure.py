@@ -6,7 +6,8 @@ import math
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,18 @@ _EAST_ASIAN = ("CJK", "IDEOGRAPHIC", "FULLWIDTH", "HIRAGANA", "KATAKANA", "HANGU
 _JOINERS = "\u200c\u200d"  # invisible, but needed by words of some scripts
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def without_latex() -> Iterator[None]:
+    """Within this context, figures do not use LaTeX, also if the user's matplotlibrc asks for it.
+
+    Labels are words of any language, which are not LaTeX.
+    """
+    import matplotlib
+
+    with matplotlib.rc_context({"text.usetex": False}):
+        yield
 
 
 def check_output(path: Path, pages: bool = False, numbers: bool = True) -> None:
@@ -82,7 +95,7 @@ def save_picture(figure: "Figure", path: Path, resolution: int = SCREEN.dpi) -> 
         )
     # PDFs embed TrueType fonts, as publishers require. SVGs contain outlines instead of fonts.
     style = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fusetk"}
-    with matplotlib.rc_context(style), missing_glyphs_ignored():  # type: ignore[arg-type]
+    with without_latex(), matplotlib.rc_context(style), missing_glyphs_ignored():  # type: ignore[arg-type]
         try:
             figure.savefig(path, format=kind, dpi=dpi, metadata=undated.get(kind, {}))
         except OSError as error:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fusetk.plotting.figure import fonts, label
+from fusetk.plotting.figure import fonts, label, without_latex
 from fusetk.plotting.heatmap_layout import (
     BAR,
     GAP,
@@ -68,6 +68,7 @@ class _Pen(NamedTuple):
         return self.figure.add_axes((left / across, bottom / up, width / across, height / up))
 
 
+@without_latex()
 def draw(
     panels: Sequence[Panel],
     *,

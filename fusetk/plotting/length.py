@@ -13,6 +13,7 @@ from fusetk.plotting.figure import (
     legend,
     save_picture,
     style_axes,
+    without_latex,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def plot(chart: Chart, path: Path) -> None:
     save_picture(draw(chart), path)
 
 
+@without_latex()
 def draw(chart: Chart) -> "Figure":
     """Return the figure of ``plot``: one line per system, sentence counts below the ranges."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,5 +1,6 @@
 """Tables of papers: their rows from recipes, the runs of each row, and the columns of scores."""
 
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -171,7 +172,7 @@ def read_rows(paths: Iterable[Path], run_folders: Iterable[Path] = ()) -> list[P
     rows: dict[tuple[str, str], PaperRow] = {}
     published: dict[str, TableConfig] = {}
     titles: dict[str, None] = {}  # in the order of the file of tables
-    for path in _config_files(paths, {folder.resolve() for folder in run_folders}):
+    for path in _config_files(paths, {Path(os.path.realpath(folder)) for folder in run_folders}):
         document = configs.load(path)
         paper = document.values.get("paper")
         if not isinstance(paper, dict):
@@ -226,7 +227,7 @@ def _config_files(paths: Iterable[Path], run_folders: Collection[Path]) -> list[
             files_below = sorted([*path.rglob("*.yaml"), *path.rglob("*.yml")])
             candidates = [file for file in files_below if not _of_run(file, path, run_folders)]
         for file in candidates:
-            files.setdefault(file.resolve(), file)
+            files.setdefault(Path(os.path.realpath(file)), file)
     return list(files.values())
 
 

@@ -124,6 +124,8 @@ def _write(
     for file, tensors in files.items():
         on_cpu = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
         save_file(on_cpu, folder / file)
+        # safetensors lets only the owner read its files.
+        (folder / file).chmod(folder.stat().st_mode & 0o666)
         checksums[file] = checksum(folder / file)
         flush(folder / file)
     # Keys that are numbers become text, which has another order, as when the digest is verified.

@@ -82,7 +82,11 @@ class Log:
         """Continue the output after ``update``. Raises ConfigError if tensorboard is missing."""
         self._text = AppendingFile(run / LOG)
         self._metrics = AppendingFile(run / METRICS)
-        console = Console(file=cast(IO[str], _StandardError()), highlight=False)
+        console = Console(
+            file=cast(IO[str], _StandardError()),
+            highlight=False,
+            force_terminal=_StandardError().isatty(),  # also if FORCE_COLOR is set
+        )
         self._console = console
         self._quiet = quiet
         self._tensorboard: Any = None

@@ -23,8 +23,8 @@ from fusetk import config as configs
 from fusetk.config import Config
 from fusetk.data.text import cannot_write
 from fusetk.errors import EX_TEMPFAIL, ConfigError, FusetkError
-from fusetk.experiment.launch import ends_with_parent
-from fusetk.files import lock, locked
+from fusetk.experiment.launch import ends_with_parent, module_path
+from fusetk.files import lock, locked, open_lock_file
 from fusetk.processor import usable_processors
 from fusetk.recipe import load
 from fusetk.reporting.deviations import flat_values, short_keys
@@ -390,7 +390,7 @@ class Queue:
                 start_new_session=True,
                 pass_fds=self.locks,
                 preexec_fn=ends_with_parent(),
-                env={**os.environ, "OMP_NUM_THREADS": str(self.options.threads)},
+                env={**module_path(), **os.environ, "OMP_NUM_THREADS": str(self.options.threads)},
             )
 
     def command(self, job: Job) -> list[str]:
@@ -501,7 +501,7 @@ def main() -> int:
         except OSError as error:
             raise cannot_write(folder, error) from None
     try:
-        with open(options.out / ".queue.lock", "a") as file:
+        with open_lock_file(options.out / ".queue.lock") as file:
             if not lock(file):
                 raise ConfigError(
                     f"another queue, or a training of a killed queue, still writes to "

@@ -1,5 +1,6 @@
 """The complete command: help, one-line user errors, exit codes."""
 
+import errno
 import json
 import os
 import re
@@ -35,6 +36,21 @@ def test_a_users_error_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["train", str(tmp_path / "none.yaml")])
     assert result.exit_code == 2 and "Traceback" not in result.output
     assert "none.yaml cannot be read" in result.output
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("std::bad_alloc"), OSError(errno.ENOMEM, "Cannot allocate memory")]
+)
+def test_too_little_memory_is_one_sentence(
+    error: Exception, toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*values: object) -> None:
+        raise error
+
+    monkeypatch.setattr("fusetk.cli.describe.load_recipe", fail)
+    result = CliRunner().invoke(main, ["describe", str(toy)])
+    assert result.exit_code == 2 and "Traceback" not in result.stderr
+    assert result.stderr.startswith("fusetk: there is not enough memory (")
 
 
 def test_describe_counts_the_parameters_of_mlrf(toy: Path) -> None:

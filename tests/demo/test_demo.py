@@ -221,6 +221,22 @@ def test_ctrl_c_in_a_step_gives_the_advice_for_the_demo(
     )
 
 
+def test_a_folder_whose_name_is_like_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands of the demo have its path among their arguments."""
+    folders = []
+
+    def stop(files: DemoFiles, *values: object) -> None:
+        folders.append(files.folder)
+        raise DataError("stop")
+
+    monkeypatch.setattr("fusetk.demo.steps.Demo", stop)
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(main, ["demo", "--out=-demo"])
+    assert folders == [tmp_path / "-demo"]
+
+
 def test_translations_without_words_are_an_error(tmp_path: Path) -> None:
     files = DemoFiles(tmp_path, PLAIN)
     files.raw.mkdir()

@@ -435,6 +435,19 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+def test_commands_do_not_import_modules_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "this.py").write_text("raise SystemExit(3)")  # a module of Python has this name
+    monkeypatch.chdir(tmp_path)
+    words = [sys.executable, "-m", "this"]
+    if sys.version_info >= (3, 11):
+        launch.call(words)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(launch.StepFailed, match="ended with exit status 3"):
+        launch.call(words)
+
+
 def test_a_failed_command_is_named_with_its_exit_status():
     with pytest.raises(launch.StepFailed, match="ended with exit status 74") as caught:
         launch.call(python("raise SystemExit(74)"))

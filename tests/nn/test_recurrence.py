@@ -427,7 +427,25 @@ def test_a_library_in_a_folder_of_another_user_is_not_loaded(tmp_path, monkeypat
     path.with_suffix(".sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
     monkeypatch.setattr(build.os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(OSError, match="belongs to another user"):
-        build._load(["c++"], tmp_path / "planted.cpp", path)
+        build._is_complete(path)
+
+
+@pytest.mark.usefixtures("no_cached_library")
+@fused
+def test_a_library_in_a_later_folder_is_not_compiled_again(tmp_path, monkeypatch) -> None:
+    """The first folder does not allow programs, for example."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    monkeypatch.setattr(build, "cache_folders", lambda: folders)
+    load_error = build._load_error
+    monkeypatch.setattr(
+        build,
+        "_load_error",
+        lambda path: "failed to map" if folders[0] in path.parents else load_error(path),
+    )
+    assert build.library("recurrence") is not None
+    build.library.cache_clear()
+    monkeypatch.setattr(build.subprocess, "run", None)  # a call fails
+    assert build.library("recurrence") is not None
 
 
 @pytest.mark.usefixtures("no_cached_library")

@@ -4,9 +4,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from fusetk.cli.main import main
 from fusetk.errors import DataError
 from fusetk.plotting.curve_figure import draw, plot
 from fusetk.plotting.curves import curves, read_curve_records, smooth
@@ -164,6 +167,24 @@ def test_the_default_quantities(tmp_path: Path) -> None:
         curves(metrics, ["acuracy"])
     with pytest.raises(DataError, match="loss, lr, tokens_per_second"):
         curves(metrics, ["bleu"], ["train"])
+
+
+def test_pictures_do_not_use_latex(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = [{"kind": "train", "update": n, "epoch": n / 2, "loss": 3 / n} for n in (1, 2, 3)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with matplotlib.rc_context({"text.usetex": True}):
+        result = CliRunner().invoke(main, ["plot-curves", str(run), "-o", str(tmp_path / "a.png")])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_link_to_itself_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("link")
+    for words in (["plot-curves", "-o", str(tmp_path / "a.png")], ["report"]):
+        result = CliRunner().invoke(main, [*words, str(tmp_path / "link")])
+        assert result.exit_code == 2 and "Traceback" not in result.output
+        assert not isinstance(result.exception, RuntimeError)
 
 
 def test_smoothing() -> None:

@@ -37,6 +37,15 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.parent.iterdir()) == ["update-0000012"]
 
 
+def test_others_may_read_a_checkpoint_if_the_umask_allows_it(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        folder = write(tmp_path, 12)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o640}
+
+
 @pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "pickle"])
 @pytest.mark.parametrize("file", [runs.MODEL, runs.TRAINING])
 def test_a_damaged_file_is_named(tmp_path: Path, damage: str, file: str) -> None:

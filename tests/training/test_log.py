@@ -103,6 +103,15 @@ def test_a_quiet_log_prints_warnings(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len((tmp_path / "log.txt").read_text().splitlines()) == 2
 
 
+def test_a_log_that_is_no_terminal_has_no_bar_and_complete_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Log(tmp_path) as log:
+        log.line("loss " + 50 * "1.0 ")
+    assert capsys.readouterr().err == "loss " + 50 * "1.0 " + "\n"
+
+
 def test_missing_tensorboard_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

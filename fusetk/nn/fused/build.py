@@ -58,9 +58,15 @@ def library(name: str) -> ctypes.CDLL | None:
     key = hashlib.sha256(code + conditions).hexdigest()[:16]
     reason = ""
     with _compilation:
-        for folder in cache_folders():
+        paths = [folder / f"{name}-{key}.so" for folder in cache_folders()]
+        for path in paths:  # the first folder may be full, or not allow programs
+            with contextlib.suppress(OSError):
+                if _is_complete(path):
+                    return ctypes.CDLL(str(path))
+        for path in paths:
             try:
-                return _load(compiler, source, folder / f"{name}-{key}.so")
+                _compile(compiler, source, path)
+                return ctypes.CDLL(str(path))
             except subprocess.TimeoutExpired:  # another folder does not make the compiler faster
                 reason = f"{' '.join(compiler)} took more than {MAX_SECONDS} seconds"
                 break
@@ -101,18 +107,19 @@ def _warn(name: str, reason: str) -> None:
     warnings.warn(f"{EFFECTS[name]} without compiled kernels: {reason}", stacklevel=2)
 
 
-def _load(compiler: list[str], source: Path, path: Path) -> ctypes.CDLL:
-    """Load the library at ``path``; compile it first if it is missing or damaged."""
+def _is_complete(path: Path) -> bool:
+    """Whether the library at ``path`` exists and is not damaged.
+
+    Raises OSError if the folder belongs to another user.
+    """
     checksum = path.with_suffix(".sha256")
     if path.parent.exists():
         _check_owner(path.parent)
-    if not (
+    return (
         path.exists()
         and checksum.exists()
         and checksum.read_bytes() == hashlib.sha256(path.read_bytes()).hexdigest().encode()
-    ):
-        _compile(compiler, source, path, checksum)
-    return ctypes.CDLL(str(path))
+    )
 
 
 def _check_owner(folder: Path) -> None:
@@ -121,7 +128,8 @@ def _check_owner(folder: Path) -> None:
         raise OSError(f"{folder} belongs to another user")
 
 
-def _compile(compiler: list[str], source: Path, path: Path, checksum: Path) -> None:
+def _compile(compiler: list[str], source: Path, path: Path) -> None:
+    checksum = path.with_suffix(".sha256")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_owner(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
