@@ -11,7 +11,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from fusetk.weights import damaged, read_tensors, saved_tensors
 
 NUMBER_SUFFIX = "#number"  # suffix of the keys of numbers in the optimiser state
 FILE_OVERHEAD = 4096  # bytes that a file may need on disk in addition to its content
+LACKS_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -143,38 +144,46 @@ def write_error(
 
     ``sizes`` are the sizes of the files in bytes, if they are known.
     """
-    sizes = [size + FILE_OVERHEAD for size in sizes]
-    needed = sum(sizes) + FILE_OVERHEAD
-    takes = f", it takes {_megabytes(needed)}" if sizes else ""
     number = _error_number(error)
-    kind: type[CheckpointError] = DiskFull
-    advice = "make room"
-    if number == errno.ENOSPC:
-        existing = next(parent for parent in path.absolute().parents if parent.exists())
-        free = shutil.disk_usage(existing).free
-        reason = f"the disk is full{takes}, {free // 1e5 / 10:,.1f} MB are free"
-        if sizes and needed > free:
-            advice = f"make room for {_megabytes(needed - free)} more"
-    elif number == errno.EDQUOT:
-        reason = f"your disk quota is used up{takes}"
-    elif number == errno.EFBIG:
-        largest = f", the largest has {_megabytes(max(sizes))}" if sizes else ""
-        reason = f"a file exceeds the size limit{largest}"
-        advice = "raise the limit (ulimit -f)"
+    kind = DiskFull if number in LACKS_OF_SPACE else CheckpointError
+    if kind is DiskFull:
+        on_disk = [size + FILE_OVERHEAD for size in sizes]
+        reason, advice = _lack_of_space(number, path, on_disk)
     else:
-        kind = CheckpointError
-        reason = getattr(error, "strerror", None) or str(error)
-        advice = "check the disk"
-        if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-            advice = "allow writing, or choose another --run,"
-        elif path.parent == run / CHECKPOINTS and not path.parent.is_dir():
-            reason = "the run folder was moved or deleted during the training"
-            advice = "move it back"
+        reason, advice = _other_cause(number, run, path, error)
     complete = checkpoints(run)
     note = f"{complete[-1].name} is complete; " if complete else ""
     return kind(
         f"{path} cannot be written: {reason}; {note}{advice} and run the same command again"
     )
+
+
+def _lack_of_space(number: int, path: Path, sizes: Sequence[int]) -> tuple[str, str]:
+    """Return the reason and the advice for an error number of ``LACKS_OF_SPACE``.
+
+    ``sizes`` are the bytes that the files need on disk, if they are known.
+    """
+    needed = sum(sizes) + FILE_OVERHEAD
+    takes = f", it takes {_megabytes(needed)}" if sizes else ""
+    if number == errno.EDQUOT:
+        return f"your disk quota is used up{takes}", "make room"
+    if number == errno.EFBIG:
+        largest = f", the largest has {_megabytes(max(sizes))}" if sizes else ""
+        return f"a file exceeds the size limit{largest}", "raise the limit (ulimit -f)"
+    existing = next(parent for parent in path.absolute().parents if parent.exists())
+    free = shutil.disk_usage(existing).free
+    missing = f" for {_megabytes(needed - free)} more" if sizes and needed > free else ""
+    return f"the disk is full{takes}, {free // 1e5 / 10:,.1f} MB are free", f"make room{missing}"
+
+
+def _other_cause(number: int, run: Path, path: Path, error: Exception) -> tuple[str, str]:
+    """Return the reason and the advice for an error that is not a lack of space."""
+    reason = getattr(error, "strerror", None) or str(error)
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return reason, "allow writing, or choose another --run,"
+    if path.parent == run / CHECKPOINTS and not path.parent.is_dir():
+        return "the run folder was moved or deleted during the training", "move it back"
+    return reason, "check the disk"
 
 
 def _error_number(error: Exception) -> int:
