@@ -21,6 +21,7 @@ class DerivedTensor(nn.Module):
     _cache: tuple[Tensor, Tensor, int, Tensor] | None = None
 
     def _derive(self) -> Tensor:
+        """Compute the tensor."""
         raise NotImplementedError
 
     def _derived_from(self) -> tuple[Tensor, Tensor]:
@@ -29,6 +30,7 @@ class DerivedTensor(nn.Module):
 
     @property
     def derived(self) -> Tensor:
+        """The tensor: from the cache in evaluation without gradients, else computed now."""
         # torch.compile cannot trace the number of changes.
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._derive()

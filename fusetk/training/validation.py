@@ -55,6 +55,10 @@ class Validator:
     def __init__(
         self, config: ValidationConfig, search: SearchConfig, folder: Path, pipeline: Pipeline
     ):
+        """``folder`` is the prepared folder, and ``search`` has the settings for BLEU.
+
+        Raises ConfigError if there are no validation pairs.
+        """
         self.corpus = Corpus.open(folder, "valid")
         if not len(self.corpus):
             raise ConfigError(
