@@ -86,9 +86,9 @@ class System:
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         """Return the natural-log probability of each target line, with EOS, given its source line.
 
-        A blank source is a source of EOS alone; `fusetk rescore` does not score it.
-        Raises DataError if the arguments are not lists of strings of the same length, and if a line
-        is too long for the model.
+        A blank source is a source of EOS alone; `fusetk rescore` does not score it. Raises
+        DataError if the arguments are not lists of strings of the same length, and if a line is too
+        long for the model.
         """
         sources = _texts(sources, "sources")
         targets = _texts(targets, "targets")
@@ -283,11 +283,11 @@ def load_ensemble(
 ) -> Ensemble:
     """Load models with weights of ``precision``, one of ``PRECISIONS``.
 
-    With ``kernels=False``, float32 models keep their parameters; see ``load``.
-    ``report`` gets a line for each model, and a warning if fp32 is faster on this processor.
-    Raises ConfigError if ``paths`` is empty, if the precision is unknown, if int8 does not support
-    the device or a model, if ``raw`` has no effect, or if the vocabularies or the text preparation
-    of the models differ, and the errors of ``load_model``.
+    With ``kernels=False``, float32 models keep their parameters; see ``load``. ``report`` gets a
+    line for each model, and a warning if fp32 is faster on this processor. Raises ConfigError if
+    ``paths`` is empty, if the precision is unknown, if int8 does not support the device or a model,
+    if ``raw`` has no effect, or if the vocabularies or the text preparation of the models differ,
+    and the errors of ``load_model``.
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"unknown precision {precision!r}: choose {', '.join(PRECISIONS)}")

@@ -187,8 +187,8 @@ class CoordinatedLayer(TransformerLayer):
 
         Source: x (B, S, input width) -> (B, S, D), or None for the highest layer, and the tensor
         that the target attends to: keys and values (B, S, 2D), or the tensor from which the target
-        computes them (B, S, D). Target: x (B * K, T, input width) ->
-        (B * K, T, D), and the extended cache. Input and output may be streams of such tensors.
+        computes them (B, S, D). Target: x (B * K, T, input width) -> (B * K, T, D), and the
+        extended cache. Input and output may be streams of such tensors.
         """
         if isinstance(context, cpu_inference.StepContext):
             return cpu_inference.decoder_layer(self, x, context)

@@ -21,8 +21,8 @@ from fusetk.nn.weightnorm import NormedLinear
 def to_kernels(model: Seq2Seq) -> Seq2Seq:
     """Replace float32 maps by maps in kernels, where they are faster on this machine.
 
-    These are the maps of layers and the output projection, on CPU.
-    Subclasses of the usual maps and maps with hooks stay. Only the rounding of results changes.
+    These are the maps of layers and the output projection, on CPU. Subclasses of the usual maps and
+    maps with hooks stay. Only the rounding of results changes.
     """
     if _device(model) != "cpu" or next(model.parameters()).dtype != torch.float32:
         return model

@@ -99,8 +99,8 @@ class Seq2Seq(nn.Module):
     """Length of the longest sentence that the model can read, in tokens with EOS; None: no
     limit."""
     output: OutputProjection | NormedLinear
-    """The output projection (..., D) -> (..., V). It returns logits. For inference on CPU,
-    an ``InferenceLinear`` may replace it."""
+    """The output projection (..., D) -> (..., V). It returns logits. For inference on CPU, an
+    ``InferenceLinear`` may replace it."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -127,9 +127,9 @@ class Seq2Seq(nn.Module):
         """Read the next T target tokens (B * K, T); return their features (B * K, T, D).
 
         ``output`` maps the features to logits. T is the length of the target in training and 1 in
-        search. Rows are padded on the right with PAD; features at padding
-        are undefined. B is the number of rows in ``state.per_sentence``; the K hypotheses of a
-        sentence are consecutive rows of ``tgt_in``.
+        search. Rows are padded on the right with PAD; features at padding are undefined. B is the
+        number of rows in ``state.per_sentence``; the K hypotheses of a sentence are consecutive
+        rows of ``tgt_in``.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method decode")
 

@@ -12,9 +12,9 @@ from fusetk.training.sharding import local, shard_like
 class Ema:
     """Exponential moving average e of the weights w of a model.
 
-    After update t, e = d e + (1 - d) w with d = min(decay, (1 + t) / (10 + t)). The
-    smaller decay at the start is that of TensorFlow's ExponentialMovingAverage; with it
-    the initial weights soon lose their influence.
+    After update t, e = d e + (1 - d) w with d = min(decay, (1 + t) / (10 + t)). The smaller decay
+    at the start is that of TensorFlow's ExponentialMovingAverage; with it the initial weights soon
+    lose their influence.
     """
 
     def __init__(self, model: nn.Module, decay: float):

@@ -1,7 +1,7 @@
 """The interface of every residual connection: the input of a sub-layer and the use of its output.
 
-A sub-layer is self-attention, attention to the source, or a feed-forward network. A
-*stream* flows from sub-layer to sub-layer, and from layer to layer with ``connect: last``:
+A sub-layer is self-attention, attention to the source, or a feed-forward network. A *stream* flows
+from sub-layer to sub-layer, and from layer to layer with ``connect: last``:
 
     stream = ends.open(x)                      # x: the input of the stack
     x, stream = residual.before(stream)        # x: the input of the sub-layer f
