@@ -95,7 +95,8 @@ def save_picture(figure: "Figure", path: Path, resolution: int = SCREEN.dpi) -> 
         )
     # PDFs embed TrueType fonts, as publishers require. SVGs contain outlines instead of fonts.
     style = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fusetk"}
-    with without_latex(), matplotlib.rc_context(style), missing_glyphs_ignored():  # type: ignore[arg-type]
+    settings = matplotlib.rc_context(style)  # type: ignore[arg-type]
+    with without_latex(), settings, missing_glyphs_ignored():
         try:
             figure.savefig(path, format=kind, dpi=dpi, metadata=undated.get(kind, {}))
         except OSError as error:
