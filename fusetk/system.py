@@ -150,6 +150,11 @@ class Loaded(NamedTuple):
     checkpoint: Path
     has_average: bool = False  # whether the checkpoint has a moving average of the weights
 
+    @property
+    def name(self) -> str:
+        """The names of the run folder and of the checkpoint."""
+        return f"{self.checkpoint.parent.parent.name}, {self.checkpoint.name}"
+
 
 class Ensemble(NamedTuple):
     """One or more trained models with the same vocabularies."""

@@ -95,10 +95,8 @@ def command(
     if top is not None:
         pages = with_top(pages, top)
     if title is None and (STYLES[style].title or choices.output.suffix.lower() not in PICTURES):
-        checkpoint = loaded.checkpoint
-        run = f"{checkpoint.parent.parent.name}, {checkpoint.name}"
         content = short_titles(pages[0].panels)[0] if len(pages) == 1 else ""
-        title = f"{content or WHATS[choices.what]}{addition} ({run})"
+        title = f"{content or WHATS[choices.what]}{addition} ({loaded.name})"
     columns = panel_columns(choices, pages[0].panels)
     save(
         pages,

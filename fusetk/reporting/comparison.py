@@ -159,9 +159,7 @@ def _translate(
 
     loaded = system.load_model(path, device, report=report)
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
-    checkpoint = loaded.checkpoint
-    name = f"{checkpoint.parent.parent.name}, {checkpoint.name}"
-    return name, translator.translate(sources, tokenized)
+    return loaded.name, translator.translate(sources, tokenized)
 
 
 def write_comparison(output: Path, comparison: Comparison) -> None:
