@@ -83,7 +83,8 @@ def _newest_checkpoint(run: Path) -> Path | None:
     if folder := newest_intact(run):
         return folder
     # A damaged checkpoint is an error of the caller, which must not start the training again.
-    folders = checkpoint_folders(run)
+    # A kill may have come between the two renames of a checkpoint that is written again.
+    folders = checkpoint_folders(run) or sorted((run / CHECKPOINTS).glob(".update-*.old"))
     return folders[-1] if folders else None
 
 

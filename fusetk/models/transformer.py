@@ -449,7 +449,10 @@ class TransformerEmbedding(nn.Module):
             x = self.tokens(ids) * self.scale
         if self.positions is not None:
             vectors = self.positions(start, ids.shape[1])
-            x = x + (vectors if rows is None else vectors[rows.positions])
+            if rows is not None:
+                # The gradient of vectors[rows.positions] depends on the order of the threads.
+                vectors = vectors.index_select(0, rows.positions)
+            x = x + vectors
         if self.language is not None:
             x = x + self.language.weight
         return self.dropout(x)

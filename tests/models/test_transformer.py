@@ -17,10 +17,12 @@ from fusetk.models.transformer import (
     Transformer,
     TransformerConfig,
     TransformerDecoderLayer,
+    TransformerEmbedding,
     TransformerEncoderLayer,
 )
 from fusetk.nn.attention import CrossAttention
 from fusetk.nn.positions import Learned, Sinusoidal, sinusoids
+from fusetk.nn.rows import Rows
 
 
 def config(**options: Any) -> TransformerConfig:
@@ -170,6 +172,27 @@ def test_sinusoids_follow_the_formula_of_the_paper() -> None:
             assert table[t, 2 * i + 1] == pytest.approx(
                 math.cos(t / 10000 ** (2 * i / 6)), abs=1e-6
             )
+
+
+def test_gradients_of_learned_positions_do_not_depend_on_the_order_of_threads() -> None:
+    """The positions of a packed batch occur once for each sentence."""
+    size, sentences, length = 64, 40, 30
+    embedding = TransformerEmbedding(config(width=size, positions="learned", dropout=0.0), 20)
+    ids = torch.randint(4, 20, (sentences, length))
+    rows = Rows.of(torch.arange(sentences * length), ids.shape)
+    weights = torch.randn(1, sentences * length, size)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        gradients = []
+        for _ in range(40):
+            embedding.zero_grad()
+            (embedding(ids, rows=rows) * weights).sum().backward()
+            gradients.append([parameter.grad for parameter in embedding.parameters()])
+    finally:
+        torch.set_num_threads(before)
+    for others in gradients[1:]:
+        assert all(map(torch.equal, gradients[0], others))
 
 
 def test_only_learned_positions_have_a_longest_sentence() -> None:

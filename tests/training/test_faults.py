@@ -289,6 +289,17 @@ def test_without_its_checkpoints_a_run_does_not_restart(toy: Path, copy: Path) -
     assert (copy / "metrics.jsonl").read_bytes() == metrics
 
 
+def test_a_kill_between_two_renames_leaves_a_checkpoint(toy: Path, copy: Path) -> None:
+    """The only checkpoint was written again."""
+    for update in (2, 4, 6):
+        shutil.rmtree(folder_of(copy, update))
+    folder_of(copy, 8).rename(copy / "checkpoints" / f".{folder_of(copy, 8).name}.old")
+    (copy / "checkpoints" / "best").unlink()
+    check_config(load(toy, GIVEN), copy, "--run")
+    with pytest.raises(ConfigError, match="model"):
+        check_config(load(toy, [*GIVEN, "model.width=48"]), copy, "--run")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
