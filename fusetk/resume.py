@@ -131,10 +131,10 @@ def find_changes(
 ) -> list[str]:
     """Return lines about what changed since the run started.
 
-    ``last`` is its last checkpoint, None if it is new. ``prepared`` is the manifest of the prepared
-    folder, ``processes`` the number of processes that train. Raises ConfigError or DataError for a
-    change with which the run cannot be started or resumed, and CheckpointError if ``last`` is
-    damaged.
+    ``last`` is the last checkpoint, None if the run is new. ``prepared`` is the manifest of the
+    prepared folder, ``processes`` the number of processes that train. Raises ConfigError or
+    DataError for a change with which the run cannot be started or resumed, and CheckpointError if
+    ``last`` is damaged.
     """
     changes: list[str] = []
     if last:

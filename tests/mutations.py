@@ -650,6 +650,22 @@ MUTATIONS = [
         "manifold or mixing",
     ),
     Mutation(
+        "the weights of permutations do not sum to 1",
+        "models/residual/manifold.py",
+        "logits.softmax(-1) @",
+        "logits.sigmoid() @",
+        ("models/test_residual.py",),
+        "permut",
+    ),
+    Mutation(
+        "equal passes of a class outside fusetk are not compared",
+        "training/verify_training.py",
+        "if not ((features(pairs) - first).abs() <= tolerance).all():",
+        "if False:",
+        ("training/test_verify.py",),
+        "OwnGenerator",
+    ),
+    Mutation(
         "every layer uses its own values only",
         "nn/value_residual.py",
         "(v + x.first) / 2",

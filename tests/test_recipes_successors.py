@@ -38,6 +38,13 @@ def test_every_system_has_a_config_at_each_depth(recipes: dict[str, Recipe]) -> 
     assert len(set(lines)) == len(recipes)
 
 
+def test_a_saved_config_is_the_same_config(recipes: dict[str, Recipe]) -> None:
+    """A run saves its config with all defaults."""
+    for loaded in recipes.values():
+        saved = loaded.model.model_dump(mode="json")
+        assert type(loaded.model).model_validate(saved) == loaded.model
+
+
 def test_every_connection_has_a_system(recipes: dict[str, Recipe]) -> None:
     models = [loaded.model for loaded in recipes.values()]
     assert {model.decoder.residual.kind for model in models} == set(RESIDUALS)

@@ -22,7 +22,10 @@ def show_results(
     form: str,
     page: Path | None,
 ) -> None:
-    """Print the tables of a folder of results in a form, json included, or write the ``page``."""
+    """Print the tables of a folder of results, or write the ``page``.
+
+    ``form`` is csv, json, latex, markdown or text.
+    """
     tables = read_tables(folder, choices, all_scores)
     try:
         if page:

@@ -181,7 +181,8 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
             f"{kind!r} must have an attribute Config that is a subclass of "
             f"{config.__module__}.{config.__name__}"
         )
-    if own.model_fields["kind"].annotation is not str:
+    annotation: Any = own.model_fields["kind"].annotation
+    if annotation is not str and kind not in get_args(annotation):
         raise ValueError(f"{kind!r}: declare `kind: str` in its class {own.__name__}")
     return component_class
 

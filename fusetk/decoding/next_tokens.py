@@ -16,7 +16,7 @@ from fusetk.decoding.target_scores import (
 )
 from fusetk.errors import Diverged
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.nn.output import PIECE
+from fusetk.nn.output import rows_in_piece
 
 
 class Step(NamedTuple):
@@ -53,7 +53,7 @@ def next_tokens(model: Seq2Seq, pairs: Sequence[IdPair], count: int) -> list[lis
 
 def _steps(model: Seq2Seq, features: Tensor, tokens: Sequence[int], count: int) -> list[Step]:
     """Return the steps of N positions with features (N, D) and N tokens of the translations."""
-    rows = max(1, PIECE // model.output.out_features)
+    rows = rows_in_piece(model.output.out_features, features.device)
     steps: list[Step] = []
     for piece in features.split(rows):
         log_probs = model.output(piece).float().log_softmax(-1)

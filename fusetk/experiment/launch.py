@@ -52,9 +52,10 @@ def command(*arguments: object, devices: int = 1) -> list[str]:
 
 
 def module_path() -> dict[str, str]:
-    """Return a variable with which ``python -m`` finds the same modules as this process.
+    """Return the environment variable with which ``python -m`` finds the modules of this process.
 
-    Otherwise a file of the current folder, such as random.py, would replace a module of Python.
+    Without it, a file of the current folder, such as random.py, would replace a module of Python.
+    The mapping is empty if this process finds them there, too. Python 3.10 ignores the variable.
     """
     if "" in sys.path or os.getcwd() in sys.path:
         return {}

@@ -397,7 +397,7 @@ class Coordinated(Seq2Seq):
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         hypotheses = state.per_hypothesis
         if isinstance(hypotheses, cpu_inference.Hypotheses):
-            if not hypotheses.need_caches(self._target_layers(), tgt_in):
+            if not hypotheses.need_ordinary_code(self._target_layers(), tgt_in):
                 output, state = cpu_inference.decode_in_steps(
                     self.stack, self.target, tgt_in, state
                 )

@@ -110,7 +110,7 @@ class Hypotheses(NamedTuple):
     ancestors: Tensor  # (R, t); see ``fused_decoding.attend_history``
     shared: SharedState
 
-    def need_caches(self, layers: Sequence[DecoderLayerModules], tgt_in: Tensor) -> bool:
+    def need_ordinary_code(self, layers: Sequence[DecoderLayerModules], tgt_in: Tensor) -> bool:
         """Whether the ordinary code must read ``tgt_in`` (B, T), the first tokens of a target.
 
         Only this code reads several tokens at once and records the weights of self-attention. It

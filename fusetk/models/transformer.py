@@ -599,7 +599,7 @@ class Transformer(Seq2Seq):
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         hypotheses = state.per_hypothesis
         if isinstance(hypotheses, cpu_inference.Hypotheses):
-            if not hypotheses.need_caches(self._decoder_layers(), tgt_in):
+            if not hypotheses.need_ordinary_code(self._decoder_layers(), tgt_in):
                 output, state = cpu_inference.decode_in_steps(
                     self.decoder, self.target, tgt_in, state
                 )

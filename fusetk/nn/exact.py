@@ -8,7 +8,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def is_exactly(module: object, kind: type[M]) -> TypeGuard[M]:
-    """Whether an object is a module of this class, no subclass of it, and is not patched.
+    """Whether an object is a module of exactly this class, not of a subclass, and not patched.
 
     Only then other code, such as a fused kernel, may compute the module.
     """

@@ -12,7 +12,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from fusetk.weights import damaged, read_tensors, saved_tensors
 
 NUMBER_SUFFIX = "#number"  # suffix of the keys of numbers in the optimiser state
 FILE_OVERHEAD = 4096  # bytes that a file may need on disk in addition to its content
-LACKS_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -125,8 +125,9 @@ def _write(
     for file, tensors in files.items():
         on_cpu = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
         save_file(on_cpu, folder / file)
-        # safetensors lets only the owner read its files.
-        (folder / file).chmod(folder.stat().st_mode & 0o666)
+        # safetensors creates files that only the owner can read.
+        with suppress(OSError):  # some file systems have no permissions
+            (folder / file).chmod(folder.stat().st_mode & 0o666)
         checksums[file] = checksum(folder / file)
         flush(folder / file)
     # Keys that are numbers become text, which has another order, as when the digest is verified.
@@ -145,7 +146,7 @@ def write_error(
     ``sizes`` are the sizes of the files in bytes, if they are known.
     """
     number = _error_number(error)
-    kind = DiskFull if number in LACKS_OF_SPACE else CheckpointError
+    kind = DiskFull if number in NO_SPACE_ERRORS else CheckpointError
     if kind is DiskFull:
         on_disk = [size + FILE_OVERHEAD for size in sizes]
         reason, advice = _lack_of_space(number, path, on_disk)
@@ -159,7 +160,7 @@ def write_error(
 
 
 def _lack_of_space(number: int, path: Path, sizes: Sequence[int]) -> tuple[str, str]:
-    """Return the reason and the advice for an error number of ``LACKS_OF_SPACE``.
+    """Return the reason and the advice for an error number of ``NO_SPACE_ERRORS``.
 
     ``sizes`` are the bytes that the files need on disk, if they are known.
     """

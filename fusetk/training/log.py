@@ -71,6 +71,11 @@ class _StandardError:
         with suppress(OSError, ValueError):
             sys.stderr.flush()
 
+    def isatty(self) -> bool:
+        with suppress(AttributeError, OSError, ValueError):
+            return sys.stderr.isatty()
+        return False
+
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stderr, name)
 

@@ -372,7 +372,7 @@ def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> flo
     another value than a finite number of at least 0, if a second call returns another rate, or if a
     call changes an attribute. With such a schedule, a resumed run would have other rates.
     """
-    attributes = dict(vars(schedule))
+    attributes = {name: repr(value) for name, value in vars(schedule).items()}
     first = _checked_rate(schedule, update, state)
     second = _checked_rate(schedule, update, state)
     if first != second:
@@ -382,7 +382,7 @@ def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> flo
             "arguments and self.config"
         )
     for name, value in vars(schedule).items():
-        if name in attributes and value is not attributes[name]:
+        if name in attributes and repr(value) != attributes[name]:
             raise FusetkError(
                 f"the method rate of the schedule {class_name(schedule)} changed the attribute "
                 f"{name}, which checkpoints do not have: compute the rate from `update`, or return "

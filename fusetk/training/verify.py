@@ -247,8 +247,8 @@ def _compare(model: Seq2Seq, pairs: Pairs, names: str, may_be_infinite: bool = F
             if out_of_memory(error):
                 raise
             raise ConfigError(
-                f"a model with {names} cannot compute what a rule needs ({rule}): "
-                f"{outside_error(error)}"
+                f"a model with {names} failed in the test of a rule: {outside_error(error)}. The "
+                f"rule: {rule}"
             ) from error
         difference = float((logits - padded).abs().max())
         if not difference <= TOLERANCE * scale:

@@ -87,29 +87,30 @@ def _repeat_passes(model: Seq2Seq, pairs: Pairs, names: str) -> list[str]:
     """
     buffers = SavedBuffers(model)
 
-    def features(of: Pairs) -> Tensor:
+    def features(batch: Pairs) -> Tensor:
         torch.manual_seed(1)
-        result = of.training_features(model).float()
+        result = batch.training_features(model).float()
         buffers.restore()
         return result
 
     first = features(pairs)
     if not first.isfinite().all():
         return []
-    most = TOLERANCE * max(1.0, float(first.abs().max()))
-    if not ((features(pairs) - first).abs() <= most).all():
+    tolerance = TOLERANCE * max(1.0, float(first.abs().max()))
+    if not ((features(pairs) - first).abs() <= tolerance).all():
         raise ConfigError(
             f"a model with {names} computes other values in a second training pass with the same "
             "random numbers, so a resumed run would differ: draw random numbers with torch's "
             "default generator, and keep values that change in buffers"
         )
     return [
-        f"in training, a model with {names} reads {what}: search does not have them"
+        f"in training, a model with {names} reads {what}, which search does not have: remove "
+        "this, unless you intend it"
         for what, (other, indices) in {
             "later target words": with_other_ends(pairs),
             "other sentences of the batch": with_another_sentence(pairs),
         }.items()
-        if not ((features(other) - first)[indices].abs() <= most).all()
+        if not ((features(other) - first)[indices].abs() <= tolerance).all()
     ]
 
 

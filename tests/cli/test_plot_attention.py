@@ -55,7 +55,7 @@ def load(monkeypatch: pytest.MonkeyPatch, kind: str = "transformer", **sides: An
     recipe = SimpleNamespace(decoding=SearchConfig.model_validate({"beam": 2}))
     checkpoint = Path("demo/checkpoints/update-0000010")
     loaded = SimpleNamespace(recipe=recipe, pipeline=pipeline, model=model, checkpoint=checkpoint)
-    monkeypatch.setattr("fusetk.system.load_model", lambda path, device: loaded)
+    monkeypatch.setattr("fusetk.system.load_model", lambda path, device, report: loaded)
     return loaded
 
 

@@ -638,7 +638,7 @@ def test_streams_need_pre_norm(kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"iterations": 20}, "residual.iterations has no effect with mix: permutations"),
+        ({"iterations": 5}, "residual.iterations has no effect with mix: permutations"),
         ({"streams": 7}, "7 streams have too many permutations. Use at most 6"),
     ],
 )

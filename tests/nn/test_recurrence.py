@@ -428,6 +428,11 @@ def test_a_library_in_a_folder_of_another_user_is_not_loaded(tmp_path, monkeypat
     monkeypatch.setattr(build.os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(OSError, match="belongs to another user"):
         build._is_complete(path)
+    monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path])
+    build.library.cache_clear()
+    with pytest.warns(UserWarning, match="belongs to another user"):
+        assert build.library("recurrence") is None
+    build.library.cache_clear()
 
 
 @pytest.mark.usefixtures("no_cached_library")

@@ -169,7 +169,8 @@ def test_the_default_quantities(tmp_path: Path) -> None:
         curves(metrics, ["bleu"], ["train"])
 
 
-def test_pictures_do_not_use_latex(tmp_path: Path) -> None:
+def test_pictures_do_not_use_latex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # without LaTeX
     run = tmp_path / "run"
     run.mkdir()
     lines = [{"kind": "train", "update": n, "epoch": n / 2, "loss": 3 / n} for n in (1, 2, 3)]

@@ -103,13 +103,22 @@ def test_a_quiet_log_prints_warnings(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len((tmp_path / "log.txt").read_text().splitlines()) == 2
 
 
-def test_a_log_that_is_no_terminal_has_no_bar_and_complete_lines(
+def test_a_log_that_is_not_a_terminal_has_complete_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     with Log(tmp_path) as log:
         log.line("loss " + 50 * "1.0 ")
     assert capsys.readouterr().err == "loss " + 50 * "1.0 " + "\n"
+
+
+def test_a_program_without_standard_error_can_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    with Log(tmp_path, quiet=True) as log:
+        log.line("stage 1 of 1 starts")
+    assert (tmp_path / "log.txt").read_text().endswith("  stage 1 of 1 starts\n")
 
 
 def test_missing_tensorboard_is_a_clear_error(

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fusetk.cli.main import main
-from fusetk.config import ComponentConfig
+from fusetk.config import ComponentConfig, resolve
 from fusetk.errors import ConfigError, FusetkError
 from fusetk.fusion.base import LayerFusion, LayerFusionConfig
 from fusetk.models.quantization import to_bf16, to_int8
@@ -539,6 +539,19 @@ def test_a_schedule_has_no_state_of_its_own() -> None:
         rate_of_update(Shrinking(0.5), 1, {})
 
 
+class LiteralKindConfig(LayerFusionConfig):
+    kind: Literal["other"] = "other"  # type: ignore[assignment]
+
+
+class LiteralKind(LayerFusion):
+    Config = LiteralKindConfig
+
+
+def test_a_config_class_must_accept_the_name_of_its_component() -> None:
+    with pytest.raises(ValueError, match=r"declare `kind: str` in its class LiteralKindConfig"):
+        resolve(f"{__name__}:LiteralKind", {}, LayerFusion)
+
+
 def test_a_schedule_and_a_model_that_cannot_be_built_are_named(toy: Path, others: str) -> None:
     with pytest.raises(ConfigError, match=r"NoSuper cannot be built .* TypeError: .*__init__\(\)"):
         build_schedule(ScheduleConfig(kind=f"{others}:NoSuper"), 8)
@@ -603,6 +616,10 @@ def test_a_change_of_the_code_is_named(
         log = (run / "log.txt").read_text()
         line = "warning: the code of the module outside_changed was changed"
         assert (line in log) == (line in capsys.readouterr().err) == changed
+    words = ["-m", str(run), "--what", "fuse", "-o", str(tmp_path / "a.png")]
+    words += ["-s", "der", "-t", "the"]
+    drawn = CliRunner().invoke(main, ["plot-attention", *words])
+    assert said in drawn.stderr
     assert code_checksums(["outside_changed:Own", "outside_none:Own", "builtins:Own"]).keys() == {
         "outside_changed"
     }

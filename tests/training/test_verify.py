@@ -582,7 +582,7 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("kind", LaterLayers, "token by token"),
         ("kind", OnlyFeatures, "OnlyFeatures.decode returned a Tensor; it must return the feat"),
         ("kind", LogitsAsFeatures, r"features of the shape \(3, 7, 20\) .* must have 16 features"),
-        ("kind", WrongPlace, "needs .*a hypothesis belong in state.per_hypothesis"),
+        ("kind", WrongPlace, "failed in .*The rule: .*a hypothesis belong in state.per_hypothesis"),
     ],
 )
 def test_a_class_that_breaks_a_rule_is_refused(site: str, kind: type, error: str) -> None:
@@ -624,10 +624,10 @@ def test_passes_that_read_other_words_in_training_get_a_warning(kind: type) -> N
     name = f"{__name__}:{kind.__name__}"
     fused = {"layers": 2, "fuse": {"kind": name}}
     decoder = verify(built({"width": 16, "heads": 2, "decoder": fused}), 20, 20, [name])
-    [later, others] = [warning for warning in decoder if "search does not have them" in warning]
+    [later, others] = [warning for warning in decoder if "which search does not have" in warning]
     assert "reads later target words" in later and "reads other sentences of the ba" in others
     encoder = verify(built({"width": 16, "heads": 2, "encoder": fused}), 20, 20, [name])
-    assert [warning for warning in encoder if "search does not have them" in warning] == [others]
+    assert [warning for warning in encoder if "which search does not have" in warning] == [others]
 
 
 def test_unused_parameters_are_named() -> None:

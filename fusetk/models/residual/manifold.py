@@ -32,12 +32,12 @@ class ManifoldConfig(ResidualConfig):
     """How the matrices that mix the streams become doubly stochastic: by Sinkhorn's normalisation
     (mHC), or as weighted means of all permutation matrices (mHC-lite)."""
     iterations: int = Field(20, ge=1, le=1000)
-    """Iterations of Sinkhorn's normalisation."""
+    """Iterations of Sinkhorn's normalisation. They have no effect with `mix: permutations`."""
 
     def check(self, norm: Norm, layers: int) -> None:
         require_norm(self, norm, "pre", "its streams are not normalised between sub-layers")
         if self.mix == "permutations":
-            if "iterations" in self.model_fields_set:
+            if self.iterations != type(self).model_fields["iterations"].default:
                 raise ValueError(
                     "residual.iterations has no effect with mix: permutations: remove it"
                 )
@@ -82,7 +82,8 @@ def mean_of_permutations(logits: Tensor, matrices: Tensor) -> Tensor:
     """
     with without_autocast(logits):
         logits = logits.float() if logits.dtype != torch.float64 else logits
-        return (logits.softmax(-1) @ matrices.flatten(1)).unflatten(-1, matrices.shape[1:])
+        mean = logits.softmax(-1) @ matrices.flatten(1).to(logits)
+        return mean.unflatten(-1, matrices.shape[1:])
 
 
 class ManifoldResidual(MixedStreams):
