@@ -18,6 +18,7 @@ from fusetk.data.vocab import EOS, UNK, Vocabulary
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS
 from fusetk.plotting import attention
+from fusetk.system import Loaded
 
 SOURCE = ["der", "mann", "привет", "$5", ",", "."]
 TARGET = ["the", "man", "hello", "."]
@@ -52,9 +53,8 @@ def load(monkeypatch: pytest.MonkeyPatch, kind: str = "transformer", **sides: An
         len(pipeline.source_vocab),
         len(pipeline.target_vocab),
     ).eval()
-    recipe = SimpleNamespace(decoding=SearchConfig.model_validate({"beam": 2}))
-    checkpoint = Path("demo/checkpoints/update-0000010")
-    loaded = SimpleNamespace(recipe=recipe, pipeline=pipeline, model=model, checkpoint=checkpoint)
+    recipe: Any = SimpleNamespace(decoding=SearchConfig.model_validate({"beam": 2}))
+    loaded = Loaded(recipe, pipeline, model, Path("demo/checkpoints/update-0000010"))
     monkeypatch.setattr("fusetk.system.load_model", lambda path, device, report: loaded)
     return loaded
 
