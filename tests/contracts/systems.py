@@ -189,7 +189,11 @@ SUCCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
             **PRE,
         },
     ),
-    "residual manifold-hyper": ("transformer", _sides("residual", MANIFOLD, PERMUTATIONS, **PRE)),
+    "residual manifold-hyper": ("transformer", _sides("residual", MANIFOLD, MANIFOLD, **PRE)),
+    "residual manifold-hyper, permutations": (
+        "transformer",
+        _sides("residual", PERMUTATIONS, PERMUTATIONS, **PRE),
+    ),
     "residual attention-residual": (
         "transformer",
         _sides("residual", BLOCKS, "attention-residual", **PRE),
