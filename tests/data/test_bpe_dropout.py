@@ -85,7 +85,7 @@ def distribution(codes: BPE, word: str, p: float) -> dict[str, float]:
 @pytest.mark.parametrize("letters", ["a", "ab", "abcd"])
 def test_segmentations_are_as_frequent_as_in_the_paper(letters: str, p: float) -> None:
     codes = codes_of(letters)
-    words = sorted(set(words_of(letters)), key=len)[-5:]
+    words = sorted(set(words_of(letters)), key=lambda word: (len(word), word))[-5:]
     split = DropoutBPE(codes, p)
     samples: dict[str, Counter[str]] = {word: Counter() for word in words}
     for i in range(SAMPLES):
