@@ -42,6 +42,7 @@ def result(system: str, loss: float, seed: int = 1, **values: Any) -> Any:
     return SimpleNamespace(
         system=system,
         seed=seed,
+        overrides=values,
         config={"rate": 2, "dropout": 0.2, "other": [1, {"x": 2}]} | values,
         valid_curve={"loss": [9.0, loss, None, 10.0]},
         training=SimpleNamespace(update_seconds=1800.0, on_gpu=False),
@@ -188,6 +189,7 @@ def test_claims_name_systems_and_new_seeds() -> None:
 
 def test_results_of_other_systems_and_values_do_not_count() -> None:
     assert names(result("z", 1.0), result("a", 1.0, dropout=0.7)) == names()
+    assert names(result("a", 1.0, untuned=7)) == names()
 
 
 @pytest.mark.parametrize("lacking", [slice(0, 3), slice(3, 6), slice(1, 2), slice(4, 5)])

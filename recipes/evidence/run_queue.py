@@ -150,8 +150,11 @@ class Results:
         for result in results:
             if not any(result.system in wave for wave in plan.waves):
                 continue
+            tuned = plan.steps(result.system)
+            if not result.overrides.keys() <= {*tuned, EPOCHS}:
+                continue  # a training with other settings than those of the plan
             config = flat_values(result.config)
-            values = {key: config.get(key) for key in plan.steps(result.system)}
+            values = {key: config.get(key) for key in tuned}
             losses = result.valid_curve.get("loss", [])
             epochs = config.get(EPOCHS)
             key = _key(result.system, result.seed, values, epochs)
