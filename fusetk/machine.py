@@ -71,6 +71,11 @@ def describe_device(device: torch.device) -> str:
     return f"{device}{name}"
 
 
+def has_kernels(device: torch.device) -> bool | None:
+    """Return whether compiled kernels are available; None on a GPU, which does not use them."""
+    return products.available() if device.type == "cpu" else None
+
+
 @cache
 def revision() -> str | None:
     """Return the git revision of this code, with a + if its files have uncommitted changes.

@@ -15,6 +15,7 @@ from fusetk.runs import (
     CHECKPOINTS,
     CONFIG,
     MACHINE,
+    Session,
     changed_modules,
     checkpoint_folders,
     newest_intact,
@@ -35,6 +36,10 @@ CHANGEABLE_KEYS = (
 SEARCH_KEYS = r"decoding\..*"  # changeable unless BLEU selects the best checkpoint
 # Changeable unless validation affects a learning rate, or the start or end of a stage.
 VALIDATION_KEYS = r"training\.validation\.every_(updates|epochs)"
+
+# Effects of a change.
+MAY_DIFFER = "the results of an update may differ by rounding"
+OTHER_MASKS = "the dropout masks change"
 
 
 def last_checkpoint(run: Path) -> Path | None:
@@ -127,14 +132,14 @@ def find_changes(
     last: Path | None,
     prepared: Mapping[str, Any],
     kernel_choices: Choices | None,
-    processes: int,
+    session: Session,
 ) -> list[str]:
     """Return lines about what changed since the run started.
 
     ``last`` is the last checkpoint, None if the run is new. ``prepared`` is the manifest of the
-    prepared folder, ``processes`` the number of processes that train. Raises ConfigError or
-    DataError for a change with which the run cannot be started or resumed, and CheckpointError if
-    ``last`` is damaged.
+    prepared folder, ``session`` the session that begins. Raises ConfigError or DataError for a
+    change with which the run cannot be started or resumed, and CheckpointError if ``last`` is
+    damaged.
     """
     changes: list[str] = []
     if last:
@@ -146,7 +151,7 @@ def find_changes(
         *(f"{WARNING}the code of the module {name} was changed" for name in modules),
         *_text_changes(recipe, prepared, resuming=bool(last)),
         *_processor_changes(run, kernel_choices),
-        *(_process_changes(run, last, processes) if last else ()),
+        *_session_changes(run, session),
     ]
 
 
@@ -304,14 +309,31 @@ def _text_changes(recipe: Recipe, prepared: Mapping[str, Any], resuming: bool) -
     ]
 
 
-def _process_changes(run: Path, last: Path, processes: int) -> list[str]:
-    """Say if the last session that made an update had another number of processes."""
-    update = read_progress(last).update
-    sessions = [session for session in read_sessions(run) if session.update < update]
-    if not sessions or sessions[-1].processes == processes:
+def _session_changes(run: Path, session: Session) -> list[str]:
+    """Describe how a session differs from the last one that made an update."""
+    earlier = [old for old in read_sessions(run) if old.update < session.update]
+    if not earlier:
         return []
-    before = sessions[-1].processes
-    return [f"number of processes: {before} -> {processes}; the dropout masks change"]
+    before, now = earlier[-1], session
+    changes = []
+    if before.processes != now.processes:
+        changes.append(f"number of processes: {before.processes} -> {now.processes}; {OTHER_MASKS}")
+    settings = [("code", before.code, now.code), ("PyTorch", before.torch, now.torch)]
+    if before.on_gpu != now.on_gpu:
+        changes.append(f"device: {before.device} -> {now.device}; {OTHER_MASKS}")
+    elif now.on_gpu:
+        settings.append(("device", before.device, now.device))
+    elif before.kernels is not None:
+        old, new = (_yes_or_no(session.kernels) for session in (before, now))
+        settings.append(("compiled kernels", old, new))
+    return [
+        *changes,
+        *(f"{name}: {old} -> {new}; {MAY_DIFFER}" for name, old, new in settings if old != new),
+    ]
+
+
+def _yes_or_no(value: bool | None) -> str:
+    return "yes" if value else "no"
 
 
 def _processor_changes(run: Path, kernel_choices: Choices | None) -> list[str]:
@@ -319,7 +341,4 @@ def _processor_changes(run: Path, kernel_choices: Choices | None) -> list[str]:
     recorded = read_choices(run / MACHINE)
     if not recorded or not kernel_choices:
         return []
-    return [
-        f"{difference}; the results of an update may differ by rounding"
-        for difference in recorded.differences(kernel_choices)
-    ]
+    return [f"{difference}; {MAY_DIFFER}" for difference in recorded.differences(kernel_choices)]

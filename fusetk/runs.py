@@ -305,6 +305,17 @@ class Session:
     processes: int
     module_checksums: dict[str, str] = field(default_factory=dict)
     """Checksums of the files of the modules outside fusetk that the config names, by module."""
+    kernels: bool | None = None
+    """Whether compiled kernels were available; None on a GPU and in sessions of older versions."""
+
+    @property
+    def code(self) -> str:
+        """The version of fusetk, with its git revision."""
+        return f"fusetk {self.fusetk}" + (f" ({self.revision})" if self.revision else "")
+
+    @property
+    def on_gpu(self) -> bool:
+        return "CPU, " not in self.device
 
 
 def code_checksums(kinds: Iterable[str]) -> dict[str, str]:

@@ -31,6 +31,7 @@ from fusetk.machine import (
     computing,
     describe_device,
     device_of,
+    has_kernels,
     read_choices,
     revision,
     use_huge_pages,
@@ -61,7 +62,7 @@ from fusetk.training.compiling import compile_layers
 from fusetk.training.cuda_graphs import check_recordable
 from fusetk.training.log import Log, NullLog, forget_after, import_tensorboard
 from fusetk.training.loop import NO_BEST, RESTART, Trainer
-from fusetk.training.progress import Progress
+from fusetk.training.progress import Progress, read_progress
 from fusetk.training.reporter import device_name
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
@@ -158,7 +159,8 @@ def _train(
         run_lock.take()
     last = world.broadcast(last_checkpoint(run) if world.first else None)
     integrity.check_settings(recipe.data, prepared, files=last is None)
-    changes = find_changes(recipe, run, last, prepared, execution.kernel_choices, world.size)
+    session = _session(recipe, execution, last)
+    changes = find_changes(recipe, run, last, prepared, execution.kernel_choices, session)
     pipeline = Pipeline.load(data / TEXT)
     model, start_lines = _build_model(recipe, pipeline, execution, resuming=last is not None)
     trainer = _make_trainer(recipe, run, prepared, pipeline, model, world)
@@ -171,7 +173,7 @@ def _train(
         _lock_run_folder(run, run_lock, last)
         _write_run_folder(recipe, run, trainer.progress, execution.kernel_choices)
     with _open_log(recipe, run, quiet, trainer) as log:
-        for line in _run_header(recipe, pipeline, trainer, execution.matmul):
+        for line in _run_header(recipe, pipeline, trainer, session, execution.matmul):
             log.line(line)
         for line in (*_speed_warning(recipe, execution), *start_lines):
             log.line(line)
@@ -187,7 +189,7 @@ def _train(
         if last:
             log.line(f"resumed after update {trainer.progress.update}")
         if world.first:
-            _record_session(recipe, run, trainer)
+            _record_session(run, session)
         trainer.train(log, stop)
         for line in _end(trainer.progress, run):
             log.line(line)
@@ -338,30 +340,35 @@ def _open_log(recipe: Recipe, run: Path, quiet: bool, trainer: Trainer) -> Log:
         return Log(run, quiet, recipe.training.tensorboard, trainer.progress.update)
 
 
-def _record_session(recipe: Recipe, run: Path, trainer: Trainer) -> None:
-    """Record code and machine in the run folder. Raises CheckpointError if it cannot be written."""
-    session = Session(
-        update=trainer.progress.update,
+def _session(recipe: Recipe, execution: Execution, last: Path | None) -> Session:
+    """Describe the session that begins, from the checkpoint ``last`` if there is one."""
+    device, world = execution.device, execution.world
+    return Session(
+        update=read_progress(last).update if last else 0,
         fusetk=fusetk.__version__,
         revision=revision(),
         torch=torch.__version__,
         processor=processor(),
-        device=device_name(trainer.device, trainer.world.size),
+        device=device_name(device, world.size),
         threads=torch.get_num_threads(),
-        processes=trainer.world.size,
+        processes=world.size,
         module_checksums=code_checksums(outside_kinds(recipe.model_dump())),
+        kernels=has_kernels(device),
     )
+
+
+def _record_session(run: Path, session: Session) -> None:
+    """Record a session in the run folder. Raises CheckpointError if it cannot be written."""
     with checkpoint.writing(run):
         add_session(run, session)
         (run / STARTING).unlink(missing_ok=True)
 
 
-def _run_header(recipe: Recipe, pipeline: Pipeline, trainer: Trainer, matmul: str) -> list[str]:
+def _run_header(
+    recipe: Recipe, pipeline: Pipeline, trainer: Trainer, session: Session, matmul: str
+) -> list[str]:
     """Return the first lines of a log: versions, device, sizes of model and data."""
     device = trainer.device
-    version = f"fusetk {fusetk.__version__}"
-    if code := revision():
-        version += f" ({code})"
     processes = ""
     if trainer.world.size > 1:
         processes = f", {trainer.world.size} processes"
@@ -377,7 +384,7 @@ def _run_header(recipe: Recipe, pipeline: Pipeline, trainer: Trainer, matmul: st
     threads = quantity(torch.get_num_threads(), "thread")
     limited = f" of at most {batch.token_limit:,} tokens" if batch.token_limit else ""
     return [
-        f"{version}, torch {torch.__version__}, {describe_device(device)}, "
+        f"{session.code}, torch {torch.__version__}, {describe_device(device)}, "
         f"float32 products {matmul}, {threads}{processes}, "
         f"{recipe.training.precision}{compiled}",
         f"{recipe.model.kind}, {parameters:,} parameters; "

@@ -422,6 +422,28 @@ def test_another_processor_is_reported_and_measured(toy: Path, tmp_path: Path) -
     assert json.loads((run / "machine.json").read_text())["processor"] == processor()
 
 
+def test_other_code_and_missing_kernels_are_reported(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    train_module.train(load(toy, ["training.stages.0.end.updates=4"]), run, "cpu", quiet=True)
+    (session,) = runs.read_sessions(run)
+    before = replace(session, fusetk="0.0.1", revision="abc", torch="1.0", kernels=True)
+    runs.add_session(run, before)
+    monkeypatch.setattr(train_module, "has_kernels", lambda device: False)
+    train_module.train(load(toy), run, "cpu", quiet=True)
+    log = (run / "log.txt").read_text()
+    assert "changed: code: fusetk 0.0.1 (abc) -> fusetk " in log
+    for change in (f"PyTorch: 1.0 -> {torch.__version__}", "compiled kernels: yes -> no"):
+        assert f"changed: {change}; the results of an update may differ by rounding" in log
+    assert "changed: device" not in log
+    assert [session.kernels for session in runs.read_sessions(run)] == [True, False]
+    runs.add_session(run, replace(before, device="NVIDIA H100"))
+    train_module.train(load(toy), run, "cpu", quiet=True)
+    log = (run / "log.txt").read_text()
+    assert "changed: device: NVIDIA H100 -> CPU, 1 threads; the dropout masks change" in log
+
+
 @pytest.mark.parametrize("chosen", [None, "0"])
 def test_training_uses_huge_pages_unless_the_user_decided(
     chosen: str | None, monkeypatch: pytest.MonkeyPatch

@@ -75,7 +75,7 @@ class SavedTraining(SavedPart):
     @property
     def on_gpu(self) -> bool:
         """Whether a part of the training ran on a GPU."""
-        return any("CPU, " not in session.device for session in self.sessions)
+        return any(session.on_gpu for session in self.sessions)
 
 
 class SavedPanel(SavedPart):
