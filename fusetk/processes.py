@@ -8,10 +8,11 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from fusetk.errors import ConfigError, first_line
 
 Value = TypeVar("Value")
 TIMEOUT = timedelta(minutes=10)  # longest time that a process waits for the others
+PATIENCE = 20.0  # seconds after which a process says that it waits for the others to start
 # Messages of gloo about a closed connection, or about a process that does not answer.
 CONNECTION_ERRORS = (
     "Connection closed by peer",
@@ -120,21 +122,42 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _end_with_parent()
     backend = "nccl" if device.type == "cuda" else "gloo"
+    process = f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
-        store = dist.PrefixStore(_agree_on_prefix(store, rank, size), store)
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=size, timeout=timeout, **options
-        )
+        with _waiting(f"fusetk: {process} waits for the others at {place}"):
+            store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+            store = dist.PrefixStore(_agree_on_prefix(store, rank, size), store)
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=timeout, **options
+            )
     except dist.DistError as error:
-        process = f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
         raise same_gpu_error(error, process) or ConfigError(
-            f"{process} could not connect to the others at "
-            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
-            f"({first_line(error)}): check MASTER_ADDR and MASTER_PORT, and read the "
-            "messages of the other processes"
+            f"{process} could not connect to the others at {place} ({first_line(error)}): check "
+            "MASTER_ADDR and MASTER_PORT, and read the messages of the other processes"
         ) from None
     return World(dist.get_rank(), dist.get_world_size(), device)
+
+
+@contextmanager
+def _waiting(message: str) -> Iterator[None]:
+    """Print a message if the body takes longer than PATIENCE, and let Ctrl-C end the process.
+
+    torch waits in C++, where a signal has no effect until Python continues.
+    """
+    timer = threading.Timer(PATIENCE, print, [message], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    handler = signal.getsignal(signal.SIGINT)
+    replaces = callable(handler) and threading.current_thread() is threading.main_thread()
+    if replaces:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if replaces:
+            signal.signal(signal.SIGINT, handler)
 
 
 def _check_rank() -> None:

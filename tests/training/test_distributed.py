@@ -322,13 +322,26 @@ def test_a_port_that_is_none(monkeypatch: pytest.MonkeyPatch, port: str) -> None
         process_module.connect(torch.device("cpu"))
 
 
-def test_a_process_that_finds_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_finds_no_other_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(process_module, "TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(process_module, "PATIENCE", 0.2)
     with pytest.raises(ConfigError, match=r"process 1 of 2 could not connect .* localhost:1 "):
         process_module.connect(torch.device("cpu"))
+    said = capsys.readouterr().err
+    assert "fusetk: process 1 of 2 waits for the others at localhost:1\n" in said
+
+
+def test_an_interrupt_ends_a_process_that_waits_for_others() -> None:
+    """torch waits in C++, so Python's handler would run only after the other processes start."""
+    before = signal.getsignal(signal.SIGINT)
+    with process_module._waiting("fusetk: process 0 of 2 waits"):
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is before is signal.default_int_handler
 
 
 def test_two_processes_on_one_gpu_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
