@@ -372,7 +372,12 @@ def add_session(run: Path, session: Session) -> None:
 
 
 def check_run_folder(run: Path) -> None:
-    """Raise ConfigError if the folder has files and is not a run folder."""
+    """Raise ConfigError if the folder has files and is not a run folder, or cannot be made."""
+    if run.is_symlink() and not run.exists():
+        raise ConfigError(
+            f"{run} is a link to {os.readlink(run)}, which does not exist: make this folder, or "
+            "choose another --run"
+        )
     is_run = (run / SESSIONS).exists() or (run / STARTING).exists() or checkpoint_folders(run)
     if is_run or not run.is_dir():
         return

@@ -421,6 +421,15 @@ def test_two_trainings_in_one_folder_on_nfs_are_refused(
     runs.check_run_folder(tmp_path)  # the lock file does not count as a file of the user
 
 
+def test_a_link_to_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.symlink_to("missing")
+    with pytest.raises(ConfigError, match="run is a link to missing, which does not exist"):
+        runs.check_run_folder(run)
+    (tmp_path / "missing").mkdir()
+    runs.check_run_folder(run)
+
+
 def test_a_training_that_begins_meanwhile_keeps_its_files(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
