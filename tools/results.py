@@ -10,8 +10,10 @@ recipe's values; ``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values. I
 follows, it is a table of the number of systems whose validation loss is lower than that of their
 baseline. If ``all-scores`` follows, it is a table of the differences of all scores of the systems
 that have enough seeds. If ``overview`` and names of other folders follow, it is a table of the
-difference of each system to its baseline in each of these folders. If ``power`` and names of other
-folders follow, it is a table of how often the rule of a gain finds a true difference.
+difference of each system to its baseline in each of these folders. If ``significance`` and names of
+other folders follow, it is a table of the systems that differ significantly with all, some or no
+seeds. If ``power`` and names of other folders follow, it is a table of how often the rule of a gain
+finds a true difference.
 """
 
 import argparse
@@ -41,7 +43,7 @@ from tools.power import gain_probabilities, measured_noise
 
 BEGIN = re.compile(
     r"<!-- results: begin (\S+?)"
-    r"( main| costs| all-scores| loss-counts| (?:overview|power)(?: \S+?)*|"
+    r"( main| costs| all-scores| loss-counts| (?:overview|significance|power)(?: \S+?)*|"
     r" (?:training-)?losses(?: [\w@.,=]+)+)?, "
     r"made by `python -m tools.results \S+` -->\n"
 )
@@ -91,9 +93,8 @@ def _content(
     table and the names that follow it. ``read`` returns the tables of a folder of results.
     """
     kind, *names = words
-    if kind in ("overview", "power"):
-        tables = [_only_table(read(name)) for name in (results, *names)]
-        return overview(tables) if kind == "overview" else power_table(tables)
+    if make := TABLES_OF_FOLDERS.get(kind):
+        return make([_only_table(read(name)) for name in (results, *names)])
     if kind == "costs":
         return cost_table(folder / results)
     if kind == "all-scores":
@@ -212,6 +213,55 @@ def _comparisons(table: ResultTable) -> dict[str, _Comparison]:
             if scores and scores.differences:
                 comparisons[row.name] = _Comparison(scores, own.overrides)
     return comparisons
+
+
+# Results of a system with all seeds, in the order of the table.
+SIGNIFICANCE = (
+    "better with each seed",
+    "better with some seeds",
+    "better with some seeds, worse with others",
+    "no significant difference with any seed",
+    "worse with some seeds",
+    "worse with each seed",
+)
+
+
+def significance_table(tables: Sequence[ResultTable]) -> str:
+    """Return the systems of each table by ``SIGNIFICANCE``, with their mean differences.
+
+    Systems of which fewer than ``gain.SEEDS`` seeds can be compared are left out.
+    """
+    groups: dict[str, list[list[str]]] = {group: [[] for _ in tables] for group in SIGNIFICANCE}
+    for i, table in enumerate(tables):
+        comparisons = _comparisons(table).items()
+        for name, comparison in sorted(comparisons, key=lambda item: -item[1].mean_difference):
+            scores = comparison.scores
+            seeds = len(scores.p_values)
+            if seeds < SEEDS:
+                continue
+            significant = scores.better + scores.worse
+            text = f"{name} ({signed(comparison.mean_difference)}"
+            text += ")" if significant in (0, seeds) else f", {significant} of {seeds} seeds)"
+            groups[_significance(scores)][i].append(text)
+        table.p_values.save()
+    lines = [
+        [group, *("; ".join(systems) or NONE for systems in columns)]
+        for group, columns in groups.items()
+        if any(columns)
+    ]
+    heads = ["", *(table.title.partition(",")[0] for table in tables)]
+    return markdown_rows(heads, lines, align="---")
+
+
+def _significance(scores: SeedComparison) -> str:
+    """Return the entry of ``SIGNIFICANCE`` for a comparison."""
+    seeds = len(scores.p_values)
+    if scores.better and scores.worse:
+        return "better with some seeds, worse with others"
+    for name, count in (("better", scores.better), ("worse", scores.worse)):
+        if count:
+            return f"{name} with {'each seed' if count == seeds else 'some seeds'}"
+    return "no significant difference with any seed"
 
 
 def all_scores(table: ResultTable) -> str:
@@ -413,6 +463,14 @@ def _main_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
         if (column <= last and head != "config") or head in MAIN_COLUMNS
     ]
     return [[row[i] for i in keep] for row in rows]
+
+
+# The tables that compare folders of results, by the word in the marker.
+TABLES_OF_FOLDERS: dict[str, Callable[[Sequence[ResultTable]], str]] = {
+    "overview": overview,
+    "significance": significance_table,
+    "power": power_table,
+}
 
 
 def main() -> int:

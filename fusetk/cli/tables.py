@@ -53,10 +53,10 @@ def markdown_table(
     return "\n\n".join(blocks)
 
 
-def markdown_rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown without a title."""
+def markdown_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], align: str = "---:") -> str:
+    """Return a table in Markdown without a title; ``align`` holds for all columns but the first."""
     head, *body = ([cell.replace("|", "\\|") for cell in row] for row in (heads, *rows))
-    table = [head, ["---", *["---:"] * (len(heads) - 1)], *body]
+    table = [head, ["---", *[align] * (len(heads) - 1)], *body]
     return "\n".join("| " + " | ".join(row) + " |" for row in table)
 
 

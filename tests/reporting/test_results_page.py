@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from fusetk.cli.main import main
 from fusetk.errors import DataError
 from fusetk.reporting import results_page
+from fusetk.reporting.gain import SeedComparison
 from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, write_costs
 from fusetk.reporting.result_files import (
     SavedPanel,
@@ -29,6 +30,7 @@ from fusetk.reporting.result_files import (
 )
 from fusetk.reporting.result_tables import read_tables
 from fusetk.reporting.results_page import sort_value
+from fusetk.reporting.runs import MeanScore
 from tests.helpers.browser import browser, find_browser
 from tests.helpers.results import BAD, REFERENCES, SET, SOURCES
 from tools import power
@@ -336,6 +338,7 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
             "Layer-wise coordination, coordination without shared weights, DTMT#1 and DTMT#2 have "
             "three seeds, too, and no gain. "
             "Another system has a gain there: ShallowRNMT with the L-GRU",
+            "No system of layer fusion is significantly better than its baseline with any seed.",
         ],
     }
     for file, expected in sentences.items():
@@ -350,6 +353,11 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
     fusions += ["transparent attention", "DenseFormer", "hyper-connections, static"]
     fusions += ["hyper-connections, dynamic", "MUDDFormer", "attention residuals"]
     fusions += ["DenseNMT-4L-1", "DenseNMT-4L-2"]
+    for name in fusions:
+        [row] = [row for row in table.rows if row.name == name]
+        for own, base in table.equal_configs(row):
+            scores = own.compare(base, table.columns[0], table.p_values)
+            assert not scores or own.runs[0].changes_end or scores.better == 0
     others = ["layer-wise coordination, 14 layers", "coordination, weights not shared"]
     others += ["DTMT#1", "DTMT#2"]
     assert without == ["Transformer, 3+3 layers", *fusions, *others]
@@ -401,6 +409,50 @@ def test_an_overview_has_the_differences_in_all_folders(results: Path) -> None:
     assert rows[0][4].split()[0] == f"{comparison.difference:+.2f}"
     assert rows[0][4].endswith(" *") == (comparison.p_values[1] < 0.05)
     assert rows[1][2:4] == ["-", "-"]
+
+
+def test_systems_are_grouped_by_significance(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"{MARKERS.format(f'{results.name} significance {results.name}')}{END}\n"
+    assert len(updated(text, results.parent).splitlines()) == 4, "no system has three seeds"
+    monkeypatch.setattr(results_tool, "SEEDS", 2)
+    [table] = read_tables(results, {})
+    heads, _, *rows = [
+        line.strip("| ").split(" | ") for line in updated(text, results.parent).splitlines()[1:-1]
+    ]
+    assert heads == ["Systems", "Systems"]
+    groups = [row[0] for row in rows]
+    assert groups == [group for group in results_tool.SIGNIFICANCE if group in groups]
+    cells = {system: row for row in rows for system in row[1].split("; ")}
+    assert len(cells) == 2 and all(row[1] == row[2] for row in rows)
+    for row in table.rows[1:]:
+        scores = row.compare(table.base_of(row), table.columns[0], table.p_values)
+        significant = [seed for seed, p in scores.p_values.items() if p < 0.05]
+        count = f", {len(significant)} of 2 seeds" if len(significant) == 1 else ""
+        group = cells[f"{row.name} ({fmean(scores.differences.values()):+.2f}{count})"][0]
+        signs = {scores.differences[seed] > 0 for seed in significant}
+        assert ("better" in group, "worse" in group) == (True in signs, False in signs)
+        assert ("some" in group) == (len(significant) == 1)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "group"),
+    [
+        (3, 0, "better with each seed"),
+        (1, 0, "better with some seeds"),
+        (1, 2, "better with some seeds, worse with others"),
+        (0, 0, "no significant difference with any seed"),
+        (0, 2, "worse with some seeds"),
+        (0, 3, "worse with each seed"),
+    ],
+)
+def test_each_comparison_has_a_group(better: int, worse: int, group: str) -> None:
+    differences = dict(enumerate([1.0] * better + [-1.0] * worse + [0.5] * (3 - better - worse)))
+    p_values = {seed: 0.5 if value == 0.5 else 0.01 for seed, value in differences.items()}
+    mean = MeanScore(1.0, 0.1, 3)
+    scores = SeedComparison(mean, mean, differences, p_values)
+    assert results_tool._significance(scores) == group in results_tool.SIGNIFICANCE
 
 
 def test_a_table_of_all_scores_is_inserted(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
