@@ -363,6 +363,23 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
     assert without == ["Transformer, 3+3 layers", *fusions, *others]
 
 
+def test_the_table_of_claims_has_the_differences_of_the_files() -> None:
+    root = Path(results_page.__file__).parents[2] / "results"
+    text = (root / "README.md").read_text(encoding="utf-8").partition("## The claims")[2]
+    claims = re.findall(r"^\| (?:MLRF|DenseNMT|RTAL|LWC|DTMT) \|.*", text, re.MULTILINE)
+    assert len(claims) == 5, "one row for each paper"
+    names = {"multi30k": ["Dec-SA, 4 hops", "Both-FNN-SA, 4 hops", "Enc-AVG", "DenseNMT-4L-1"]}
+    names["multi30k"] += ["DenseNMT-4L-2", "RTAL EWP, both", "layer-wise coordination, 14 layers"]
+    names["multi30k"] += ["DTMT#1", "ShallowRNMT + L-GRU"]
+    names["iwslt14"] = ["Dec-SA, 4 hops", "RTAL EWP, both"]
+    differences = []
+    for folder, systems in names.items():
+        [table] = read_tables(root / folder, {})
+        comparisons = results_tool._comparisons(table)
+        differences += [f"{comparisons[name].mean_difference:+.2f}" for name in systems]
+    assert sorted(re.findall(r"[+-]\d+\.\d\d", " ".join(claims))) == sorted(differences)
+
+
 def test_the_short_table_has_no_column_of_configs() -> None:
     heads = ["", "seeds", "config", "score", "Δ", "gain", "valid loss", "training speed"]
     assert _main_columns([heads]) == [["", "seeds", "score", "Δ", "gain", "training speed"]]
