@@ -4,7 +4,7 @@
 
 # With CDPATH, `cd` prints the folder.
 unset CDPATH
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 
 if ! command -v fusetk > /dev/null && [ -x "$ROOT/.venv/bin/fusetk" ]; then
     PATH=$ROOT/.venv/bin:$PATH
@@ -41,6 +41,35 @@ absolute() {
 # need_value OPTION NUMBER: exit with an error if OPTION is the last of NUMBER arguments.
 need_value() {
     [ "$2" -ge 2 ] || die "$1 needs a value; -h shows the usage"
+}
+
+# read_words NAME TEXT: set the array NAME to the words of TEXT, which may have several lines.
+read_words() {
+    read -r -d '' -a "$1" <<< "$2" || true
+}
+
+# call COMMAND ...: run a command. After SIGTERM, SIGINT or SIGHUP it gets SIGTERM, and the script
+# exits when it has ended.
+call() {
+    local child code status=0 before signals=0
+    "$@" <&0 &
+    child=$!
+    trap 'signals=$((signals + 1)); kill -s TERM "$child" 2> /dev/null || true' TERM INT HUP
+    while :; do
+        before=$signals code=0
+        wait "$child" || code=$?
+        # A second `wait` returns 127 if the first one had the status of the command.
+        [ "$code" -eq 127 ] && [ "$signals" -gt 0 ] || status=$code
+        [ "$signals" -ne "$before" ] || break
+    done
+    trap - TERM INT HUP
+    [ "$signals" -eq 0 ] || exit "$((status ? status : 143))"
+    return "$status"
+}
+
+# make_folder FOLDER: make the folder of --out; exit with an error if it cannot be made.
+make_folder() {
+    mkdir -p "$1" || die "$1 cannot be written: give another --out"
 }
 
 # lines FILE: print the number of lines of FILE, or of FILE.gz. The last one needs no newline.

@@ -49,10 +49,14 @@ case $source/,$reference/ in
         die "$problem: give another --out"
         ;;
 esac
-if [ ! -e "$out/inputs" ] && [ -n "$(ls -A "$out" 2> /dev/null)" ]; then
+if [ ! -e "$out/inputs" ] && [ -n "$(ls "$out" 2> /dev/null)" ]; then
     die "$out is not a folder of this command and has files: give another --out"
 fi
-mkdir -p "$out"
+make_folder "$out"
+exec 9>> "$out/.lock"  # the commands of this script inherit the lock
+if command -v flock > /dev/null; then
+    flock -n 9 || die "another call writes to $out: wait until it ends, or give another --out"
+fi
 
 # The translations in the folder are reused, so they have to be those of the same inputs.
 inputs=$(
@@ -78,7 +82,7 @@ mode() {
     file=$out/$(tr -cs 'a-z0-9.\n' _ <<< "$name")
     if [ ! -e "$file.txt" ]; then
         say "$name"
-        fusetk decode -m "$run" -i "$source" -o "$file.part" "${common[@]}" \
+        call fusetk decode -m "$run" -i "$source" -o "$file.part" "${common[@]}" \
             ${stop[@]+"${stop[@]}"} "$@" 2> "$file.log" ||
             die "$(tail -n 1 "$file.log")"
         mv "$file.part" "$file.txt"
@@ -128,7 +132,7 @@ if [ -n "$other" ]; then
 fi
 rm -f "$out/parts"
 for part in 1 2 3; do
-    fusetk decode -m "$run" -i "$source" -b 5 --stop exact --shard "$part/3" "${common[@]}" --quiet \
+    call fusetk decode -m "$run" -i "$source" -b 5 --stop exact --shard "$part/3" "${common[@]}" --quiet \
         >> "$out/parts"
 done
 cmp "$out/parts" "$out/beam_5.txt" || die "the three parts together differ from $out/beam_5.txt"

@@ -17,6 +17,8 @@ DATA_DIR has the files of the task with the endings .de and .en, plain or .gz. F
 train, val and test_2016_flickr, the untokenised text of https://github.com/multi30k/dataset. For
 iwslt14 they are train, valid and test, which are tokenised, escaped and lowercased.
 
+The results are those of one text: for another text, give another --out and another --results.
+
 Trainings run in the background of other work, with a low priority. SIGTERM stops them: they save
 their state, and the next call continues. A second call at the same time is refused.
 
@@ -66,7 +68,8 @@ esac
 need_fusetk
 if [ -z "$threads" ]; then
     usable='from fusetk.processor import usable_processors; print(usable_processors())'
-    threads=$(($(python3 -c "$usable") / jobs))
+    processors=$(python3 -c "$usable") || die 'python3 cannot count the usable processors'
+    threads=$((processors / jobs))
     [ "$threads" -gt 0 ] || threads=1
 fi
 

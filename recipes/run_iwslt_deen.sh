@@ -47,7 +47,7 @@ done
 need_fusetk
 [ -f "$config" ] || die "there is no config $config"
 
-folder=$(cd "$(dirname "$config")" && pwd)
+folder=$(cd "$(dirname "$config")" && pwd -P)
 paper=iwslt14
 case $folder in
     "$ROOT"/recipes/*/iwslt14_deen | "$ROOT"/recipes/*/iwslt14_deen_words)
@@ -58,11 +58,13 @@ case $folder in
 esac
 if [ -n "$archive" ]; then
     [ -f "$archive" ] || die "there is no archive $archive"
-    mkdir -p "$out/raw/archives"
+    make_folder "$out/raw/archives"
     link=$out/raw/archives/de-en.tgz
     if [ ! "$archive" -ef "$link" ]; then
         [ ! -e "$link" ] || [ -L "$link" ] ||
             die "$link exists already: leave out --archive, or move that file"
+        [ ! -e "$out/raw/train.de" ] ||
+            die "$out/raw has the text of another archive: leave out --archive, or give another --out"
         ln -sf "$archive" "$link"
     fi
 fi

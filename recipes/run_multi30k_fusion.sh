@@ -63,9 +63,9 @@ for config in "$folder"/*.yaml; do
     name=$(basename "$config" .yaml)
     [ "$name" = base ] || known+=("$name")
 done
-read -r -a systems <<< "${systems:-${known[*]}}"
+read_words systems "${systems:-${known[*]}}"
 [ "${#systems[@]}" -gt 0 ] || die "--systems names no system"
-read -r -a seeds <<< "$seeds"
+read_words seeds "$seeds"
 [ "${#seeds[@]}" -gt 0 ] || die "--seeds names no seed"
 for system in "${systems[@]}"; do
     [[ " ${known[*]} " == *" $system "* ]] || die "there is no system $system; known: ${known[*]}"
@@ -80,7 +80,7 @@ need_fusetk
 for seed in "${seeds[@]}"; do
     for system in "${systems[@]}"; do
         say "$system, seed $seed"
-        fusetk run "$folder/$system.yaml" --raw "$data" --out "$out" --seed "$seed" --jobs "$jobs" \
+        call fusetk run "$folder/$system.yaml" --raw "$data" --out "$out" --seed "$seed" --jobs "$jobs" \
             --average "$last" --metric multi-bleu --until score ${overrides[@]+"${overrides[@]}"}
     done
 done

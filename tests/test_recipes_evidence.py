@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from fusetk import config as configs
+from fusetk.data import manifest
 from fusetk.errors import ConfigError, DataError
 from fusetk.files import lock
 from fusetk.recipe import load
@@ -45,7 +46,7 @@ def result(system: str, loss: float, seed: int = 1, **values: Any) -> Any:
         overrides=values,
         config={"rate": 2, "dropout": 0.2, "other": [1, {"x": 2}]} | values,
         valid_curve={"loss": [9.0, loss, None, 10.0]},
-        training=SimpleNamespace(update_seconds=1800.0, on_gpu=False),
+        training=SimpleNamespace(update_seconds=1800.0, on_gpu=False, data=None),
         scores=[
             SimpleNamespace(set_name="test", checkpoint=checkpoint, metric=metric)
             for checkpoint in ("best", "average-5")
@@ -105,7 +106,7 @@ def test_seeds_that_were_trained_before_the_tuning_are_not_left() -> None:
 
 def test_hours_are_those_of_trainings_on_such_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu = result("b", 3.0)
-    on_gpu.training = SimpleNamespace(update_seconds=360.0, on_gpu=True)
+    on_gpu.training = SimpleNamespace(update_seconds=360.0, on_gpu=True, data=None)
     for available, hours in ((False, [0.5]), (True, [0.1])):
         monkeypatch.setattr(run_queue.torch.cuda, "is_available", lambda answer=available: answer)
         assert run_queue.Results(plan(), [result("a", 3.0), on_gpu]).hours == hours
@@ -341,10 +342,13 @@ class FakeQueue(run_queue.Queue):
         self.own: Mapping[str, Any] = {system: {} for system in "abc"}
         self.options = argparse.Namespace(jobs=jobs, out=tmp_path, threads=1)
         self.running = {}
+        self.preparing = set()
         self.saving = set()
         self.failed = set()
         self.stopped = False
+        self.error = None
         self.code = code
+        self.other_text = ""  # the system whose text is not that of the results
         self.save_code = ""
         self.unsaved = ""
         self.done: list[Any] = []
@@ -352,6 +356,14 @@ class FakeQueue(run_queue.Queue):
 
     def command(self, job: run_queue.Job) -> list[str]:
         return [sys.executable, "-c", self.code, f"{job.system}{job.seed}"]
+
+    def prepare_command(self, job: run_queue.Job) -> list[str]:
+        return [sys.executable, "-S", "-c", ""]
+
+    def check_text(self, job: run_queue.Job) -> None:
+        if job.system == self.other_text:
+            self.error = ConfigError("another text")
+            self.stop()
 
     def save_command(self, job: run_queue.Job) -> list[str]:
         if job.system != self.unsaved:
@@ -382,7 +394,7 @@ def test_a_queue_ends_when_nothing_is_left(tmp_path: Path) -> None:
 def test_results_are_read_only_when_a_process_has_ended(tmp_path: Path) -> None:
     queue = FakeQueue(tmp_path, "import time; time.sleep(0.3)", jobs=10)
     assert queue.run() == 0
-    ended = 2 * len(queue.done)  # a training, and the save of its result
+    ended = 3 * len(queue.done)  # a preparation, a training, and the save of its result
     assert queue.times_read <= 1 + ended + len(queue.done)  # a saved result is also checked
 
 
@@ -413,6 +425,28 @@ def test_a_training_runs_while_the_result_of_another_one_is_saved(tmp_path: Path
         "    time.sleep(0.01)"
     )
     assert queue.run() == 0
+
+
+def test_another_text_stops_the_queue_before_its_training(tmp_path: Path) -> None:
+    queue = FakeQueue(tmp_path, "import time; time.sleep(0.2)", jobs=1)
+    queue.other_text = "b"
+    with pytest.raises(ConfigError, match="another text"):
+        queue.run()
+    assert {r.system for r in queue.done} <= {"a"} and not queue.running
+    assert not (tmp_path / "own" / "b.seed1.log").read_text()
+
+
+def test_results_of_another_text_are_found() -> None:
+    recipe = load(RECIPES / "evidence" / "multi30k" / "pre_norm.yaml")
+    joint = load(RECIPES / "evidence" / "multi30k" / "joint_transformer.yaml")
+    prepared = {"stages": {"train": {"outputs": {"train.source.bin": {"sha256": "1"}}}}}
+    other = {"stages": {"train": {"outputs": {"train.source.bin": {"sha256": "2"}}}}}
+    first = result("a", 1.0, data=recipe.data.model_dump(mode="json", exclude={"folder"}))
+    first.overrides = {}
+    first.training.data = manifest.training_fingerprint(prepared)
+    results = run_queue.Results(plan(), [first])
+    assert results.fits(recipe.data, prepared) and not results.fits(recipe.data, other)
+    assert results.fits(joint.data, other), "these settings have no result yet"
 
 
 def test_a_training_that_was_stopped_stops_the_others(tmp_path: Path) -> None:

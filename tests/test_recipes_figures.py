@@ -1,6 +1,7 @@
 """Scripts that draw the figures of the papers."""
 
 import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -121,12 +122,12 @@ def test_the_task_of_the_curves_is_checked(arguments: list[str]) -> None:
 def test_bleu_by_hops_is_that_of_the_rows_that_ran(tmp_path: Path) -> None:
     def row(number: int, measured: float | None) -> dict[str, Any]:
         values = published()["MLRF Figure 3"].rows[number]
-        scores = [] if measured is None else [{"mean": measured}]
+        means = [] if measured is None else [("my_test", 99.0), ("test", measured)]
+        scores = [{"set_name": name, "mean": mean} for name, mean in means]
         return {"row": values.row, "printed": values.bleu, "measured": scores}
 
     rows = [row(0, 30.0), row(1, 31.0), row(4, None), row(6, 33.0)]
-    tables = [{"table": "MLRF Table 2", "rows": []}, {"table": "MLRF Figure 3", "rows": rows}]
-    measured, printed = figure3.read({"tables": tables}, tmp_path)
+    measured, printed = figure3.read({"rows": rows}, tmp_path)
     assert measured == {"baseline": 30.0, "1 hop": 31.0, "6 hops": 33.0}
     assert printed == {"baseline": 32.67, "4 hops": 33.29, "6 hops": 33.54}
     assert figure3.hops(measured) == ([1, 6], [31.0, 33.0])
@@ -137,9 +138,24 @@ def test_bleu_by_hops_is_that_of_the_rows_that_ran(tmp_path: Path) -> None:
     ]
     command = r"`fusetk run recipes/mlrf/iwslt14_deen/figure3_hops_1.yaml --raw DIR --out 'my out'`"
     with pytest.raises(DataError, match=f"no run in my out has a score: call {command} first"):
-        figure3.read(
-            {"tables": [{"table": "MLRF Figure 3", "rows": [row(1, None)]}]}, Path("my out")
-        )
+        figure3.read({"rows": [row(1, None)]}, Path("my out"))
+
+
+def test_figure_3_prints_the_remarks_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = [{"set_name": "test", "mean": 31.0}]
+    rows = [{"row": "1 hop", "printed": None, "measured": scores}]
+    tables = [
+        {"table": "MLRF Table 2", "rows": [], "warnings": []},
+        {"table": "MLRF Figure 3", "rows": rows, "warnings": ["another config"]},
+    ]
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"tables": tables})))
+    monkeypatch.setattr("sys.argv", ["figure3.py", str(tmp_path / "a.png"), str(tmp_path)])
+    assert figure3.main() == 0
+    printed = capsys.readouterr()
+    assert printed.out.split() == ["1", "hop", "31.00"]
+    assert printed.err == "figure3.py: another config\n"
 
 
 @pytest.mark.slow

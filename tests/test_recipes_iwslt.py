@@ -166,6 +166,16 @@ def test_every_23rd_clean_pair_is_for_validation(prepared):
     assert valid == raw[22::23]
 
 
+def test_another_archive_does_not_replace_the_text(prepared, tmp_path):
+    link = prepared[0] / "raw" / "archives" / "de-en.tgz"
+    before = link.resolve()
+    archive = pack(tmp_path / "other.tgz", files())
+    command = [SCRIPT, "--archive", archive, "--out", prepared[0], "--prepare-only", "--any-data"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 2 and "raw has the text of another archive: leave out" in ran.stderr
+    assert link.resolve() == before
+
+
 def test_a_repeated_call_changes_nothing(prepared):
     out = prepared[0]
     before = {

@@ -3,8 +3,12 @@ recipes/run_multi30k_fusion.sh."""
 
 import gzip
 import os
+import shlex
+import signal
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +129,40 @@ def test_groups_are_folders_of_systems(group):
 def test_a_list_without_a_system_or_seed_is_refused():
     refused(call("data", "--systems", " ", script=GROUPS), "--systems names no system")
     refused(call("data", "--seeds", "", script=GROUPS), "--seeds names no seed")
+
+
+def test_a_list_may_have_several_lines():
+    refused(call("data", "--systems", "baseline\nnone", script=GROUPS), "there is no system none")
+    refused(call("data", "--seeds", "1\n2\nx", script=GROUPS), "a seed is a whole number, not x")
+
+
+def shell(code: str, **options: Any) -> "subprocess.Popen[str]":
+    """Start a shell that has sourced the functions of the scripts."""
+    command = ["bash", "-c", f'set -eu; source "{ROOT}/recipes/common.sh"; {code}']
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_script_that_gets_a_signal_waits_for_its_command(number):
+    code = (
+        "import signal, sys, time\n"
+        "def stop(*_):\n"
+        "    time.sleep(0.1)\n"
+        "    print('saved')\n"
+        "    sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)"
+    )
+    process = shell(f"call {sys.executable} -S -c {shlex.quote(code)}; echo next")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=30)[0] == "saved\n" and process.returncode == 75
+
+
+def test_a_called_command_keeps_its_input_and_status():
+    process = shell('call cat; call true; call sh -c "exit 3" || echo "$?"', stdin=subprocess.PIPE)
+    assert process.communicate("text\n", timeout=30)[0] == "text\n3\n"
 
 
 def test_every_folder_of_systems_is_a_group():

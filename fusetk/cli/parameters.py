@@ -72,8 +72,12 @@ def check_utf8(text: str, advice: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        shown = os.fsencode(text).decode(errors="backslashreplace")
-        raise ConfigError(f"{shown} is not UTF-8: {advice}") from None
+        word = os.fsencode(text)
+        try:
+            shown, reason = word.decode(), "cannot be read in this locale: set PYTHONUTF8=1"
+        except UnicodeDecodeError:
+            shown, reason = word.decode(errors="backslashreplace"), f"is not UTF-8: {advice}"
+        raise ConfigError(f"{shown} {reason}") from None
 
 
 def check_paths(*paths: str | Path) -> None:

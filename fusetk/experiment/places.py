@@ -61,10 +61,10 @@ class Places(NamedTuple):
         ``usual_prepared`` was prepared with other settings.
         """
         folder = self.usual_prepared
-        settings = _settings(data)
+        settings = text_settings(data)
         try:
             recorded = manifest.read(folder)["settings"]
-            other = _settings(DataConfig.model_validate({**recorded, "folder": str(folder)}))
+            other = text_settings(DataConfig.model_validate({**recorded, "folder": str(folder)}))
         except (DataError, KeyError, ValueError):
             return folder
         if settings == other:
@@ -92,7 +92,7 @@ def is_row(recipe: Recipe) -> bool:
     return recipe.paper is not None and recipe.paper.row is not None
 
 
-def _settings(data: DataConfig) -> dict[str, object]:
+def text_settings(data: DataConfig) -> dict[str, object]:
     """Return the settings of prepared text, without the folders of files."""
     settings = data.model_dump(mode="json", exclude={"folder"})
     settings["train"] = names(data.train)

@@ -52,7 +52,7 @@ picture=${picture:-$out/figure3.png}
 prepared=$out/data.nist_zhen references_folder=$out/references.nist_zhen merged=$out/figure3
 [ -d "$prepared" ] ||
     die "$prepared does not exist: call \`fusetk run\` with rows of recipes/$folder first"
-read -r -a systems <<< "$systems"
+read_words systems "$systems"
 [ "$((${#systems[@]} + ${#added[@]}))" -gt 0 ] || die "--systems names no system"
 need_fusetk
 
@@ -78,7 +78,7 @@ merge() {
         [ -f "$file" ] ||
             die "$file does not exist: translate ${sets[*]} first, with \`fusetk run\`"
     done
-    cat "$@" > "$output"
+    awk 1 "$@" > "$output"  # the last line of a file needs no newline
 }
 
 # files BEFORE AFTER: set `paths` to BEFORE, a set and AFTER, for each set.

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,9 +22,12 @@ from pydantic import Field, model_validator
 
 from fusetk import config as configs
 from fusetk.config import Config
+from fusetk.data import manifest
+from fusetk.data.config import DataConfig
 from fusetk.data.text import cannot_write
 from fusetk.errors import EX_TEMPFAIL, ConfigError, FusetkError
 from fusetk.experiment.launch import ends_with_parent, module_path
+from fusetk.experiment.places import places, text_settings
 from fusetk.files import lock, locked, open_lock_file
 from fusetk.processor import usable_processors
 from fusetk.recipe import load
@@ -144,6 +148,7 @@ class Results:
 
     def __init__(self, plan: PlanConfig, results: Sequence[RunResult]):
         self.plan = plan
+        self.texts: dict[str, set[str]] = {}  # fingerprints of prepared text, by its settings
         self.losses: dict[tuple[Any, ...], list[float]] = {}  # after each epoch
         self.scored: set[tuple[Any, ...]] = set()
         self.hours: list[float] = []  # hours of trainings on a device of the same kind as here
@@ -153,6 +158,9 @@ class Results:
             tuned = plan.steps(result.system)
             if not result.overrides.keys() <= {*tuned, EPOCHS}:
                 continue  # a training with other settings than those of the plan
+            if result.training.data is not None:
+                data = DataConfig.model_validate({**result.config["data"], "folder": "unknown"})
+                self.texts.setdefault(_text_key(data), set()).add(result.training.data)
             config = flat_values(result.config)
             values = {key: config.get(key) for key in tuned}
             losses = result.valid_curve.get("loss", [])
@@ -179,6 +187,14 @@ class Results:
             return min(complete[:epochs], default=math.inf)
         trial = self.losses.get(_key(system, seed, values, epochs))
         return None if trial is None else min(trial, default=math.inf)
+
+    def fits(self, data: DataConfig, prepared: Mapping[str, Any]) -> bool:
+        """Return whether no result with these settings of the text has another text.
+
+        ``prepared`` is the manifest of the prepared text.
+        """
+        known = self.texts.get(_text_key(data))
+        return known is None or manifest.training_fingerprint(prepared) in known
 
     def has(self, job: Job, own: Values) -> bool:
         """Return whether a training is done; ``own`` has the values of its recipe.
@@ -314,6 +330,10 @@ def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
     return own
 
 
+def _text_key(data: DataConfig) -> str:
+    return json.dumps(text_settings(data), sort_keys=True)
+
+
 def _key(system: str, seed: int, values: Values, epochs: int | None) -> tuple[Any, ...]:
     return system, seed, epochs, json.dumps(values, sort_keys=True)
 
@@ -332,9 +352,11 @@ class Queue:
         self.folder = options.recipes
         self.own = own_values(plan, self.folder)
         self.running: dict[Job, subprocess.Popen[bytes]] = {}
+        self.preparing: set[Job] = set()  # jobs in ``running`` whose text is being prepared
         self.saving: set[Job] = set()  # jobs in ``running`` whose result is being saved
         self.failed: set[str] = set()
         self.stopped = False
+        self.error: ConfigError | None = None  # the reason why the queue stopped itself
 
     def results(self) -> Results:
         if not self.options.results.is_dir():  # `--left` does not make it
@@ -346,7 +368,10 @@ class Queue:
         return self.options.out / job.setting / f"{job.system}.seed{job.seed}.log"
 
     def run(self) -> int:
-        """Return the exit status: 0, 1 if a training failed, 75 after a signal."""
+        """Return the exit status: 0, 1 if a training failed, 75 after a signal.
+
+        Raises ConfigError if the results are those of another text.
+        """
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: self.stop())
         if not self.stopped:
@@ -358,6 +383,8 @@ class Queue:
             if not self.running:
                 break
             time.sleep(POLL)
+        if self.error:
+            raise self.error
         if self.stopped:
             print("stopped; the same command continues from here", flush=True)
             return EX_TEMPFAIL
@@ -376,7 +403,8 @@ class Queue:
     def launch(self, job: Job) -> None:
         self.log(job).parent.mkdir(parents=True, exist_ok=True)
         print(f"{time.strftime('%H:%M:%S')} {job.name}: {self.log(job)}", flush=True)
-        self.start_process(job, self.command(job))
+        self.preparing.add(job)
+        self.start_process(job, self.prepare_command(job))
         if self.stopped:  # by a signal after the last check
             self.running[job].terminate()
 
@@ -407,8 +435,12 @@ class Queue:
         words += [f"--set={key}={value}" for key, value in job.options]
         return [str(word) for word in words]
 
+    def prepare_command(self, job: Job) -> list[str]:
+        """Return the command line that prepares the text of a job."""
+        return [*self.command(job), "--until", "prep"]
+
     def collect(self) -> bool:
-        """Save the result of each training that ended, and check each result that was saved.
+        """Take the next step of each job whose process ended: prepare, train, save, check.
 
         Return whether a process ended.
         """
@@ -422,6 +454,11 @@ class Queue:
             if job in self.saving:
                 self.saving.remove(job)
                 self.check_result(job, status)
+            elif status == 0 and job in self.preparing:
+                self.preparing.remove(job)
+                self.check_text(job)
+                if not self.stopped:
+                    self.start_process(job, self.command(job))
             elif status == 0:
                 self.saving.add(job)
                 self.start_process(job, self.save_command(job))
@@ -429,8 +466,21 @@ class Queue:
             elif status == EX_TEMPFAIL or (self.stopped and status == -signal.SIGTERM):
                 self.stop()
             else:
+                self.preparing.discard(job)
                 self.fail(job, f"failed with status {status}")
         return ended
+
+    def check_text(self, job: Job) -> None:
+        """Stop the queue if the text of a job is not that of the results with the same settings."""
+        config = self.folder / f"{job.system}.yaml"
+        recipe = load(config, [f"training.seed={job.seed}"])
+        folder = places(config, recipe, self.log(job).parent).prepared(recipe.data)
+        if not self.results().fits(recipe.data, manifest.read(folder)):
+            self.error = ConfigError(
+                f"{self.options.results} has results of another text than {self.options.raw}: give "
+                "another --results and another --out"
+            )
+            self.stop()
 
     def check_result(self, job: Job, status: int) -> None:
         """Check the result of a job; ``status`` is that of the process that saved it.
@@ -501,6 +551,8 @@ def main() -> int:
     for folder in (options.results, options.out):
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):  # the results are written hours later
+                pass
         except OSError as error:
             raise cannot_write(folder, error) from None
     try:

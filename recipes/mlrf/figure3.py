@@ -17,17 +17,23 @@ from fusetk.errors import DataError, FusetkError
 from fusetk.plotting.figure import check_output, save_picture, style_axes
 
 TABLE = "MLRF Figure 3"
+SET = "test"
 BASELINE = "baseline"
 
 
-def read(report: dict[str, Any], out: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the measured and the published BLEU of the rows. Raises DataError if none ran."""
-    measured, published = {}, {}
-    for row in next(table["rows"] for table in report["tables"] if table["table"] == TABLE):
+def read(table: dict[str, Any], out: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the measured and the published BLEU of the rows on the test set of the figure.
+
+    Raises DataError if no row ran.
+    """
+    measured: dict[str, float] = {}
+    published: dict[str, float] = {}
+    for row in table["rows"]:
         if row["printed"] is not None:
             published[row["row"]] = row["printed"]
-        if row["measured"]:
-            measured[row["row"]] = row["measured"][0]["mean"]
+        for score in row["measured"]:
+            if score["set_name"] == SET:
+                measured.setdefault(row["row"], score["mean"])
     if not measured:
         row = "recipes/mlrf/iwslt14_deen/figure3_hops_1.yaml"
         raise DataError(
@@ -68,13 +74,16 @@ def main() -> int:
     picture, out = map(Path, sys.argv[1:])
     try:
         check_output(picture, numbers=False)
-        measured, published = read(json.load(sys.stdin), out)
+        table = next(t for t in json.load(sys.stdin)["tables"] if t["table"] == TABLE)
+        measured, published = read(table, out)
         save_picture(draw(measured, published), picture)
     except FusetkError as error:
         print(f"figure3.py: {error}", file=sys.stderr)
         return error.exit_code
     for row, bleu in measured.items():
         print(f"{row:<10} {bleu:6.2f}")
+    for warning in table["warnings"]:
+        print(f"figure3.py: {warning}", file=sys.stderr)
     return 0
 
 

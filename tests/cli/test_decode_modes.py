@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fusetk.files import lock
 from tests.cli.test_decode import make_run
 
 SCRIPT = Path(__file__).parent.parent.parent / "recipes" / "run_decode_modes.sh"
@@ -78,6 +79,17 @@ def test_no_file_of_the_user_is_overwritten(tmp_path):
         process = call(run, tmp_path / "text", tmp_path / reference, "--out", own)
         assert process.returncode == 2 and reason in process.stderr
     assert (own / "prefix").read_text() == "dog\n"
+
+
+def test_a_second_call_with_the_same_output_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "text").write_text("hund\n")
+    with open(tmp_path / "out" / ".lock", "w") as file:
+        assert lock(file)
+        texts = [tmp_path / "text", tmp_path / "text", "--out", tmp_path / "out"]
+        process = call(tmp_path / "run", *texts)
+    assert process.returncode == 2 and "another call writes to" in process.stderr
 
 
 @pytest.mark.slow

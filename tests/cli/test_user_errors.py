@@ -154,6 +154,12 @@ def test_words_that_are_not_utf8_are_refused(words: tuple[str, ...]) -> None:
     assert said.endswith("caf\\xe9 is not UTF-8: rename the file, or convert the text")
 
 
+def test_utf8_in_another_locale_has_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python reads the bytes of ü as two surrogates in a locale of ASCII."""
+    said = refused("train", "m\udcc3\udcbcll.yaml")
+    assert said.endswith("müll.yaml cannot be read in this locale: set PYTHONUTF8=1")
+
+
 @pytest.mark.parametrize("command", ["train", "prep"])
 def test_folders_that_are_not_utf8_are_refused(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
