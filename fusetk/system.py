@@ -155,6 +155,10 @@ class Loaded(NamedTuple):
         """The names of the run folder and of the checkpoint."""
         return f"{self.checkpoint.parent.parent.name}, {self.checkpoint.name}"
 
+    def translator(self) -> Translator:
+        """Return a translator with the search of the run's config."""
+        return Translator([self.model], self.pipeline, self.recipe.decoding)
+
 
 class Ensemble(NamedTuple):
     """One or more trained models with the same vocabularies."""

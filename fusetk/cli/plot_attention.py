@@ -86,12 +86,10 @@ def command(
         raise DataError("--size: the cells are square, so the height follows: give only the width")
 
     from fusetk import system
-    from fusetk.decoding.translate import Translator
     from fusetk.plotting.pages import make_pages, panel_columns
 
     loaded = system.load_model(model, device, report=inform_of_warning)
-    translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
-    pages, addition = make_pages(translator, choices, inform)
+    pages, addition = make_pages(loaded.translator(), choices, inform)
     if top is not None:
         pages = with_top(pages, top)
     if title is None and (STYLES[style].title or choices.output.suffix.lower() not in PICTURES):

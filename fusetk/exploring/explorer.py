@@ -73,7 +73,7 @@ class Explorer:
         self.checkpoint = loaded.checkpoint
         self.recipe = loaded.recipe
         self.model: Seq2Seq = loaded.model
-        self.translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
+        self.translator = loaded.translator()
         self.views = views(self.model)
         target_tokens = "\n".join(loaded.pipeline.target_vocab.tokens)
         self._vocabulary = hashlib.sha256(target_tokens.encode()).hexdigest()

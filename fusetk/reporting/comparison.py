@@ -155,11 +155,9 @@ def _translate(
 ) -> tuple[str, list[str]]:
     """Return the name of a run and its translations."""
     from fusetk import system
-    from fusetk.decoding.translate import Translator
 
     loaded = system.load_model(path, device, report=report)
-    translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
-    return loaded.name, translator.translate(sources, tokenized)
+    return loaded.name, loaded.translator().translate(sources, tokenized)
 
 
 def write_comparison(output: Path, comparison: Comparison) -> None:

@@ -13,6 +13,7 @@ from fusetk.cli.main import main
 from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.vocab import EOS, Vocabulary
 from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.translate import Translator
 from fusetk.evaluation.ablation import layer_losses, loss
 from fusetk.fusion.base import fusions_of_stacks
 from fusetk.models.seq2seq import Seq2Seq
@@ -80,6 +81,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     pipeline = Pipeline(Text([], "de", "en"), {}, (Vocabulary(WORDS), Vocabulary(WORDS)))
     recipe = SimpleNamespace(decoding=SearchConfig())
     loaded = SimpleNamespace(recipe=recipe, pipeline=pipeline, model=fused())
+    loaded.translator = lambda: Translator([loaded.model], pipeline, recipe.decoding)
     monkeypatch.setattr("fusetk.system.load_model", lambda path, device, report: loaded)
     Path("a.de").write_text("w0 w1\n\nw2\nw3 w4 w5\n")
     Path("a.en").write_text("w7 w6\nw1\nw5\nw4 w3 w2\n")
