@@ -6,7 +6,7 @@ import gc
 import importlib
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -70,7 +70,9 @@ class _LazyGroup(click.Group):
                 click.echo(f"fusetk: {error}", err=True)
                 sys.exit(error.exit_code)
             except OSError as error:  # from the help or the version of `fusetk`
-                sys.exit(_print_system_error(error))
+                sentence, status = _system_error(error)
+                click.echo(f"fusetk: {sentence}", err=True)
+                sys.exit(status)
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         for word in args:
@@ -86,18 +88,13 @@ class _LazyGroup(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             context.exit(0)
         except OSError as error:
-            print_traceback(context)
-            context.exit(_print_system_error(error))
+            _end(context, *_system_error(error))
         except MemoryError as error:
-            print_traceback(context)
-            click.echo(f"fusetk: {_no_memory(error)}", err=True)
-            context.exit(FusetkError.exit_code)
+            _end(context, _no_memory(error), FusetkError.exit_code)
         except KeyboardInterrupt:
             from fusetk.cli.interrupted import advice
 
-            print_traceback(context)
-            click.echo(f"fusetk: interrupted{advice(context)}", err=True)
-            context.exit(EXIT_INTERRUPTED)
+            _end(context, f"interrupted{advice(context)}", EXIT_INTERRUPTED)
         except FusetkError:
             print_traceback(context)
             raise
@@ -107,9 +104,7 @@ class _LazyGroup(click.Group):
             sentence = usage_sentence(error, context)
             if sentence is None:
                 raise
-            print_traceback(context)
-            click.echo(f"fusetk: {sentence}", err=True)
-            context.exit(2)
+            _end(context, sentence, FusetkError.exit_code)
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except Exception as error:
@@ -117,13 +112,12 @@ class _LazyGroup(click.Group):
 
             if not place_outside_libraries(error, called=False):
                 raise
-            print_traceback(context)
-            click.echo(
-                f"fusetk: code outside fusetk failed: {outside_error(error)}: correct it; --debug "
-                "prints the traceback",
-                err=True,
+            _end(
+                context,
+                f"code outside fusetk failed: {outside_error(error)}: correct it; --debug prints "
+                "the traceback",
+                1,
             )
-            context.exit(1)
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:
         if args[0] not in COMMANDS and not context.resilient_parsing:
@@ -137,20 +131,24 @@ class _LazyGroup(click.Group):
         return super().resolve_command(context, args)
 
 
-def _print_system_error(error: OSError) -> int:
-    """Print an error of the operating system. Return the exit status."""
+def _end(context: click.Context, sentence: str, status: int) -> NoReturn:
+    """Print the current error, with --debug after its traceback, and exit."""
+    print_traceback(context)
+    click.echo(f"fusetk: {sentence}", err=True)
+    context.exit(status)
+
+
+def _system_error(error: OSError) -> tuple[str, int]:
+    """Return a sentence about an error of the operating system, and the exit status."""
     from fusetk.data.text import cannot_write
 
     if error.errno == errno.ENOMEM:
-        click.echo(f"fusetk: {_no_memory(error)}", err=True)
-        return FusetkError.exit_code
+        return _no_memory(error), FusetkError.exit_code
     where = error.filename or "the output"
     full = cannot_write(where, error)
     if isinstance(full, OutputDiskFull):
-        click.echo(f"fusetk: {full}", err=True)
-        return full.exit_code
-    click.echo(f"fusetk: {where}: {error.strerror or error}", err=True)
-    return FusetkError.exit_code
+        return str(full), full.exit_code
+    return f"{where}: {error.strerror or error}", FusetkError.exit_code
 
 
 def _no_memory(error: Exception) -> str:
