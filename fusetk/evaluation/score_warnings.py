@@ -35,10 +35,25 @@ class TextStatistics(NamedTuple):
     unescaped: int  # characters that it would escape
     hyphens: int  # tokens that are a hyphen between two parts of a word
 
-    def ratio(self, part: str, total: str) -> float:
-        """Return one count divided by another, 0 if the other is 0."""
-        denominator: int = getattr(self, total)
-        return getattr(self, part) / denominator if denominator else 0.0
+    @property
+    def subword_ratio(self) -> float:
+        """The proportion of the tokens that are subwords."""
+        return self.subwords / max(self.tokens, 1)
+
+    @property
+    def capital_letter_ratio(self) -> float:
+        """The proportion of the letters with case that are capitals."""
+        return self.capital_letters / max(self.cased_letters, 1)
+
+    @property
+    def capital_line_ratio(self) -> float:
+        """The proportion of the lines with case that begin with a capital."""
+        return self.capital_lines / max(self.cased_lines, 1)
+
+    @property
+    def lone_mark_ratio(self) -> float:
+        """The proportion of the tokens with a punctuation mark that are only the mark."""
+        return self.lone_marks / max(self.marked_tokens, 1)
 
 
 def text_statistics(lines: Iterable[str]) -> TextStatistics:
@@ -97,7 +112,7 @@ def score_warnings(
 
 
 def _subword_warnings(stats: TextStatistics, name: str) -> list[str]:
-    ratio = stats.ratio("subwords", "tokens")
+    ratio = stats.subword_ratio
     if ratio <= 0.01:
         return []
     return [
@@ -110,15 +125,15 @@ def _case_warnings(hypothesis: TextStatistics, reference: TextStatistics, name: 
     advice = "give both in the same case, or use --lowercase"
     if min(hypothesis.cased_letters, reference.cased_letters) < 20:
         return []
-    ratio = hypothesis.ratio("capital_letters", "cased_letters")
-    other = reference.ratio("capital_letters", "cased_letters")
+    ratio = hypothesis.capital_letter_ratio
+    other = reference.capital_letter_ratio
     if max(ratio, other) >= 0.01 and min(ratio, other) <= max(ratio, other) / 10:
         return [
             f"{100 * ratio:.1f} % of the hypothesis' letters are capitals, but {100 * other:.1f} % "
             f"of those of {name}; {advice}"
         ]
-    ratio = hypothesis.ratio("capital_lines", "cased_lines")
-    other = reference.ratio("capital_lines", "cased_lines")
+    ratio = hypothesis.capital_line_ratio
+    other = reference.capital_line_ratio
     if min(hypothesis.cased_lines, reference.cased_lines) >= 10 and abs(ratio - other) > 0.5:
         return [
             f"{100 * ratio:.0f} % of the hypothesis' lines begin with a capital, but "
@@ -132,8 +147,8 @@ def _tokenisation_warnings(
 ) -> list[str]:
     warnings = []
     if min(hypothesis.marked_tokens, reference.marked_tokens) >= 3:
-        ratio = hypothesis.ratio("lone_marks", "marked_tokens")
-        other = reference.ratio("lone_marks", "marked_tokens")
+        ratio = hypothesis.lone_mark_ratio
+        other = reference.lone_mark_ratio
         if abs(ratio - other) > 0.5:
             tokenised, raw = ("the hypothesis", name) if ratio > other else (name, "the hypothesis")
             warnings.append(
@@ -161,7 +176,7 @@ def _metric_warnings(texts: Sequence[TextStatistics], metrics: Collection[Metric
     """Return warnings if all texts are raw or all are tokenised, and a metric expects the other."""
     if min(text.marked_tokens for text in texts) < 3:
         return []
-    ratios = [text.ratio("lone_marks", "marked_tokens") for text in texts]
+    ratios = [text.lone_mark_ratio for text in texts]
     word_metrics = [metric.name for metric in metrics if metric.tokenizes is False]
     text_metrics = [metric.name for metric in metrics if metric.tokenizes]
     warnings = []
