@@ -39,7 +39,7 @@ class MultiBleu(PreparedBleu):
         options: MetricOptions,
         source: Sequence[str] | None = None,
     ) -> None:
-        self.compound_split = options.compound_split
+        self.compound_split = options.compound_split and "compound_split" in self.options
         if options.lowercase:
             self.case_sensitive = False
             if self.name == MultiBleu.name:
@@ -82,14 +82,6 @@ class JoinedMultiBleu(MultiBleu):
 
     name = "multi-bleu-joined"
     options: ClassVar[Collection[str]] = ()
-
-    def __init__(
-        self,
-        references: Sequence[Sequence[str]],
-        options: MetricOptions,
-        source: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(references, options._replace(compound_split=False), source)
 
     def prepare(self, line: str) -> str:
         """Join hyphens, and lower-case the line if case does not count."""
