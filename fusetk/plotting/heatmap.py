@@ -11,6 +11,7 @@ from fusetk.plotting.heatmap_layout import (
     GAP,
     LEAST_BAR,
     LONGEST_BAR,
+    MARGIN,
     PAD,
     Arranged,
     arrange,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
-MARGIN = 0.1  # inches
 LEAST_HEADING = 2.5  # inches; a narrow figure grows so that its heading has few lines
 
 EMPTY = "#efe6d3"  # colour of a cell without a number; no colour map contains it
@@ -107,8 +107,7 @@ def draw(
     figure = Figure(figsize=(frame.width, frame.height))
     FigureCanvasAgg(figure)
     pen = _Pen(figure, families, style)
-    colored = {measure: measures[measure] for measure in barred}
-    images = _draw_panels(pen, frame, layout, colored)
+    images = _draw_panels(pen, frame, layout, barred)
     for i, line in enumerate(frame.heading):
         y = frame.height - MARGIN - (i + 0.5) * 1.3 * style.heading / 72
         pen.write(line, frame.width / 2, y, style.heading)
@@ -239,7 +238,7 @@ def _bar_label(measure: str, scale: Scale) -> str:
 
 
 def _draw_panels(
-    pen: _Pen, frame: _Frame, layout: Arranged, measures: dict[str, Scale]
+    pen: _Pen, frame: _Frame, layout: Arranged, scale_of: dict[str, Scale]
 ) -> "dict[str, ScalarMappable]":
     """Draw all panels, in white if their measure has no scale. Return one image of each measure."""
     images: dict[str, ScalarMappable] = {}
@@ -249,7 +248,7 @@ def _draw_panels(
             left = MARGIN + layout.lefts[r][c]
             top = frame.height - frame.head - layout.top(r) - layout.above[r]
             has_names = names_columns(layout.rows, r, c)
-            scale = measures.get(panel.measure)
+            scale = scale_of.get(panel.measure)
             image = _draw_panel(pen, panel, (left, top), scale, layout.cell, has_names)
             images[panel.measure] = image
             across, down = layout.cell * len(panel.x), layout.cell * len(panel.y)

@@ -13,7 +13,7 @@ from fusetk.plotting.text_width import TextWidth
 
 GAP = 0.2  # between panels
 PAD = 0.06  # between a label and its cells
-MARGIN = 0.1  # left of the panels
+MARGIN = 0.1  # at the edges of the figure
 WIDEST = 36.0  # largest width of a row of panels
 CAPTION = 3.5  # largest width of a caption, unless its panel is wider
 LARGEST_CELL = 0.3
