@@ -275,9 +275,9 @@ def arrange(
     which they fit is chosen; if there is none, the figure grows with its words.
     """
     measured = _Measured(panels, captions, style, widths, bar_labels or {})
-    natural = max(least_cell(style), min(LARGEST_CELL, 6.0 / _longest(panels)))
+    natural_cell = max(least_cell(style), min(LARGEST_CELL, 6.0 / _longest(panels)))
     for width in (size.width,) if size else style.widths:
-        fitted = _fit(measured, width - MARGIN - bar_room, columns, natural)
+        fitted = _fit(measured, width - MARGIN - bar_room, columns, natural_cell)
         if fitted:
             return fitted._replace(figure_width=width)
     if size:
@@ -286,7 +286,8 @@ def arrange(
             f"--size {size.width:g}: the labels need a width of at least {narrowest:.1f} inches; "
             "give a larger size or a shorter sentence"
         )
-    arranged = measured.at(natural, next(_arrangements(measured, columns, natural)))
+    lengths = next(_arrangements(measured, columns, natural_cell))
+    arranged = measured.at(natural_cell, lengths)
     if style.widths:
         log.warning(
             "the picture is %.1f inches wide, because its labels do not fit in %g inches",
@@ -301,14 +302,14 @@ def _longest(panels: Sequence[Panel]) -> int:
 
 
 def _fit(
-    measured: _Measured, room: float, columns: int | Sequence[int] | None, natural: float
+    measured: _Measured, room: float, columns: int | Sequence[int] | None, natural_cell: float
 ) -> Arranged | None:
     """Return the arrangement with the most panels in a row that fits in ``room``, or None.
 
     The cells get the largest size that fits.
     """
     least = least_cell(measured.style)
-    for lengths in _arrangements(measured, columns, natural):
+    for lengths in _arrangements(measured, columns, natural_cell):
         if measured.at(least, lengths).width > room:
             continue
         low, high = least, LARGEST_FITTED_CELL
@@ -320,20 +321,22 @@ def _fit(
 
 
 def _arrangements(
-    measured: _Measured, columns: int | Sequence[int] | None, cell: float
+    measured: _Measured, columns: int | Sequence[int] | None, natural_cell: float
 ) -> Iterator[list[int]]:
     """Yield the numbers of panels in each row: the natural ones first, then shorter rows."""
     panels = measured.panels
     count = len(panels)
     if columns is None:
-        column = measured.at(cell, [1] * count)
+        column = measured.at(natural_cell, [1] * count)
         fitting = max(1, int(WIDEST // (column.width + GAP)))
         most_rows = max(len(panel.y) for panel in panels)
-        columns = min(fitting, near_square(count, most_rows, round(column.width / cell) - 6))
-    natural = split_rows(count, columns) if isinstance(columns, int) else list(columns)
-    yield natural
-    for most in range(max(natural) - 1, 0, -1):
-        yield [part for length in natural for part in _even_rows(length, most)]
+        columns = min(
+            fitting, near_square(count, most_rows, round(column.width / natural_cell) - 6)
+        )
+    natural_lengths = split_rows(count, columns) if isinstance(columns, int) else list(columns)
+    yield natural_lengths
+    for most in range(max(natural_lengths) - 1, 0, -1):
+        yield [part for length in natural_lengths for part in _even_rows(length, most)]
 
 
 def _even_rows(count: int, most: int) -> list[int]:
