@@ -275,6 +275,14 @@ def standard_input() -> Iterator[str]:
     return decode_lines(sys.stdin.buffer, STANDARD_INPUT)
 
 
+def read_input(path: str) -> Iterator[str]:
+    """Return the lines of a file, or of standard input for the path -.
+
+    Raises DataError if they cannot be read or decoded.
+    """
+    return standard_input() if path == "-" else read_lines(path)
+
+
 # Words -------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.data.text import FilePair, display_name, read_lines, standard_input, unequal
+from fusetk.data.text import FilePair, display_name, read_input, unequal
 from fusetk.errors import DataError, join_names, quantity
 from fusetk.evaluation.metric import Metric, MetricOptions
 from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS
@@ -78,7 +78,7 @@ def read_texts(
 
 
 def _read_text(file: str) -> ScoredText:
-    lines = list(standard_input() if file == "-" else read_lines(file))
+    lines = list(read_input(file))
     if not lines:
         raise DataError(f"{display_name(file)} is empty: there is nothing to score")
     words = sum(len(split_words(line)) for line in lines)

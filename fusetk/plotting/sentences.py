@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fusetk.data.pipeline import Pipeline
-from fusetk.data.text import FilePair, read_lines, read_pairs, standard_input
+from fusetk.data.text import FilePair, read_input, read_pairs
 from fusetk.data.vocab import EOS, UNK
 from fusetk.errors import DataError, first_names, quantity
 
@@ -65,8 +65,7 @@ def file_pairs(source: str, target: str | None, lines: range | None) -> Iterator
     """
     pairs: Iterator[tuple[str, str | None]]
     if target is None:
-        source_lines = standard_input() if source == "-" else read_lines(source)
-        pairs = ((line, None) for line in source_lines)
+        pairs = ((line, None) for line in read_input(source))
     elif "-" in (source, target):
         raise DataError("with a file of translations (-r), neither file can be standard input (-)")
     else:

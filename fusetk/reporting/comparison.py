@@ -9,8 +9,8 @@ from fusetk.data.text import (
     FilePair,
     check_inputs_and_output,
     display_name,
+    read_input,
     read_lines,
-    standard_input,
     unequal,
     writer,
 )
@@ -84,7 +84,7 @@ def read_inputs(
     if output is not None:
         files = [source, reference, *systems]
         _check_output(output, [Path(file) for file in files if file not in (None, "-")])
-    sources = list(standard_input() if source == "-" else read_lines(source))
+    sources = list(read_input(source))
     name = display_name(source)
     if not sources:
         raise DataError(f"{name} is empty: there is nothing to compare")
