@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.config import SearchConfig, multiple_of_groups
 from fusetk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,6 +46,5 @@ def candidate_settings(
         )
     if values["sample"]:
         return {**settings, "n_best": number}
-    beam = max(values["beam"], number)
-    beam += -beam % values["groups"]
+    beam = multiple_of_groups(max(values["beam"], number), values["groups"])
     return {**settings, "n_best": number, "beam": beam}

@@ -272,6 +272,11 @@ def _notify(alias: str, key: str) -> None:
     log.warning("decoding.%s is read as decoding.%s", alias, key)
 
 
+def multiple_of_groups(beam: int, groups: int) -> int:
+    """Return the smallest multiple of ``groups`` that is at least ``beam``."""
+    return beam + -beam % groups
+
+
 def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the other names of keys (``ALIASES``) by the names of the fields."""
     return {ALIASES.get(key, key): value for key, value in settings.items()}

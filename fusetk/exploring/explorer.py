@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fusetk.data import bpe
 from fusetk.data.vocab import EOS, UNK
-from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.config import SearchConfig, multiple_of_groups
 from fusetk.decoding.next_tokens import Step, next_tokens
 from fusetk.decoding.scores import value
 from fusetk.decoding.translate import Translator
@@ -165,7 +165,7 @@ class Explorer:
         width = beam or config.beam
         if config.sample:
             return changed(config, {"n_best": width})
-        width += -width % config.groups
+        width = multiple_of_groups(width, config.groups)
         return changed(config, {"beam": width, "n_best": width})
 
     def _tokens(self, side: str, text: str) -> list[str]:

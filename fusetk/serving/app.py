@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from fusetk.decoding.alignment import AttentionHeads, hard
+from fusetk.decoding.config import multiple_of_groups
 from fusetk.decoding.translate import Extras, Translation, Translator
 from fusetk.serving.batching import Batcher
 from fusetk.serving.http import (
@@ -74,7 +75,7 @@ def make_app(system: System, limits: Limits) -> Starlette:
             settings = {"n_best": options.n_best}
             if not system.config.sample:
                 beam = max(options.n_best, system.config.beam)
-                settings["beam"] = beam + -beam % system.config.groups
+                settings["beam"] = multiple_of_groups(beam, system.config.groups)
             config = changed(system.config, settings)
             extras = Extras(attention=AttentionHeads() if options.alignment else None)
             translators[options] = Translator(system.models, system.pipeline, config, extras)
