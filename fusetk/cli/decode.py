@@ -1,17 +1,19 @@
 """``fusetk decode``."""
 
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fusetk.cli.common_options import inform
-from fusetk.cli.decode_options import SECTIONS, decode_options
+from fusetk.cli.config_options import search_fields
+from fusetk.cli.decode_options import SECTIONS, DecodeOptions, decode_options
 from fusetk.cli.mbr import candidate_settings, mbr_utility
 from fusetk.cli.memory import memory_advice
 from fusetk.cli.options import check_ensemble, use_threads
-from fusetk.cli.parameters import flag_of
+from fusetk.cli.parameters import flag_of, select
 from fusetk.cli.sections import Sections
 from fusetk.decoding.formats import OutputFormat
 from fusetk.decoding.output_file import OutputFile, open_output
@@ -27,36 +29,15 @@ from fusetk.decoding.translate_lines import (
 from fusetk.display import Display, Task
 from fusetk.errors import ConfigError
 
+if TYPE_CHECKING:
+    from fusetk.decoding.translate import Translator
+
 EPILOG = "Example: fusetk decode -m runs/demo < test.de > test.en"
 
 
 @click.command("decode", cls=Sections, sections=SECTIONS, epilog=EPILOG)
 @decode_options
-def command(
-    models: tuple[str, ...],
-    source: str,
-    target: str,
-    shard: tuple[int, int] | None,
-    resume: bool,
-    tokenized: bool,
-    prefix: str | None,
-    constraints: str | None,
-    chunk: int,
-    as_json: bool,
-    word_scores: bool,
-    alignment: str | None,
-    alignment_form: str | None,
-    replace_unknown: str | None,
-    mbr: str | None,
-    candidates: int | None,
-    timing: bool,
-    precision: str,
-    raw: bool,
-    device: str,
-    threads: int | None,
-    quiet: bool,
-    **search: Any,
-) -> None:
+def command(**values: Any) -> None:
     """Translate raw text line by line into raw text, with the text preparation of the run.
 
     Each input line gives exactly one output line (with --n-best up to N), in order; a blank line
@@ -75,21 +56,24 @@ def command(
     import torch
 
     from fusetk.decoding.distributed import INPUT_TIMEOUT, all_succeed
-    from fusetk.decoding.mbr import MbrTranslator
-    from fusetk.decoding.translate import Extras, Translator
-    from fusetk.processes import connect, end_process, local_device
-    from fusetk.system import changed, load_ensemble
+    from fusetk.processes import connect, end_process
 
-    use_threads(threads)
-    inputs = DecodeInputs(source, prefix, constraints, shard)
+    options = select(DecodeOptions, values)
+    search = {name: values[name] for name in search_fields()}
+    source, target = options.source, options.target
+    use_threads(options.threads)
+    inputs = DecodeInputs(source, options.prefix, options.constraints, options.shard)
     output_format = OutputFormat.from_options(
-        search["n_best"], as_json, word_scores, alignment, alignment_form, timing
+        search["n_best"],
+        options.as_json,
+        options.word_scores,
+        options.alignment,
+        options.alignment_form,
+        options.timing,
     )
-    if candidates and not mbr:
+    if options.candidates and not options.mbr:
         raise ConfigError("--candidates has no effect without --mbr: give it, too")
-    check_ensemble(search, models)
-    settings = {key: value for key, value in search.items() if value is not None}
-    flags = {key: flag_of(key) for key in search}
+    check_ensemble(search, options.models)
     world = connect(torch.device("cpu"), INPUT_TIMEOUT)  # the processes exchange text only
     report = inform if world.first else lambda message: None
     with ExitStack() as stack:
@@ -97,27 +81,12 @@ def command(
         def prepare() -> tuple[LineTranslator, InputRange, OutputFile | None]:
             lines = InputRange()
             if world.first:
-                lines = input_range(inputs, target, output_format, resume, replace_unknown)
-            loaded = load_ensemble(models, local_device(device), precision, raw, report)
-            if not tokenized:
-                loaded.pipeline.import_libraries()
-            config = loaded.recipe.decoding
-            n_best = settings.get("n_best", config.n_best)
-            searched = candidate_settings(config, settings, candidates) if mbr else settings
-            config = changed(config, searched, flags)
-            subwords = bool(loaded.pipeline.bpe)
-            extras = Extras.from_options(word_scores, alignment, replace_unknown, subwords)
-            if constraints and config.sample:
-                raise ConfigError(
-                    "sampling cannot enforce --constraints: leave out --sample or --constraints"
-                )
-            translator = Translator(loaded.models, loaded.pipeline, config, extras)
-            if mbr:
-                utility = mbr_utility(mbr, loaded.pipeline.target_language)
-                translator = MbrTranslator(translator, utility, n_best)
+                dictionary = options.replace_unknown
+                lines = input_range(inputs, target, output_format, options.resume, dictionary)
+            translator = _translator(options, search, report)
             translator.warns_of_unknown = world.first
             output = stack.enter_context(open_output(target, lines.keep)) if world.first else None
-            return LineTranslator(translator, output_format, tokenized), lines, output
+            return LineTranslator(translator, output_format, options.tokenized), lines, output
 
         line_translator, lines, output = all_succeed(world, prepare)
         if world.first and (slow := line_translator.wide_beam_warning()):
@@ -126,12 +95,49 @@ def command(
         if world.first and source == "-" and sys.stdin.isatty():
             report("reading standard input; Ctrl-D ends it")
         # Translations on the terminal show the progress themselves.
-        silent = quiet or not world.first or (target == "-" and sys.stdout.isatty())
+        silent = options.quiet or not world.first or (target == "-" and sys.stdout.isatty())
         total = None if silent else count_remaining(inputs, lines)
         with Display(silent) as display, display.show(Task("", "lines", total)) as task:
             tracked = counted(line_translator.translator, translate, task, world.size)
-            speed = translate_input(world, inputs, lines, tracked, output, chunk, report)
+            speed = translate_input(world, inputs, lines, tracked, output, options.chunk, report)
     world.close()
     if speed:
         report(str(speed))
     end_process()
+
+
+def _translator(
+    options: DecodeOptions, search: Mapping[str, Any], report: Callable[[str], None]
+) -> "Translator":
+    """Load the models, and return their translator on the device of this process.
+
+    ``search`` has the options of the search; those that the user did not give are None.
+    """
+    from fusetk.decoding.mbr import MbrTranslator
+    from fusetk.decoding.translate import Extras, Translator
+    from fusetk.processes import local_device
+    from fusetk.system import changed, load_ensemble
+
+    device = local_device(options.device)
+    loaded = load_ensemble(options.models, device, options.precision, options.raw, report)
+    pipeline = loaded.pipeline
+    if not options.tokenized:
+        pipeline.import_libraries()
+    config = loaded.recipe.decoding
+    n_best = search["n_best"] or config.n_best
+    settings = {key: value for key, value in search.items() if value is not None}
+    if options.mbr:
+        settings = candidate_settings(config, settings, options.candidates)
+    config = changed(config, settings, {key: flag_of(key) for key in search})
+    extras = Extras.from_options(
+        options.word_scores, options.alignment, options.replace_unknown, bool(pipeline.bpe)
+    )
+    if options.constraints and config.sample:
+        raise ConfigError(
+            "sampling cannot enforce --constraints: leave out --sample or --constraints"
+        )
+    translator = Translator(loaded.models, pipeline, config, extras)
+    if options.mbr:
+        utility = mbr_utility(options.mbr, pipeline.target_language)
+        return MbrTranslator(translator, utility, n_best)
+    return translator

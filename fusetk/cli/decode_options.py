@@ -1,5 +1,7 @@
 """The options of ``fusetk decode``, and their headings in the help."""
 
+from dataclasses import dataclass
+
 import click
 
 from fusetk.cli.config_options import exponent, search_options, section
@@ -94,3 +96,31 @@ format_options: tuple[Decorator, ...] = (
 )
 
 decode_options: Decorator = all_of([*input_options, *format_options, *running_options])
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """The values of the options, except those of the search."""
+
+    models: tuple[str, ...]
+    source: str
+    target: str
+    shard: tuple[int, int] | None
+    resume: bool
+    tokenized: bool
+    prefix: str | None
+    constraints: str | None
+    chunk: int
+    as_json: bool
+    word_scores: bool
+    alignment: str | None
+    alignment_form: str | None
+    replace_unknown: str | None
+    mbr: str | None
+    candidates: int | None
+    timing: bool
+    precision: str
+    raw: bool
+    device: str
+    threads: int | None
+    quiet: bool
