@@ -17,7 +17,7 @@ from fusetk.evaluation.length import (
 )
 from fusetk.evaluation.metrics import make_metrics
 from fusetk.evaluation.texts import (
-    describe_inputs,
+    describe_systems,
     ignored_options,
     read_texts,
     text_warnings,
@@ -67,10 +67,7 @@ def _show(table: LengthTable) -> None:
             zip(table.ranges, table.sentences, strict=True)
         )
     ]
-    lines = [
-        f"{name}: {describe_inputs(text, table.texts.references)}"
-        for name, text in table.texts.systems.items()
-    ]
+    lines = describe_systems(table.texts)
     reason = "" if table.texts.source else ", the first reference, because --source is not given"
     lines.append(f"lengths: words between white space in {table.texts.length_text.file}{reason}")
     if table.blank:

@@ -10,7 +10,7 @@ from fusetk.cli.tables import NONE, print_json, print_warnings, show
 from fusetk.display import Display
 from fusetk.evaluation.significance import Sampling, SignificanceResult
 from fusetk.evaluation.systems import ScoredSystems, SystemScores, score_files
-from fusetk.evaluation.texts import ScoredTexts, describe_inputs
+from fusetk.evaluation.texts import describe_systems
 from fusetk.reporting.formats import signed
 
 
@@ -33,12 +33,6 @@ def run(
         _show_scores(scored)
 
 
-def _inputs(texts: ScoredTexts) -> list[str]:
-    return [
-        f"{name}: {describe_inputs(text, texts.references)}" for name, text in texts.systems.items()
-    ]
-
-
 def _show_scores(scored: ScoredSystems) -> None:
     """Print one table of all metrics."""
     texts, columns = scored.texts, scored.columns
@@ -48,7 +42,7 @@ def _show_scores(scored: ScoredSystems) -> None:
         for name in texts.systems
     ]
     signatures = [f"{column.first.metric}: {column.first.signature}" for column in columns]
-    show(f"{len(texts.systems)} systems", heads, rows, [*_inputs(texts), *signatures])
+    show(f"{len(texts.systems)} systems", heads, rows, [*describe_systems(texts), *signatures])
 
 
 def _show_tests(scored: ScoredSystems) -> None:
@@ -57,7 +51,7 @@ def _show_tests(scored: ScoredSystems) -> None:
     for column in scored.columns:
         rows = [_test_row(column, name, test) for name, test in (column.tests or {}).items()]
         show(column.first.metric, heads, rows, [f"signature: {column.first.signature}", ""])
-    click.echo("\n".join([f"test: {scored.test}", *_inputs(scored.texts)]))
+    click.echo("\n".join([f"test: {scored.test}", *describe_systems(scored.texts)]))
 
 
 def _test_row(column: SystemScores, system: str, test: SignificanceResult) -> list[str]:

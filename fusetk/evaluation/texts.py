@@ -93,6 +93,13 @@ def describe_inputs(hypothesis: ScoredText, references: Sequence[ScoredText]) ->
     return f"{hypothesis.file} ({size}) against {sides}"
 
 
+def describe_systems(texts: ScoredTexts) -> list[str]:
+    """Return a sentence about the size of each system's hypothesis and of its references."""
+    return [
+        f"{name}: {describe_inputs(text, texts.references)}" for name, text in texts.systems.items()
+    ]
+
+
 def ignored_options(metrics: Sequence[str], options: MetricOptions) -> list[str]:
     """Return a warning for each option that some of the metrics ignore.
 
