@@ -4,6 +4,7 @@ The sources are Jean et al. 2015, section 3.3, and Luong et al. 2015.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from fusetk.data import bpe
@@ -57,13 +58,8 @@ class Replacement:
 
     def _words(self, tokens: Sequence[str]) -> list[range]:
         """Return the indices of the tokens of each word."""
-        starts = [
-            i
-            for i in range(len(tokens))
-            if not (i and self.subwords and tokens[i - 1].endswith(bpe.JOINER))
-        ]
-        ends = [*starts[1:], len(tokens)]
-        return [range(start, end) for start, end in zip(starts, ends, strict=True)]
+        starts = bpe.word_starts(tokens) if self.subwords else range(len(tokens))
+        return [range(start, end) for start, end in pairwise([*starts, len(tokens)])]
 
 
 def read_dictionary(path: Path | str) -> dict[str, str]:
