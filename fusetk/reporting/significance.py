@@ -117,22 +117,25 @@ class PValues:
         """Return saved translations; None if the run has none."""
         if name not in run.result.translations.get(set_name, []):
             return None
-        return self._read_columns(translations_path(self.folder, run.stem, set_name), name)
+        path = translations_path(self.folder, run.stem, set_name)
+        return column_of(self._columns_of(path), name, path)
 
     def _references(self, path: Path, column: ScoreColumn) -> list[list[str]]:
         """Return the references in a text file that a column's metric scores against."""
         ending = f".{text_kind(column.metric)}"
-        self._read_columns(path, f"reference1{ending}")
+        columns = self._columns_of(path)
+        column_of(columns, f"reference1{ending}", path)  # raises DataError if there is none
         return [
             lines
-            for name, lines in self._columns[path].items()
+            for name, lines in columns.items()
             if name.startswith("reference") and name.endswith(ending)
         ]
 
-    def _read_columns(self, path: Path, name: str) -> list[str]:
+    def _columns_of(self, path: Path) -> Columns:
+        """Return the texts of a file, which is read once."""
         if path not in self._columns:
             self._columns[path] = read_columns(path)
-        return column_of(self._columns[path], name, path)
+        return self._columns[path]
 
     def save(self) -> None:
         """Write new values. Nothing is written if the folder is read-only."""
