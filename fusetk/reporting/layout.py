@@ -294,9 +294,7 @@ def _mean_as_dict(
 ) -> dict[str, Any]:
     return {
         **column._asdict(),
-        "mean": mean.value,
-        "deviation": mean.deviation,
-        "runs": mean.runs,
+        **mean.as_dict(),
         "difference": mean.value - baseline.value if baseline else None,
     }
 

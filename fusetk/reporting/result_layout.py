@@ -327,7 +327,7 @@ def _row_as_dict(table: ResultTable, row: ResultRow) -> dict[str, Any]:
             scores.append(
                 {
                     **column._asdict(),
-                    **(_mean_as_dict(mean) or {}),
+                    **mean.as_dict(),
                     "difference": mean.value - base_mean.value if base_mean else None,
                     "test": _comparison_as_dict(comparison) if comparison else None,
                 }
@@ -366,6 +366,4 @@ def _comparison_as_dict(comparison: SeedComparison) -> dict[str, Any]:
 
 
 def _mean_as_dict(mean: MeanScore | None) -> dict[str, Any] | None:
-    if mean is None:
-        return None
-    return {"mean": mean.value, "deviation": mean.deviation, "runs": mean.runs}
+    return mean.as_dict() if mean else None

@@ -97,6 +97,10 @@ class MeanScore(NamedTuple):
         spread = f" ±{self.deviation:.2f}" if self.deviation is not None else ""
         return f"{self.value:.2f}{spread} ({self.runs})"
 
+    def as_dict(self) -> dict[str, float | None]:
+        """Return the mean for JSON."""
+        return {"mean": self.value, "deviation": self.deviation, "runs": self.runs}
+
 
 # Search and reading -------------------------------------------------------------------------------
 
