@@ -160,11 +160,13 @@ def panels(
                 f"--layer {layer} is out of range: the {side} has {NAMES[kind]} in layers "
                 f"{_ranges(names)}"
             )
+        x, y = tokens.labels(side, kind)
         for number in sorted(names) if layer is None else [layer]:
-            matrices = _heads(weights[names[number]], head)
+            name = names[number]
             title = f"{side} layer {number}, {NAMES[kind]}"
+            heads = _heads(weights[name], head, y)
             layer_panels += _panels_of_layer(
-                names[number], title, matrices, tokens, side, kind, row, head == "all"
+                name, title, heads, x, tokens, kind, row, head == "all"
             )
     return layer_panels
 
@@ -181,22 +183,20 @@ def _layer_names(weights: Mapping[str, np.ndarray], side: str, kind: str) -> dic
 def _panels_of_layer(
     name: str,
     title: str,
-    heads: Sequence[tuple[str, str, np.ndarray]],
+    heads: Sequence[_HeadMatrix],
+    x: Sequence[str],
     tokens: TokenPair,
-    side: str,
     kind: str,
     row: int | None,
     one_panel: bool,
 ) -> list[Panel]:
     """Return the panels of one layer; with a ``row``, ``one_panel`` puts all heads in one panel."""
-    x, y = tokens.labels(side, kind)
     cut = len(tokens.source) + 1 if kind == "mixed" else 0
     axes = AXES[kind]
-    matrices = [_HeadMatrix(suffix, text, matrix, y) for suffix, text, matrix in heads]
     if row is not None:
         axes = (axes[0], "head" if one_panel else "target")
         width = len(x) if kind == "cross" else len(x) - len(tokens.target) + row
-        matrices = _at_row(row, matrices, width, tokens.predicted[row], one_panel)
+        heads = _at_row(row, heads, width, tokens.predicted[row], one_panel)
     return [
         Panel(
             name + head.suffix,
@@ -209,23 +209,23 @@ def _panels_of_layer(
             cut=cut,
             top=1.0,
         )
-        for head in matrices
+        for head in heads
     ]
 
 
 def _at_row(
-    row: int, matrices: Sequence[_HeadMatrix], width: int, predicted: str, one_panel: bool
+    row: int, heads: Sequence[_HeadMatrix], width: int, predicted: str, one_panel: bool
 ) -> list[_HeadMatrix]:
     """Keep one row and the first ``width`` columns of each matrix."""
     step = f"step {row + 1}: {predicted}"
     if one_panel:
-        stacked = np.stack([head.matrix[row, :width] for head in matrices])
-        return [_HeadMatrix(".heads", step, stacked, [head.text for head in matrices])]
+        stacked = np.stack([head.matrix[row, :width] for head in heads])
+        return [_HeadMatrix(".heads", step, stacked, [head.text for head in heads])]
     return [
         _HeadMatrix(
             head.suffix, f"{head.text}, {step}", head.matrix[row : row + 1, :width], [predicted]
         )
-        for head in matrices
+        for head in heads
     ]
 
 
@@ -255,15 +255,19 @@ def columns(panels: Sequence[Panel]) -> int:
     return max(Counter(panel.name.partition(".head")[0] for panel in panels).values())
 
 
-def _heads(weights: np.ndarray, head: int | str) -> list[tuple[str, str, np.ndarray]]:
-    """Return the name suffix, title text and matrix (T, S) of each chosen head of (H, T, S)."""
+def _heads(weights: np.ndarray, head: int | str, row_labels: list[str]) -> list[_HeadMatrix]:
+    """Return the matrices (T, S) of the chosen heads of (H, T, S)."""
     count = len(weights)
     if head == "mean":
-        return [("", f"mean of {count} heads" if count > 1 else "1 head", weights.mean(0))]
+        text = f"mean of {count} heads" if count > 1 else "1 head"
+        return [_HeadMatrix("", text, weights.mean(0), row_labels)]
     if isinstance(head, int) and not 1 <= head <= count:
         raise DataError(f"--head {head} is out of range: there are {count} heads, counted from 1")
     numbers = range(1, count + 1) if head == "all" else [int(head)]
-    return [(f".head{number}", f"head {number}", weights[number - 1]) for number in numbers]
+    return [
+        _HeadMatrix(f".head{number}", f"head {number}", weights[number - 1], row_labels)
+        for number in numbers
+    ]
 
 
 def _ranges(numbers: Mapping[int, str]) -> str:
