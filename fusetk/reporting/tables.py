@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from fusetk.reporting.score_log import ScoreRecord
 from fusetk.runs import CONFIG, TEXT
 
 if TYPE_CHECKING:
+    from fusetk.config import Document
     from fusetk.recipe import Recipe
 
 PRINTED = "as printed"  # checkpoint and metric of a column that has those of each row
@@ -166,7 +167,6 @@ def read_rows(paths: Iterable[Path], run_folders: Iterable[Path] = ()) -> list[P
     row is left, if two configs describe the same row, or if a `paper` has an unknown key.
     """
     from fusetk import config as configs
-    from fusetk import recipe as recipes
 
     paths = list(paths)
     rows: dict[tuple[str, str], PaperRow] = {}
@@ -174,22 +174,16 @@ def read_rows(paths: Iterable[Path], run_folders: Iterable[Path] = ()) -> list[P
     titles: dict[str, None] = {}  # in the order of the file of tables
     for path in _config_files(paths, {Path(os.path.realpath(folder)) for folder in run_folders}):
         document = configs.load(path)
-        paper = document.values.get("paper")
-        if not isinstance(paper, dict):
+        row = _row_of_recipe(document, path)
+        if row is None:
             continue
-        unknown = paper.keys() - PaperConfig.model_fields
-        if paper.get("row") is None and not unknown:
-            continue
-        recipe = recipes.load(path)  # refuses unknown keys
-        assert recipe.paper is not None
-        row = PaperRow(recipe.paper, recipe, path)
         if row.key in rows:
             raise ConfigError(
                 f"{rows[row.key].path} and {path} both describe the row {row.name!r} of "
                 f"{row.paper.table}: give one of them"
             )
         rows[row.key] = row
-        if paper.get("tables") and row.paper.table not in published:
+        if document.values["paper"].get("tables") and row.paper.table not in published:
             known = read_tables(tables_path(document))
             published[row.paper.table] = known[row.paper.table]
             titles.update(dict.fromkeys(known))
@@ -199,12 +193,8 @@ def read_rows(paths: Iterable[Path], run_folders: Iterable[Path] = ()) -> list[P
             "report: give recipes of a paper's table; for a table of your own runs, give each row "
             "a config with a section such as paper: {table: Mine, row: plain, line: 1}"
         )
-    for title, table in published.items():
-        for line in table.rows:
-            if line.authors:
-                values = table.values(line.row)
-                other = PaperRow(PaperConfig(table=title, row=line.row, **(values or {})))
-                rows.setdefault(other.key, other)
+    for other in _rows_of_others(published):
+        rows.setdefault(other.key, other)
     titles.update(dict.fromkeys(row.paper.table for row in rows.values()))
     order = {title: i for i, title in enumerate(titles)}
 
@@ -213,6 +203,33 @@ def read_rows(paths: Iterable[Path], run_folders: Iterable[Path] = ()) -> list[P
         return order[row.paper.table], row.paper.line is None, row.paper.line or 0
 
     return sorted(rows.values(), key=position)
+
+
+def _row_of_recipe(document: "Document", path: Path) -> PaperRow | None:
+    """Return the row that the config ``path`` with this content describes, or None.
+
+    Raises ConfigError if its `paper` has an unknown key.
+    """
+    from fusetk import recipe as recipes
+
+    paper = document.values.get("paper")
+    if not isinstance(paper, dict):
+        return None
+    unknown = paper.keys() - PaperConfig.model_fields
+    if paper.get("row") is None and not unknown:
+        return None
+    recipe = recipes.load(path)  # refuses unknown keys
+    assert recipe.paper is not None
+    return PaperRow(recipe.paper, recipe, path)
+
+
+def _rows_of_others(published: Mapping[str, TableConfig]) -> Iterator[PaperRow]:
+    """Yield the rows of other authors in published tables, which are given by title."""
+    for title, table in published.items():
+        for line in table.rows:
+            if line.authors:
+                values = table.values(line.row) or {}
+                yield PaperRow(PaperConfig(table=title, row=line.row, **values))
 
 
 def _config_files(paths: Iterable[Path], run_folders: Collection[Path]) -> list[Path]:
