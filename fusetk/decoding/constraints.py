@@ -14,13 +14,26 @@ allocation, Post and Vilar 2018): see ``fusetk.decoding.beam``.
 """
 
 from collections.abc import Container, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fusetk.data.vocab import PAD
+from fusetk.nn.nested import map_tensors
 
 Phrases = Sequence[Sequence[int]]
+
+
+class _Tables(NamedTuple):
+    """The transitions between the numbers of met tokens, 0 .. C, of U searches."""
+
+    total: Tensor  # (U,) constraint tokens
+    next_token: Tensor  # (U, C + 1)
+    phrase_start: Tensor  # (U, C + 1) met tokens at the start of the phrase of the next token
+    distinct: Tensor  # (U, N) the distinct tokens, -1 where there are fewer than N
+    # (U, C + 1, N + 1) met tokens after each distinct token or (last column) any other token
+    num_met_after: Tensor
 
 
 class Constraints:
@@ -41,48 +54,11 @@ class Constraints:
 
         The token after a token in ``continued`` continues a word.
         """
-        max_tokens = max(
-            (sum(map(len, sentence_phrases)) for sentence_phrases in phrases), default=0
+        self.tables: _Tables = map_tensors(
+            lambda table: table.to(device).repeat_interleave(groups, 0),
+            _sentence_tables(phrases, continued),
         )
-        max_distinct = max(
-            (len(_distinct_tokens(sentence_phrases)) for sentence_phrases in phrases), default=0
-        )
-        sentences = len(phrases)
-        # The tables have an entry for each sentence and each number of met tokens: the next token,
-        # the number of met tokens at the start of its phrase, and the number of met tokens after
-        # each distinct token or (last column) any other token.
-        total = torch.zeros(sentences, dtype=torch.long)
-        next_token = torch.full((sentences, max_tokens + 1), PAD)
-        phrase_start = torch.zeros_like(next_token)
-        distinct = torch.full((sentences, max_distinct), -1)
-        num_met_after = torch.zeros(sentences, max_tokens + 1, max_distinct + 1, dtype=torch.long)
-        for sentence, sentence_phrases in enumerate(phrases):
-            tokens = _distinct_tokens(sentence_phrases)
-            column = {token: i for i, token in enumerate(tokens)}
-            distinct[sentence, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
-            start = 0
-            for phrase in sentence_phrases:
-                num_met_after[sentence, start : start + len(phrase)] = start
-                for met, after in enumerate(_automaton(phrase, continued)):
-                    state = (sentence, start + met)
-                    next_token[state] = phrase[met]
-                    phrase_start[state] = start
-                    for token, number in after.items():
-                        num_met_after[(*state, column[token])] = start + number
-                start += len(phrase)
-            total[sentence] = start
-            phrase_start[sentence, start] = start
-            num_met_after[sentence, start] = start
-
-        def repeated(tensor: Tensor) -> Tensor:
-            return tensor.to(device).repeat_interleave(groups, 0)
-
-        self.total = repeated(total)  # (U,)
-        self.next_token = repeated(next_token)  # (U, C + 1)
-        self.phrase_start = repeated(phrase_start)  # (U, C + 1)
-        self.distinct = repeated(distinct)  # (U, N)
-        self.num_met_after = repeated(num_met_after)  # (U, C + 1, N + 1)
-        self.banks = max_tokens + 1
+        self.banks = self.tables.next_token.shape[1]
 
     def next(self, search_index: Tensor, num_met: Tensor, is_inside: Tensor) -> Tensor:
         """Return the next token (A, W) of the current phrase.
@@ -90,8 +66,8 @@ class Constraints:
         It is PAD if all phrases are met, or if a phrase would begin inside a word (``is_inside``
         (A, W) is True).
         """
-        at_start = num_met == self.phrase_start[search_index].gather(1, num_met)
-        token = self.next_token[search_index].gather(1, num_met)
+        at_start = num_met == self.tables.phrase_start[search_index].gather(1, num_met)
+        token = self.tables.next_token[search_index].gather(1, num_met)
         return token.masked_fill(is_inside & at_start, PAD)
 
     def advance(
@@ -101,16 +77,16 @@ class Constraints:
 
         ``is_inside`` (A, C) is True where that token continues a word.
         """
-        same = token[:, :, None] == self.distinct[search_index][:, None]  # (A, C, N)
+        same = token[:, :, None] == self.tables.distinct[search_index][:, None]  # (A, C, N)
         other = ~same.any(-1, keepdim=True)
         column = torch.cat((same, other), -1).to(torch.uint8).argmax(-1)
-        at_start = num_met == self.phrase_start[search_index].gather(1, num_met)
-        after = self.num_met_after[search_index[:, None], num_met, column]
+        at_start = num_met == self.tables.phrase_start[search_index].gather(1, num_met)
+        after = self.tables.num_met_after[search_index[:, None], num_met, column]
         return torch.where(is_inside & at_start, num_met, after)
 
     def num_left(self, search_index: Tensor, num_met: Tensor) -> Tensor:
         """Return the number of tokens (A, W) that are not met yet."""
-        return self.total[search_index][:, None] - num_met
+        return self.tables.total[search_index][:, None] - num_met
 
     def must_continue(self, search_index: Tensor, num_met: Tensor, room: Tensor) -> Tensor:
         """Return for which hypotheses (A, W) the next token of the phrase must come now.
@@ -118,10 +94,42 @@ class Constraints:
         ``room`` (A,) is the number of remaining positions. Any other token could break the phrase
         off. Then the tokens that are not met would need more than ``room`` - 1 positions.
         """
-        start = self.phrase_start[search_index].gather(1, num_met)
-        left_if_broken_off = self.total[search_index][:, None] - start
+        start = self.tables.phrase_start[search_index].gather(1, num_met)
+        left_if_broken_off = self.tables.total[search_index][:, None] - start
         is_left = self.num_left(search_index, num_met) > 0
         return is_left & (left_if_broken_off > room[:, None] - 1)
+
+
+def _sentence_tables(phrases: Sequence[Phrases], continued: Container[int]) -> _Tables:
+    """Return the tables of one search for each sentence."""
+    max_tokens = max((sum(map(len, sentence_phrases)) for sentence_phrases in phrases), default=0)
+    max_distinct = max(
+        (len(_distinct_tokens(sentence_phrases)) for sentence_phrases in phrases), default=0
+    )
+    sentences = len(phrases)
+    total = torch.zeros(sentences, dtype=torch.long)
+    next_token = torch.full((sentences, max_tokens + 1), PAD)
+    phrase_start = torch.zeros_like(next_token)
+    distinct = torch.full((sentences, max_distinct), -1)
+    num_met_after = torch.zeros(sentences, max_tokens + 1, max_distinct + 1, dtype=torch.long)
+    for sentence, sentence_phrases in enumerate(phrases):
+        tokens = _distinct_tokens(sentence_phrases)
+        column = {token: i for i, token in enumerate(tokens)}
+        distinct[sentence, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+        start = 0
+        for phrase in sentence_phrases:
+            num_met_after[sentence, start : start + len(phrase)] = start
+            for met, after in enumerate(_automaton(phrase, continued)):
+                state = (sentence, start + met)
+                next_token[state] = phrase[met]
+                phrase_start[state] = start
+                for token, number in after.items():
+                    num_met_after[(*state, column[token])] = start + number
+            start += len(phrase)
+        total[sentence] = start
+        phrase_start[sentence, start] = start
+        num_met_after[sentence, start] = start
+    return _Tables(total, next_token, phrase_start, distinct, num_met_after)
 
 
 def _distinct_tokens(phrases: Phrases) -> list[int]:

@@ -125,9 +125,9 @@ def test_the_number_of_met_tokens_after_a_mismatch():
             tokens = [*phrase[:met], token]
             starts = [i for i in range(met + 1) if i == 0 or tokens[i - 1] not in continued]
             lengths = [met + 1 - i for i in starts if tokens[i:] == phrase[: met + 1 - i]]
-            column = constraints.distinct[0].tolist().index(token)
-            assert constraints.num_met_after[0, met, column] == max([*lengths, 0])
-        assert not constraints.num_met_after[0, : len(phrase), -1].any()
+            column = constraints.tables.distinct[0].tolist().index(token)
+            assert constraints.tables.num_met_after[0, met, column] == max([*lengths, 0])
+        assert not constraints.tables.num_met_after[0, : len(phrase), -1].any()
 
 
 def test_phrases_that_must_begin_inside_a_word():
