@@ -63,9 +63,7 @@ def sample(
     scorer = Scorer(models, config.ensemble_mean)
     rows = torch.arange(len(src), device=device).repeat_interleave(count)
     states = scorer.select(scorer.start(src, src_mask), rows, None)
-    ids = src.new_zeros(len(src), count, mask.longest)
-    scores = torch.zeros(len(src), count, dtype=torch.float32, device=device)
-    lengths = src.new_zeros(len(src), count)  # 0 until EOS is drawn
+    samples = _Samples(src, count, mask.longest)
     search_index = torch.arange(len(src), device=device)
     prefix = src.new_full((len(src), count, 1), BOS)
     for length in range(1, mask.longest + 1):
@@ -79,13 +77,10 @@ def sample(
         log_prob = log_prob.masked_fill(step.logits.gather(1, token) == NEG_INF, NEG_INF)
         log_prob = log_prob.view(len(search_index), count)
         token = token.view(len(search_index), count)
-        is_live = lengths[search_index] == 0
-        scores[search_index] += log_prob.masked_fill(~is_live, 0)
-        ids[search_index, :, length - 1] = token
-        lengths[search_index] += ((token == EOS) & is_live) * length
+        samples.add(search_index, token, log_prob, length)
         prefix = torch.cat((prefix, token[:, :, None]), 2)
         # The next line is the only synchronisation with the device in a step.
-        flags = (lengths[search_index] > 0).all(1).tolist()
+        flags = (samples.length[search_index] > 0).all(1).tolist()
         if all(flags):
             break
         if sum(flags) >= COMPACTION_THRESHOLD * len(flags):
@@ -93,30 +88,47 @@ def sample(
             search_index = search_index[sentences]
             prefix = prefix[sentences]
             states = scorer.select(states, rows, sentences)
-    if scores.isnan().any():
+    if samples.score.isnan().any():
         raise Diverged()
-    return _hypotheses(ids, lengths, scores, config)
+    return samples.hypotheses(config)
 
 
-def _hypotheses(
-    ids: Tensor, lengths: Tensor, scores: Tensor, config: SearchConfig
-) -> list[list[Hypothesis]]:
-    """Return the samples of each sentence, the highest value first.
+class _Samples:
+    """The N samples of each of B sentences."""
 
-    A sample is missing if all tokens were forbidden at one of its steps.
-    """
-    sentences = zip(ids.tolist(), lengths.tolist(), scores.tolist(), strict=True)
-    hypotheses = [
-        [
-            Hypothesis(tokens[: length - 1], score, value(score, length, config))
-            for tokens, length, score in zip(*samples, strict=True)
-            if score > NEG_INF
-        ]
-        for samples in sentences
-    ]
-    return [
-        sorted(samples, key=lambda hypothesis: -hypothesis.normalized) for samples in hypotheses
-    ]
+    def __init__(self, src: Tensor, count: int, longest: int):
+        """``longest`` is the maximum length of all samples, including EOS."""
+        size = (len(src), count)
+        self.ids = src.new_zeros(*size, longest)
+        self.score = torch.zeros(size, dtype=torch.float32, device=src.device)
+        self.length = src.new_zeros(size)  # includes EOS; 0 until EOS is drawn
+
+    def add(self, search_index: Tensor, token: Tensor, log_prob: Tensor, length: int) -> None:
+        """Add the tokens (A, N) with the number ``length`` and their log-probabilities (A, N).
+
+        ``search_index`` (A,) lists their sentences. Tokens after EOS do not count.
+        """
+        is_live = self.length[search_index] == 0
+        self.score[search_index] += log_prob.masked_fill(~is_live, 0)
+        self.ids[search_index, :, length - 1] = token
+        self.length[search_index] += ((token == EOS) & is_live) * length
+
+    def hypotheses(self, config: SearchConfig) -> list[list[Hypothesis]]:
+        """Return the samples of each sentence, the highest value first.
+
+        A sample is missing if all tokens were forbidden at one of its steps.
+        """
+        hypotheses = []
+        for samples in zip(
+            self.ids.tolist(), self.length.tolist(), self.score.tolist(), strict=True
+        ):
+            complete = [
+                Hypothesis(tokens[: length - 1], score, value(score, length, config))
+                for tokens, length, score in zip(*samples, strict=True)
+                if score > NEG_INF
+            ]
+            hypotheses.append(sorted(complete, key=lambda hypothesis: -hypothesis.normalized))
+        return hypotheses
 
 
 def _keys(seed: int, lines: Sequence[int], count: int, length: int) -> np.ndarray:
