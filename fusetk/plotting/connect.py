@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # The inputs of a layer with separate inputs, by the end of the trace name.
 _INPUTS = {"query": "queries", "key": "keys", "value": "values", "residual": "residual stream"}
-_LAYER = re.compile(r"(?P<site>(?P<side>encoder|decoder)\.(connect|attend))\.layer(\d+)(\.\w+)?")
+_LAYER = re.compile(r"(encoder|decoder)\.(connect|attend)\.layer(\d+)(?:\.(\w+))?")
 _SUBLAYER = re.compile(
     r"(encoder|decoder)\.residual\.(sublayer(\d+)|output)(\.(?:sources|read|write|mix))?"
 )
@@ -126,45 +126,56 @@ def _no_weights(model: "Seq2Seq") -> str:
 
 def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Readings]:
     """Return the readings of ``connect`` and of ``attend``."""
-    sites: dict[tuple[str, str, str], dict[int, np.ndarray]] = {}
-    for name, values in traced.recorded.items():
-        if match := _LAYER.fullmatch(name):
-            key = match["side"], match["site"], match[5] or ""
-            number, recorded = int(match[4]), _numbers(values)
-            if match["site"].endswith("connect") and recorded.shape[-1] > number:
-                raise DataError(
-                    f"{name} was recorded with {recorded.shape[-1]} weights, but layer {number} "
-                    f"reads at most {number} outputs: correct the call of trace.record"
-                )
-            sites.setdefault(key, {})[number] = recorded
     readings = []
-    for (side, site, what), weights in sites.items():
-        attends = site.endswith("attend")
-        source = "the encoder layers" if attends else f"the {_INPUTS.get(what[1:], 'input')}"
+    for (side, site, layer_input), weights in _layer_weights(traced).items():
         stack = stacks.get(side)
         depth = None if stack is None else len(stack.layers)
-        title = f"{side}, weights of each layer's {what[1:] or 'input'}"
-        if attends:
-            title = "decoder, weights of the encoder layers"
-        rows = [f"l{i}" if depth is None or i <= depth else "top" for i in sorted(weights)]
+        rows = [f"l{i}" if depth is None or i <= depth else "top" for i in weights]
         count = max(values.shape[-1] for values in weights.values())
         columns = [f"l{i}" for i in range(count)]
-        if attends and "encoder" in stacks:
-            columns = layer_names(count, stacks["encoder"].depth)
+        title = f"{side}, weights of each layer's {layer_input or 'input'}"
+        reader = "layer that reads"
+        weights_of = f"the {_INPUTS.get(layer_input, 'input')}"
+        if site == "attend":
+            if "encoder" in stacks:
+                columns = layer_names(count, stacks["encoder"].depth)
+            title = "decoder, weights of the encoder layers"
+            reader = "layer that attends"
+            weights_of = "the encoder layers"
         readings.append(
             Readings(
-                f"{site}{what}",
+                ".".join(filter(None, (side, site, layer_input))),
                 title,
                 side,
-                _rows([weights[i] for i in sorted(weights)], len(columns)),
+                _rows(list(weights.values()), len(columns)),
                 rows,
                 columns,
-                "layer that attends" if attends else "layer that reads",
-                source,
+                reader,
+                weights_of,
                 traced.lengths[side],
             )
         )
     return readings
+
+
+def _layer_weights(traced: ForwardTrace) -> dict[tuple[str, str, str], dict[int, np.ndarray]]:
+    """Return the recorded weights of ``connect`` and ``attend``: those of each layer by number.
+
+    A key has the side, the site, and the name of the input if a layer has several. Raises DataError
+    if a layer has more weights than outputs below it.
+    """
+    recorded: dict[tuple[str, str, str], dict[int, np.ndarray]] = {}
+    for name, values in traced.recorded.items():
+        if match := _LAYER.fullmatch(name):
+            side, site, layer, layer_input = match.groups(default="")
+            number, weights = int(layer), _checked_array(values)
+            if site == "connect" and weights.shape[-1] > number:
+                raise DataError(
+                    f"{name} was recorded with {weights.shape[-1]} weights, but layer {number} "
+                    f"reads at most {number} outputs: correct the call of trace.record"
+                )
+            recorded.setdefault((side, site, layer_input), {})[number] = weights
+    return {key: dict(sorted(weights.items())) for key, weights in recorded.items()}
 
 
 def _sublayer_readings(traced: ForwardTrace, side: str, stack: Stack | None) -> list[Readings]:
@@ -174,7 +185,7 @@ def _sublayer_readings(traced: ForwardTrace, side: str, stack: Stack | None) -> 
         match = _SUBLAYER.fullmatch(name)
         if match and match[1] == side:
             kinds = by_sublayer.setdefault(int(match[3] or 0), {})
-            kinds[(match[4] or ".sources")[1:]] = _numbers(values)
+            kinds[(match[4] or ".sources")[1:]] = _checked_array(values)
     if not by_sublayer:
         return []
     output = by_sublayer.pop(0, None)
@@ -269,12 +280,13 @@ def expand_streams(sublayers: Sequence[dict[str, np.ndarray]]) -> list[np.ndarra
     return [*weights, streams.mean(-2)]
 
 
-def _numbers(values: Tensor) -> np.ndarray:
+def _checked_array(values: Tensor) -> np.ndarray:
+    """Return recorded weights as an array. Raises Diverged if they are NaN."""
     # Positions after the end of a sentence are undefined, so only the first position is checked.
     if (values[:, 0] if values.ndim > 2 else values).isnan().any():
         raise Diverged("weights of connections")
-    numbers: np.ndarray = values.float().cpu().numpy()
-    return numbers
+    array: np.ndarray = values.float().cpu().numpy()
+    return array
 
 
 def _rows(weights: Sequence[np.ndarray], columns: int) -> np.ndarray:
