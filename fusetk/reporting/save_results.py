@@ -448,6 +448,9 @@ def _texts(run: MeasuredRun, set_name: str) -> Columns:
     Raises DataError if they are missing or are not those of the scores.
     """
     source, target = str(run.setting("data", "source")), str(run.setting("data", "target"))
+    # `fusetk run` writes further references beside the run folders.
+    prepared = Path(str(run.setting("data", "folder")))
+    folder = references_folder(run.folder.parent, prepared) / set_name
     texts = {"source.raw": list(read_lines(_text_file(run, set_name, source, "raw")))}
     expected = {
         (text_kind(record.metric), record.references)
@@ -456,11 +459,7 @@ def _texts(run: MeasuredRun, set_name: str) -> Columns:
     }
     for kind, checksum in sorted(expected):
         first = _text_file(run, set_name, target, kind)
-        # `fusetk run` writes further references beside the run folders.
-        prepared = Path(str(run.setting("data", "folder")))
-        folder = references_folder(run.folder.parent, prepared)
-        further = sorted((folder / set_name).glob(f"*.{kind}"))
-        for paths in ([first], [first, *further]):
+        for paths in ([first], [first, *sorted(folder.glob(f"*.{kind}"))]):
             references = [list(read_lines(path)) for path in paths]
             if score_log.fingerprint(references) == checksum:
                 names = [f"reference{i}.{kind}" for i in range(1, len(paths) + 1)]
