@@ -13,7 +13,7 @@ from fusetk.evaluation.significance import SAMPLES, Sampling
 from fusetk.files import digest
 from fusetk.reporting.gain import SeedComparison
 from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, read_costs
-from fusetk.reporting.result_files import read_results
+from fusetk.reporting.result_files import RunResult, read_results
 from fusetk.reporting.runs import VALID, MeanScore, ScoreColumn, chosen_columns, mean_of
 from fusetk.reporting.saved_run import SavedRun
 from fusetk.reporting.significance import PValues
@@ -300,17 +300,7 @@ def read_tables(
             f"{folder} has no results yet: `fusetk report RECIPE --runs DIR --save {folder}` "
             "writes them"
         )
-    groups: dict[str, dict[str, list[SavedRun]]] = {}
-    known: dict[str, Path] = {}
-    for path, result in results.items():
-        identity = digest([result.table, result.row, result.seed, result.overrides])
-        if other := known.get(identity):
-            raise DataError(
-                f"{other} and {path} have the same row, seed and config: remove one of them"
-            )
-        known[identity] = path
-        rows = groups.setdefault(result.table, {})
-        rows.setdefault(result.row, []).append(SavedRun(path.stem, result))
+    groups = _runs_by_table_and_row(results)
     p_values = PValues(folder, TEST)
     costs = read_costs(folder)
     by_default = not all_scores and not any(choices.values())
@@ -331,6 +321,27 @@ def read_tables(
             )
         )
     return tables
+
+
+def _runs_by_table_and_row(
+    results: Mapping[Path, RunResult],
+) -> dict[str, dict[str, list[SavedRun]]]:
+    """Return the runs by table, then by row.
+
+    Raises DataError if two results have the same row, seed and config.
+    """
+    groups: dict[str, dict[str, list[SavedRun]]] = {}
+    known: dict[str, Path] = {}
+    for path, result in results.items():
+        identity = digest([result.table, result.row, result.seed, result.overrides])
+        if other := known.get(identity):
+            raise DataError(
+                f"{other} and {path} have the same row, seed and config: remove one of them"
+            )
+        known[identity] = path
+        rows = groups.setdefault(result.table, {})
+        rows.setdefault(result.row, []).append(SavedRun(path.stem, result))
+    return groups
 
 
 def _position(row: ResultRow) -> tuple[bool, int, str]:
