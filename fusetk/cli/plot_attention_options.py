@@ -8,7 +8,7 @@ from fusetk.cli.options import device_option, model_option, tokenized_option
 from fusetk.cli.parameters import Decorator, FilePath, Parsed, all_of
 from fusetk.cli.picture_options import size_option, style_option
 from fusetk.plotting.choices import WHATS, parse_head, parse_step
-from fusetk.plotting.panel import COLORS
+from fusetk.plotting.panel import COLORS, DEFAULT_COLORS
 from fusetk.plotting.sentences import line_range
 from fusetk.plotting.style import parse_top
 
@@ -89,7 +89,7 @@ OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--colors",
         type=click.Choice(list(COLORS)),
-        default="blue",
+        default=DEFAULT_COLORS,
         show_default=True,
         help="Colour map. viridis: 0 is dark, and large numbers are yellow. grey: 1 is white and 0"
         " is black, as in papers. If there are negative numbers, positive ones are red and negative"

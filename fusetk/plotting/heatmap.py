@@ -21,7 +21,7 @@ from fusetk.plotting.heatmap_layout import (
     names_rows,
     wrap,
 )
-from fusetk.plotting.panel import Panel, Scale, round_ticks, scales, short_titles
+from fusetk.plotting.panel import DEFAULT_COLORS, Panel, Scale, round_ticks, scales, short_titles
 from fusetk.plotting.style import SCREEN, Size, Style
 from fusetk.plotting.text_width import TextWidth
 
@@ -73,7 +73,7 @@ def draw(
     panels: Sequence[Panel],
     *,
     title: str = "",
-    colors: str = "blue",
+    colors: str = DEFAULT_COLORS,
     columns: int | Sequence[int] | None = None,
     style: Style = SCREEN,
     size: Size | None = None,

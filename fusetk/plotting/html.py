@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fusetk.data.text import cannot_write
-from fusetk.plotting.panel import DIVERGING, Page, Panel, json_fields, scales
+from fusetk.plotting.panel import DEFAULT_COLORS, DIVERGING, Page, Panel, json_fields, scales
 
 FOLDER = Path(__file__).parent
 LARGE = 50_000_000  # characters; larger files are slow in browsers
@@ -31,7 +31,7 @@ DARK = {
 log = logging.getLogger(__name__)
 
 
-def save_page(pages: Sequence[Page], path: Path, title: str, colors: str = "blue") -> None:
+def save_page(pages: Sequence[Page], path: Path, title: str, colors: str = DEFAULT_COLORS) -> None:
     """Write the pages to one HTML file with a slider. Raises DataError if it cannot be written."""
     text = render(pages, title, colors)
     if len(text) > LARGE:
@@ -46,7 +46,7 @@ def save_page(pages: Sequence[Page], path: Path, title: str, colors: str = "blue
         raise cannot_write(path, error) from None
 
 
-def render(pages: Sequence[Page], title: str, colors: str = "blue") -> str:
+def render(pages: Sequence[Page], title: str, colors: str = DEFAULT_COLORS) -> str:
     """Return the content of the HTML file.
 
     No word of the input can change the page: words are strings inside a JSON element, and the
@@ -94,7 +94,7 @@ def _data(pages: Sequence[Page], title: str, colors: str) -> dict[str, Any]:
     }
 
 
-def scales_data(panels: Sequence[Panel], colors: str = "blue") -> dict[str, Any]:
+def scales_data(panels: Sequence[Panel], colors: str = DEFAULT_COLORS) -> dict[str, Any]:
     """Return the colour scale of each measure, as ``panels.js`` reads it."""
     return {
         name: {

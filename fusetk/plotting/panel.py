@@ -13,6 +13,7 @@ from fusetk.plotting.figure import finite
 
 # Colour maps by the user's name. `grey` draws attention as papers do: 1 is white, 0 is black.
 COLORS = {"blue": "Blues", "viridis": "viridis", "grey": "gray"}
+DEFAULT_COLORS = "blue"
 TICKS = 6  # most intervals between the ticks of a scale
 DIVERGING = "RdBu_r"  # for panels with negative numbers: 0 is white, positive red, negative blue
 
@@ -60,7 +61,7 @@ class Scale(NamedTuple):
     fixed: bool = False  # ``high`` does not depend on the numbers
 
 
-def scales(panels: Sequence[Panel], colors: str = "blue") -> dict[str, Scale]:
+def scales(panels: Sequence[Panel], colors: str = DEFAULT_COLORS) -> dict[str, Scale]:
     """Return the colour scale of each measure, in order of appearance.
 
     A scale ends at the largest ``top`` of its panels, or, if a panel has none, at a round number

@@ -14,7 +14,7 @@ from fusetk.plotting.figure import (
 )
 from fusetk.plotting.heatmap import draw
 from fusetk.plotting.html import save_page
-from fusetk.plotting.panel import Page, arrays, document
+from fusetk.plotting.panel import DEFAULT_COLORS, Page, arrays, document
 from fusetk.plotting.style import SCREEN, Size, Style
 
 
@@ -23,7 +23,7 @@ def save(
     path: Path,
     *,
     title: str = "",
-    colors: str = "blue",
+    colors: str = DEFAULT_COLORS,
     columns: int | Sequence[int] | None = None,
     style: Style = SCREEN,
     size: Size | None = None,
