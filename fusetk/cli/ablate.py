@@ -74,7 +74,7 @@ def command(
         raise click.UsageError("standard input can be only one of the files")
     use_threads(threads)
     from fusetk import system
-    from fusetk.decoding.target_scores import BATCH_TOKENS
+    from fusetk.decoding.config import FORCED_BATCH_TOKENS
     from fusetk.evaluation import ablation
     from fusetk.evaluation.rescore import Rescorer
     from fusetk.evaluation.rescore_rows import RescoreInputs, read_rows
@@ -85,7 +85,7 @@ def command(
         raise DataError(
             f"{model} has no fusion of several layers: give a run with `fuse` in encoder or decoder"
         )
-    rescorer = Rescorer(loaded.translator(), BATCH_TOKENS)
+    rescorer = Rescorer(loaded.translator(), FORCED_BATCH_TOKENS)
     rows, _ = read_rows(RescoreInputs((source, reference)), rescorer, tokenized, "")
     pairs = [pair.ids for row in rows for pair in row.pairs if pair is not None]
     if not pairs:

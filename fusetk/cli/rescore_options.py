@@ -7,6 +7,7 @@ import click
 from fusetk.cli.config_options import exponent, search_option
 from fusetk.cli.options import models_option, output_option, running_options, tokenized_option
 from fusetk.cli.parameters import Decorator, Parsed, all_of
+from fusetk.decoding.config import FORCED_BATCH_TOKENS
 
 
 def parse_feature(text: str) -> str:
@@ -93,7 +94,7 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     search_option(
         "batch_tokens",
-        default=8192,
+        default=FORCED_BATCH_TOKENS,
         show_default=True,
         help="Number of tokens in a batch, both sides together.",
     ),

@@ -13,6 +13,7 @@ from fusetk.decoding.ensemble import EnsembleMean
 
 WIDE_BEAM = 100  # a wider beam gets a warning
 MOST = 1_000_000  # limit of numbers and costs; larger costs overflow in float32 sums
+FORCED_BATCH_TOKENS = 8192  # default size of a batch in forced decoding: positions of both sides
 ALIASES = {"length_penalty": "normalize"}  # other names of keys
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fusetk.data.vocab import BOS, EOS, PAD
+from fusetk.decoding.config import FORCED_BATCH_TOKENS
 from fusetk.decoding.target_scores import (
-    BATCH_TOKENS,
     IdPair,
     batch_of_ids,
     check_length,
@@ -40,7 +40,7 @@ def next_tokens(model: Seq2Seq, pairs: Sequence[IdPair], count: int) -> list[lis
     device = next(model.parameters()).device
     lengths = [(len(source), len(target) + 1) for source, target in pairs]
     steps: dict[int, list[Step]] = {}
-    for indices in pair_batches(lengths, BATCH_TOKENS):
+    for indices in pair_batches(lengths, FORCED_BATCH_TOKENS):
         batch = batch_of_ids([pairs[i] for i in indices]).to(device)
         features = model(batch.src, batch.src_mask, batch.tgt_in, lengths=batch.lengths)
         features = features.flatten(0, 1)[batch.target_index]

@@ -12,14 +12,13 @@ from fusetk.data.batch import Batch, pad
 from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding import alignment
 from fusetk.decoding.alignment import AttentionHeads
+from fusetk.decoding.config import FORCED_BATCH_TOKENS
 from fusetk.decoding.ensemble import EQUAL_MEAN, EnsembleMean
 from fusetk.decoding.token_mask import max_positions
 from fusetk.errors import DataError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.output import OutputProjection, rows_in_piece
 from fusetk.nn.weightnorm import NormedLinear
-
-BATCH_TOKENS = 8192
 
 IdPair = tuple[Sequence[int], Sequence[int]]
 """Source ids with EOS, and target ids without BOS and EOS."""
@@ -38,7 +37,7 @@ def score_targets(
     models: Sequence[Seq2Seq],
     pairs: Sequence[IdPair],
     mean: EnsembleMean = EQUAL_MEAN,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int = FORCED_BATCH_TOKENS,
     attention: AttentionHeads | None = None,
     on_batch: Callable[[int], None] = lambda pairs: None,
 ) -> list[TargetScores]:
