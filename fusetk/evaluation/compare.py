@@ -82,7 +82,7 @@ def compare_sentences(
     first: Sequence[str],
     second: Sequence[str],
     references: Sequence[str] | None,
-    metric: str = "chrf",
+    metric: str = SENTENCE_METRICS[0],
     tokenized: bool = False,
 ) -> list[ComparedSentence]:
     """Pair the two translations of each sentence, in order; with references, score them.
