@@ -104,9 +104,7 @@ class Explorer:
         source_ids = [*self._ids("source", source), EOS]
         prefix = self._prefix(search.prefix)
         prefix_ids = self._ids("target", prefix)
-        translator = Translator(
-            [self.model], self.translator.pipeline, self._config(search.beam or 0)
-        )
+        translator = Translator([self.model], self.translator.pipeline, self._config(search.beam))
         [hypotheses] = translator.translate_ids([source_ids], prefixes=[prefix_ids])
         if not hypotheses:
             raise DataError(
@@ -156,8 +154,8 @@ class Explorer:
             "panels": [panel_data(panel) for panel in panels],
         }
 
-    def _config(self, beam: int) -> SearchConfig:
-        """Return the search of the run with this beam (0: its own) and as many results.
+    def _config(self, beam: int | None) -> SearchConfig:
+        """Return the search of the run with this beam (None: its own) and as many results.
 
         If the run samples, this is the number of samples.
         """
