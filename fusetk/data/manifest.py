@@ -266,7 +266,7 @@ def check_pairs(pairs: list[FilePair], inputs: Mapping[str, Record]) -> None:
         source = inputs[str(pair.source)]["lines"]
         target = inputs[str(pair.target)]["lines"]
         if source != target:
-            raise unequal(pair, source, target)
+            raise unequal(*pair, source, target)
 
 
 def equal_texts(texts: Mapping[str, list[FilePair]], inputs: Mapping[str, Record]) -> Iterator[str]:

@@ -334,22 +334,23 @@ def read_pairs(pair: FilePair, bom: bool = True) -> Iterator[tuple[str, str]]:
     if left is not None or right is not None:
         source_count = count + (left is not None) + sum(1 for _ in source)
         target_count = count + (right is not None) + sum(1 for _ in target)
-        raise unequal(pair, source_count, target_count)
+        raise unequal(*pair, source_count, target_count)
 
 
-def unequal(pair: FilePair, source: int, target: int) -> DataError:
-    """Return the error for files with unequal numbers of lines.
+def unequal(first: Path | str, other: Path | str, first_count: int, other_count: int) -> DataError:
+    """Return the error for two files with unequal numbers of lines.
 
     It names the line after which the files seem to be out of step. If this line is one of the last
     lines of the shorter file, the error says that this file seems to end early.
     """
-    longer, shorter = (pair.source, pair.target) if source > target else (pair.target, pair.source)
-    counts = f"{pair.source} has {source} lines and {pair.target} has {target}"
+    first, other = Path(first), Path(other)
+    longer, shorter = (first, other) if first_count > other_count else (other, first)
+    counts = f"{first} has {first_count} lines and {other} has {other_count}"
     advice = "repair the files, because fusetk never drops surplus lines"
     if not (longer.is_file() and shorter.is_file()):  # a pipe cannot be read again
         return DataError(f"{counts}; {advice}")
-    line = first_out_of_step(longer, shorter, abs(source - target))
-    end = min(source, target)
+    line = first_out_of_step(longer, shorter, abs(first_count - other_count))
+    end = min(first_count, other_count)
     if line > end - min(MOST_CHANCE_LINES, end // 10):
         place = f"{shorter.name} seems to end early, after line {end}"
     else:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from fusetk.data.text import (
     STANDARD_INPUT,
-    FilePair,
     decode_lines,
     display_name,
     open_bytes,
@@ -80,7 +79,7 @@ def line_range(inputs: DecodeInputs) -> tuple[int, int | None]:
     for path in inputs.side_files:
         others = count_lines(Path(path))
         if others != lines:
-            raise unequal(FilePair(Path(inputs.source), Path(path)), lines, others)
+            raise unequal(inputs.source, path, lines, others)
     index, count = inputs.shard
     return (index - 1) * lines // count, index * lines // count
 
@@ -170,7 +169,7 @@ def _unequal(first: str, other: str, first_lines: int | None, other_lines: int |
             f"{other} has {other_count} and {first} has more: give a line for each line of "
             f"{first}, blank for none"
         )
-    return unequal(FilePair(Path(first), Path(other)), first_lines, other_lines)
+    return unequal(first, other, first_lines, other_lines)
 
 
 def skip_done(

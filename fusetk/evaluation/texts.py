@@ -1,10 +1,9 @@
 """Reading of hypotheses, references and sources that are scored, and warnings about them."""
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.data.text import FilePair, display_name, read_input, unequal
+from fusetk.data.text import display_name, read_input, unequal
 from fusetk.errors import DataError, join_names, quantity
 from fusetk.evaluation.metric import Metric, MetricOptions
 from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS
@@ -68,8 +67,8 @@ def read_texts(
     expected = len(texts[files[0]].lines)
     for file, text in texts.items():
         if len(text.lines) != expected:
-            names = FilePair(Path(display_name(files[0])), Path(display_name(file)))
-            raise unequal(names, expected, len(text.lines))
+            names = display_name(files[0]), display_name(file)
+            raise unequal(*names, expected, len(text.lines))
     return ScoredTexts(
         {name: texts[file] for name, file in systems.items()},
         [texts[file] for file in references],

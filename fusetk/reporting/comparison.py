@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.data.text import (
-    FilePair,
     check_inputs_and_output,
     display_name,
     read_input,
@@ -112,7 +111,7 @@ def _check_output(output: Path, inputs: Sequence[Path]) -> None:
 def _read(path: Path | str, source: str, sentences: int) -> list[str]:
     lines = list(read_lines(path))
     if len(lines) != sentences:
-        raise unequal(FilePair(Path(source), Path(path)), sentences, len(lines))
+        raise unequal(source, path, sentences, len(lines))
     return lines
 
 
