@@ -194,7 +194,15 @@ def read_choices(path: Path) -> Choices | None:
             int(values["threads"]),
             {choice.name: ways.get(choice.name, choice.ways[0]) for choice in CHOICES},
         )
-    except (OSError, ValueError, OverflowError, TypeError, AttributeError, KeyError):
+    except (
+        OSError,
+        ValueError,
+        OverflowError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        RecursionError,
+    ):
         return None
     is_valid = all(_is_way_of(choice, stored.ways[choice.name]) for choice in CHOICES)
     return stored if is_valid else None

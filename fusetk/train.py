@@ -24,7 +24,7 @@ from fusetk.errors import (
     out_of_memory,
     quantity,
 )
-from fusetk.files import remove_temporary_files, write_if_changed
+from fusetk.files import digest, remove_temporary_files, write_if_changed
 from fusetk.machine import (
     Choices,
     choices,
@@ -66,7 +66,7 @@ from fusetk.training.progress import Progress, read_progress
 from fusetk.training.reporter import device_name
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
-from fusetk.training.start_from import start_from
+from fusetk.training.start_from import start_checkpoint, start_from
 from fusetk.training.validation import Validator, check_shares
 from fusetk.training.verify import verify
 from fusetk.ways import slower_than_float32
@@ -161,6 +161,7 @@ def _train(
     integrity.check_settings(recipe.data, prepared, files=last is None)
     session = _session(recipe, execution, last)
     changes = find_changes(recipe, run, last, prepared, execution.kernel_choices, session)
+    _check_same_files(recipe, prepared, world)
     pipeline = Pipeline.load(data / TEXT)
     model, start_lines = _build_model(recipe, pipeline, execution, resuming=last is not None)
     trainer = _make_trainer(recipe, run, prepared, pipeline, model, world)
@@ -193,6 +194,20 @@ def _train(
         trainer.train(log, stop)
         for line in _end(trainer.progress, run):
             log.line(line)
+
+
+def _check_same_files(recipe: Recipe, prepared: Mapping[str, Any], world: World) -> None:
+    """Raise ConfigError if the processes have different configs or prepared data.
+
+    Hosts may have different copies of the files.
+    """
+    settings = recipe.model_dump(mode="json")
+    settings["data"] = manifest.training_fingerprint(prepared)
+    if len(set(world.all_gather(digest(settings)))) > 1:
+        raise ConfigError(
+            "the processes have different configs or different prepared data: give the same files "
+            "to all of them"
+        )
 
 
 def _speed_warning(recipe: Recipe, execution: Execution) -> list[str]:
@@ -232,7 +247,10 @@ def _build_model(
         model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
         shards = recipe.training.shard and execution.world.size > 1
         if recipe.training.start_from is not None and not resuming:
-            lines = start_from(model, Path(recipe.training.start_from), pipeline).lines()
+            start = start_checkpoint(Path(recipe.training.start_from))
+            # Another process may see another link: the run may be in training.
+            start = execution.world.broadcast(start)
+            lines = start_from(model, *start, pipeline).lines()
         if kinds := sorted(outside_kinds(recipe.model.model_dump())):
             warnings = verify(
                 model if shards else model.to(execution.device),

@@ -71,6 +71,7 @@ def test_advice_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     with monkeypatch.context() as patch:
         patch.setenv("CXX", "no-such-compiler")
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        patch.setattr(build.tempfile, "tempdir", str(tmp_path))
         description = examined()
     build.library.cache_clear()
     assert "no compiler no-such-compiler" in description["kernels"]["transformer"]

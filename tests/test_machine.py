@@ -422,6 +422,12 @@ def test_another_processor_is_reported_and_measured(toy: Path, tmp_path: Path) -
     assert json.loads((run / "machine.json").read_text())["processor"] == processor()
 
 
+def test_deeply_nested_choices_are_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text("[" * 200_000)
+    assert read_choices(path) is None
+
+
 def test_other_code_and_missing_kernels_are_reported(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

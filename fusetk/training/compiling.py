@@ -45,7 +45,13 @@ def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
 
 def _in_training(layer: nn.Module, plain: Callable[..., Any], backend: str) -> Callable[..., Any]:
     compiled = torch.compile(plain, dynamic=True, backend=backend)
-    return lambda *args: compiled(*args) if layer.training else plain(*args)
+
+    def forward(*args: Any) -> Any:
+        # A validation of training pairs with dropout is not compiled either.
+        in_update = layer.training and not torch.is_inference_mode_enabled()
+        return compiled(*args) if in_update else plain(*args)
+
+    return forward
 
 
 def _drop_out(dropout: Dropout, x: Tensor) -> Tensor:

@@ -57,18 +57,28 @@ class StartReport(NamedTuple):
         return lines
 
 
-def start_from(model: nn.Module, path: Path, pipeline: Pipeline) -> StartReport:
-    """Copy the weights of a run or checkpoint into a new model on the CPU, matched by name.
+def start_checkpoint(path: Path) -> tuple[Path, Path]:
+    """Return the run folder and the checkpoint folder of a run or checkpoint, without links.
+
+    A run that is being trained may move its links at any time. Raises CheckpointError if there is
+    no checkpoint.
+    """
+    run, folder = find_checkpoint(path)
+    return run, folder.resolve()
+
+
+def start_from(model: nn.Module, run: Path, folder: Path, pipeline: Pipeline) -> StartReport:
+    """Copy the weights of a checkpoint into a new model on the CPU, matched by name.
+
+    ``run`` and ``folder`` are those of ``start_checkpoint``.
 
     Embeddings and the output projection have a row (or an element) for each token: rows are
     matched by token, and rows of tokens that the run does not have keep their initial weights. The
     moving average (EMA) is copied if the run has one. Raises CheckpointError if the run cannot be
     read, and ConfigError if no weight fits.
     """
-    run, folder = find_checkpoint(path)
-    resolved = folder.resolve()  # the run may move the link while the files are read
-    file = EMA if EMA in read_state(resolved)["sha256"] else MODEL
-    tensors = read_weights(model, resolved, file)
+    file = EMA if EMA in read_state(folder)["sha256"] else MODEL
+    tensors = read_weights(model, folder, file)
     old = Pipeline.load(run / TEXT)
     report = StartReport(folder, file == EMA, [], [], [], [], [])
     parameters = saved_tensors(model)

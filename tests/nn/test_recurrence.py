@@ -5,7 +5,9 @@ import gc
 import hashlib
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusetk.files import locked_file
 from fusetk.nn import recurrence
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import InputCell, Transition
@@ -292,6 +295,7 @@ def test_without_a_compiler_single_steps_run_with_one_warning(compiler: str, tmp
         "PATH": str(tmp_path),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
     }
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120
@@ -317,7 +321,9 @@ def test_kernels_are_compiled_once_and_again_when_damaged(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "COMMON", NOT_OPTIMISED)
     assert build.library("recurrence") is not None
-    checksum, kernels = sorted((tmp_path / "fusetk").iterdir(), key=lambda path: path.suffix)
+    checksum, kernels = sorted(
+        (tmp_path / "fusetk").glob("recurrence-*"), key=lambda path: path.suffix
+    )
     content, time = kernels.read_bytes(), kernels.stat().st_mtime_ns
     build.library.cache_clear()
     assert build.library("recurrence") is not None and kernels.stat().st_mtime_ns == time
@@ -326,7 +332,40 @@ def test_kernels_are_compiled_once_and_again_when_damaged(tmp_path, monkeypatch)
         kernels.write_bytes(damaged)
         build.library.cache_clear()
         assert build.library("recurrence") is not None and kernels.read_bytes() == content
-    assert sorted((tmp_path / "fusetk").iterdir()) == sorted([checksum, kernels])
+    files = [checksum, kernels, tmp_path / "fusetk" / build.LOCK]
+    assert sorted((tmp_path / "fusetk").iterdir()) == sorted(files)
+
+
+@pytest.mark.usefixtures("no_cached_library")
+@fused
+def test_kernels_of_a_machine_with_a_compiler_serve_one_without(tmp_path, monkeypatch) -> None:
+    """Nodes of a cluster may share a cache folder, and only one of them may have a compiler."""
+    monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path])
+    monkeypatch.setattr(build, "COMMON", NOT_OPTIMISED)
+    assert build.library("recurrence") is not None
+    build.library.cache_clear()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build.library("recurrence") is not None
+    build.library.cache_clear()
+    monkeypatch.setattr(build, "_machine", lambda: "another processor")
+    with pytest.warns(UserWarning, match="no compiler no-such-compiler"):
+        assert build.library("recurrence") is None
+
+
+@pytest.mark.usefixtures("no_cached_library")
+@fused
+def test_a_process_waits_for_another_one_that_compiles(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path])
+    monkeypatch.setattr(build, "COMMON", NOT_OPTIMISED)
+    called = threading.Event()
+    monkeypatch.setattr(build, "_compile", lambda *_: called.set())
+    monkeypatch.setattr(build.ctypes, "CDLL", lambda path: path)
+    with ThreadPoolExecutor(1) as pool:
+        with locked_file(tmp_path / build.LOCK):
+            result = pool.submit(build.library, "recurrence")
+            assert not called.wait(0.3)
+            monkeypatch.setattr(build, "_is_complete", lambda path: True)
+        assert result.result(30) and not called.is_set(), "the other process has compiled it"
 
 
 @pytest.mark.usefixtures("no_cached_library")
@@ -379,7 +418,8 @@ exec c++ "$@"
 
 
 @pytest.mark.usefixtures("no_cached_library")
-def test_an_unreadable_cxx_gives_a_warning(monkeypatch) -> None:
+def test_an_unreadable_cxx_gives_a_warning(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path])
     monkeypatch.setenv("CXX", "g++ '-O1")
     with pytest.warns(UserWarning, match="CXX cannot be parsed .*: g\\+\\+ '-O1"):
         assert build.library("recurrence") is None

@@ -61,10 +61,11 @@ def same(name: str, backend: str) -> None:
     assert not counted["graph_break"], counted["graph_break"]
     graphs = counted["stats"]["unique_graphs"]
     assert 0 < graphs <= 2 * len(model.layers()), "lengths must be symbolic"
-    model.eval()
-    with torch.inference_mode():
-        model(torch.full((1, 2), 3), torch.ones(1, 2, dtype=torch.bool), torch.full((1, 3), 3))
-    assert counted["stats"]["unique_graphs"] == graphs, "evaluation must run uncompiled"
+    for training in (False, True):  # a validation may have dropout
+        model.train(training)
+        with torch.inference_mode():
+            model(torch.full((1, 2), 3), torch.ones(1, 2, dtype=torch.bool), torch.full((1, 3), 3))
+        assert counted["stats"]["unique_graphs"] == graphs, "evaluation must run uncompiled"
 
 
 def test_compiled_layers_are_the_layers() -> None:

@@ -373,6 +373,46 @@ def test_all_processes_start_a_stage_from_the_checkpoint_of_rank_0(
     assert "done: 8 updates" in said
 
 
+def test_all_processes_start_from_the_checkpoint_of_rank_0(toy: Path, tmp_path: Path) -> None:
+    """The run may be in training: another process may see an older best checkpoint."""
+    train(toy, tmp_path / "parent", [*PLAIN, "training.validation.every_updates=4"]).succeed()
+    older = tmp_path / "parent" / "checkpoints" / runs.checkpoint_name(4)
+    newer = older.with_name(runs.checkpoint_name(8))
+    starts = [*PLAIN, f"training.start_from={newer}", "training.stages.0.end.updates=2"]
+    see_older = (
+        "from pathlib import Path\nfrom fusetk import train\n"
+        f"older = Path({str(older)!r})\n"
+        "if os.environ['RANK'] == '1': train.start_checkpoint = lambda _: (older.parents[1], older)"
+    )
+    assert older.is_dir()
+    train(toy, tmp_path / "one", starts, 2).succeed()
+    said = train(toy, tmp_path / "two", starts, 2, see_older).succeed()
+    assert f"start from {newer}: " in said
+    expected, actual = (weights(tmp_path / name, 2) for name in ("one", "two"))
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("other", ["config", "data"])
+def test_processes_with_different_files_are_refused(toy: Path, tmp_path: Path, other: str) -> None:
+    """Hosts may have different copies of the config and of the prepared data."""
+    code = {
+        "config": (
+            "from fusetk import train\nplain = train._train\n"
+            "def other(recipe, *rest):\n"
+            "    training = recipe.training.model_copy(update={'label_smoothing': 0.3})\n"
+            "    plain(recipe.model_copy(update={'training': training}), *rest)\n"
+            "if os.environ['RANK'] == '1': train._train = other"
+        ),
+        "data": (
+            "from fusetk.data import manifest\n"
+            "if os.environ['RANK'] == '1': manifest.training_fingerprint = lambda _: 'other'"
+        ),
+    }[other]
+    said = train(toy, tmp_path / "run", [], 2, code).fail()
+    assert said.count("the processes have different configs or different prepared data") == 2
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 @pytest.mark.slow
 def test_two_hosts(toy: Path, tmp_path: Path) -> None:
     """Two launchers with one process each, connected by a rendezvous, train as one launcher."""

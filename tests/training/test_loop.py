@@ -38,7 +38,7 @@ from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
 from fusetk.training.loop import Trainer
 from fusetk.training.schedule import INITIAL_STATE, Schedule, ScheduleState
-from fusetk.training.start_from import start_from
+from fusetk.training.start_from import start_checkpoint, start_from
 from fusetk.training.validation import LossSums, PartialResults, ValidationConfig, Validator
 from fusetk.weights import read_state
 from tests.helpers.forks import Forks, train
@@ -718,7 +718,7 @@ def test_the_link_to_the_best_checkpoint_moves_while_it_is_loaded(
     assert loaded.checkpoint == best
     checkpoint.link(copy, "best", best)
     started = build(recipe, len(loaded.pipeline.source_vocab), len(loaded.pipeline.target_vocab))
-    start_from(started, copy, loaded.pipeline)
+    start_from(started, *start_checkpoint(copy), loaded.pipeline)
     for model in (loaded.model, started):
         assert all(torch.equal(value, expected[key]) for key, value in model.named_parameters())
 

@@ -43,7 +43,7 @@ from fusetk.training.schedule import (
     rate_of_update,
 )
 from fusetk.training.schedule import build as build_schedule
-from fusetk.training.start_from import start_from
+from fusetk.training.start_from import start_checkpoint, start_from
 from fusetk.training.verify import verify
 from tests.contracts.systems import build as contract_model
 
@@ -282,7 +282,7 @@ def test_buffers_are_saved_and_random_tensors_are_those_of_the_training(
     assert "decoder.fuse.mean" not in load_file(tmp_path / "whole" / "checkpoints" / "last" / EMA)
     start = recipe_with(toy, "Stateful", f"training.start_from={tmp_path / 'whole'}")
     model = build_model(start, *sizes)
-    start_from(model, tmp_path / "whole", loaded.pipeline)
+    start_from(model, *start_checkpoint(tmp_path / "whole"), loaded.pipeline)
     started: Any = model.decoder.fuse
     assert torch.equal(started.mean, load_model(tmp_path / "whole", "cpu").model.decoder.fuse.mean)
 

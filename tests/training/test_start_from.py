@@ -19,7 +19,7 @@ from fusetk.recipe import Recipe, load
 from fusetk.resume import check_before_prep
 from fusetk.system import build
 from fusetk.train import train
-from fusetk.training.start_from import start_from
+from fusetk.training.start_from import start_checkpoint, start_from
 from fusetk.weights import read_tensors
 
 
@@ -96,7 +96,7 @@ def test_weights_are_matched_by_name_and_rows_by_token(
     torch.manual_seed(3)
     model = build(recipe, *sizes)
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
-    report = start_from(model, parent, pipeline)
+    report = start_from(model, *start_checkpoint(parent), pipeline)
     tensors = read_tensors((parent / "checkpoints" / "best").resolve(), "model.safetensors")
     assert sorted(report.copied) == sorted(tensors) and not report.missing + report.different
     for name, parameter in model.named_parameters():
@@ -118,7 +118,7 @@ def test_learned_positions_are_no_tokens(toy: Path, parent: Path, tmp_path: Path
     tokens = pipeline.source_vocab.tokens[4:]
     pipeline.source_vocab = Vocabulary(tokens[::-1])
     model = build(recipe, size, len(pipeline.target_vocab))
-    start_from(model, run, pipeline)
+    start_from(model, *start_checkpoint(run), pipeline)
     tensors = read_tensors((run / "checkpoints" / "best").resolve(), "model.safetensors")
     weights = dict(model.named_parameters())
     assert torch.equal(weights["source.positions.weight"], tensors["source.positions.weight"])
@@ -131,14 +131,14 @@ def test_weights_that_do_not_fit_are_named(toy: Path, parent: Path, tmp_path: Pa
     recipe = second(toy, parent, tmp_path, *settings)
     pipeline = Pipeline.load(parent / "text")
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
-    report = start_from(model, parent, pipeline)
+    report = start_from(model, *start_checkpoint(parent), pipeline)
     assert all(name.startswith("encoder.layers.1.") for name in report.missing)
     assert "encoder.layers.0.ffn.hidden.weight" in report.different and not report.unused
     text = "\n".join(report.lines())
     assert "because the run does not have them" in text and "because their shapes differ" in text
     other = build(load(toy, ["model.width=16", "model.ffn=24"]), 10, 10)
     with pytest.raises(ConfigError, match=r"no weight of .* fits this model"):
-        start_from(other, parent, pipeline)
+        start_from(other, *start_checkpoint(parent), pipeline)
 
 
 def test_fine_tuning_continues_from_the_run(toy: Path, parent: Path, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_the_moving_average_of_the_run_is_copied(toy: Path, tmp_path: Path) -> N
     train(recipe, run, "cpu", quiet=True)
     pipeline = Pipeline.load(run / "text")
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
-    report = start_from(model, run, pipeline)
+    report = start_from(model, *start_checkpoint(run), pipeline)
     mean = read_tensors(report.folder, "ema.safetensors")
     raw = read_tensors(report.folder, "model.safetensors")
     assert all(torch.equal(mean[name], value) for name, value in model.named_parameters())
@@ -305,7 +305,7 @@ def test_rows_follow_their_tokens_in_another_order(toy: Path, parent: Path) -> N
         for vocabulary in (old.source_vocab, old.target_vocab)
     )
     model = build(load(toy), len(source), len(target))
-    start_from(model, parent, Pipeline(old, old.bpe, (source, target)))
+    start_from(model, *start_checkpoint(parent), Pipeline(old, old.bpe, (source, target)))
     tensors = read_tensors((parent / "checkpoints" / "best").resolve(), "model.safetensors")
     for name in ("source.tokens.weight", "target.tokens.weight", "output.bias"):
         rows, before = model.get_parameter(name), tensors[name]

@@ -11,10 +11,11 @@ import subprocess
 import tempfile
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+from fusetk.files import locked_file
 from fusetk.nn.fused import enabled
 from fusetk.processor import instructions
 
@@ -37,6 +38,7 @@ FLAGS: tuple[list[str], ...] = (
 )
 COMMON = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared"]
 MAX_SECONDS = 120  # for one call of the compiler
+LOCK = "kernels.lock"  # file in the cache folder
 
 _compilation = threading.Lock()  # several threads may need the same kernels
 
@@ -49,23 +51,28 @@ def library(name: str) -> ctypes.CDLL | None:
     """
     if not enabled():
         return None
-    compiler = _compiler(name)
-    if compiler is None:
-        return None
+    compiler, reason = _compiler()
     source = FOLDER / f"{name}.cpp"
     code = b"".join(file.read_bytes() for file in (source, *sorted(FOLDER.glob("*.h"))))
-    conditions = repr((compiler, FLAGS, COMMON, _machine())).encode()
-    key = hashlib.sha256(code + conditions).hexdigest()[:16]
-    reason = ""
+    stem = f"{name}-{_checksum(code + repr((FLAGS, COMMON, _machine())).encode())}"
     with _compilation:
-        paths = [folder / f"{name}-{key}.so" for folder in cache_folders()]
-        for path in paths:  # the first folder may be full, or not allow programs
-            with contextlib.suppress(OSError):
-                if _is_complete(path):
-                    return ctypes.CDLL(str(path))
+        if not compiler:
+            # Another machine of this kind, or an earlier compiler, may have compiled the kernels.
+            paths = [path for folder in cache_folders() for path in folder.glob(f"{stem}-*.so")]
+            if (loaded := _load(paths)) is None:
+                _warn(name, reason)
+            return loaded
+        file = f"{stem}-{_checksum(repr(compiler).encode())}.so"
+        paths = [folder / file for folder in cache_folders()]
+        if (loaded := _load(paths)) is not None:
+            return loaded
         for path in paths:
             try:
-                _compile(compiler, source, path)
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _check_owner(path.parent)
+                with locked_file(path.parent / LOCK):  # parallel processes wait for the first one
+                    if not _is_complete(path):
+                        _compile(compiler, source, path)
                 return ctypes.CDLL(str(path))
             except subprocess.TimeoutExpired:  # another folder does not make the compiler faster
                 reason = f"{' '.join(compiler)} took more than {MAX_SECONDS} seconds"
@@ -76,6 +83,19 @@ def library(name: str) -> ctypes.CDLL | None:
     return None
 
 
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _load(paths: Iterable[Path]) -> ctypes.CDLL | None:
+    """Load the first complete library. The first folder may be full, or not allow programs."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if _is_complete(path):
+                return ctypes.CDLL(str(path))
+    return None
+
+
 @cache
 def sources_hash() -> str:
     """Return a hash of the sources of all kernels."""
@@ -83,24 +103,18 @@ def sources_hash() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _compiler(name: str) -> list[str] | None:
-    """Return the path and arguments of the C++ compiler for the source file ``name``.
-
-    Returns None, with a warning, if there is no compiler or if CXX cannot be parsed.
-    """
+def _compiler() -> tuple[list[str], str]:
+    """Return the path and arguments of the C++ compiler, or an empty list and the reason."""
     try:
         command = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:  # an open quote, or a backslash at the end
-        _warn(name, f"CXX cannot be parsed ({error}): {os.environ['CXX']}; correct its quotes")
-        return None
+        return [], f"CXX cannot be parsed ({error}): {os.environ['CXX']}; correct its quotes"
     for program in command[:1] or ("c++", "g++", "clang++"):
         if path := shutil.which(program):
-            return [path, *command[1:]]
+            return [path, *command[1:]], ""
     if command:
-        _warn(name, f"there is no compiler {command[0]}, which CXX names")
-    else:
-        _warn(name, "there is no C++ compiler (c++, g++ or clang++)")
-    return None
+        return [], f"there is no compiler {command[0]}, which CXX names"
+    return [], "there is no C++ compiler (c++, g++ or clang++)"
 
 
 def _warn(name: str, reason: str) -> None:
@@ -130,8 +144,6 @@ def _check_owner(folder: Path) -> None:
 
 def _compile(compiler: list[str], source: Path, path: Path) -> None:
     checksum = path.with_suffix(".sha256")
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_owner(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         new_path = Path(folder) / path.name
         new_checksum = Path(folder) / checksum.name
