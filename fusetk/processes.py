@@ -23,7 +23,7 @@ from fusetk.errors import ConfigError, first_line
 
 Value = TypeVar("Value")
 TIMEOUT = timedelta(minutes=10)  # longest time that a process waits for the others
-PATIENCE = 20.0  # seconds after which a process says that it waits for the others to start
+PATIENCE = 20.0  # seconds after which a process prints that it waits for the others to start
 # Messages of gloo about a closed connection, or about a process that does not answer.
 CONNECTION_ERRORS = (
     "Connection closed by peer",

@@ -318,12 +318,14 @@ def _session_changes(run: Path, session: Session) -> list[str]:
     changes = []
     if before.processes != now.processes:
         changes.append(f"number of processes: {before.processes} -> {now.processes}; {OTHER_MASKS}")
-    settings = [("code", before.code, now.code), ("PyTorch", before.torch, now.torch)]
+    if before.code != now.code:
+        changes.append(f"code: {before.code} -> {now.code}; the results of an update may differ")
+    settings = [("PyTorch", before.torch, now.torch)]
     if before.on_gpu != now.on_gpu:
         changes.append(f"device: {before.device} -> {now.device}; {OTHER_MASKS}")
-    elif now.on_gpu:
+    elif now.on_gpu and before.processes == now.processes:
         settings.append(("device", before.device, now.device))
-    elif before.kernels is not None:
+    elif before.kernels is not None and now.kernels is not None:
         old, new = (_yes_or_no(session.kernels) for session in (before, now))
         settings.append(("compiled kernels", old, new))
     return [

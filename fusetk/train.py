@@ -154,6 +154,7 @@ def _train(
     data = Path(recipe.data.folder)
     prepared = manifest.read(data)
     integrity.check_files(data, prepared)
+    _check_same_files(recipe, prepared, world)
     if world.first:
         check_run_folder(run)
         run_lock.take()
@@ -161,7 +162,6 @@ def _train(
     integrity.check_settings(recipe.data, prepared, files=last is None)
     session = _session(recipe, execution, last)
     changes = find_changes(recipe, run, last, prepared, execution.kernel_choices, session)
-    _check_same_files(recipe, prepared, world)
     pipeline = Pipeline.load(data / TEXT)
     model, start_lines = _build_model(recipe, pipeline, execution, resuming=last is not None)
     trainer = _make_trainer(recipe, run, prepared, pipeline, model, world)
@@ -203,6 +203,7 @@ def _check_same_files(recipe: Recipe, prepared: Mapping[str, Any], world: World)
     """
     settings = recipe.model_dump(mode="json")
     settings["data"] = manifest.training_fingerprint(prepared)
+    del settings["training"]["start_from"]  # a path, which hosts may resolve differently
     if len(set(world.all_gather(digest(settings)))) > 1:
         raise ConfigError(
             "the processes have different configs or different prepared data: give the same files "
@@ -247,10 +248,10 @@ def _build_model(
         model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
         shards = recipe.training.shard and execution.world.size > 1
         if recipe.training.start_from is not None and not resuming:
-            start = start_checkpoint(Path(recipe.training.start_from))
+            old_run, folder = start_checkpoint(Path(recipe.training.start_from))
             # Another process may see another link: the run may be in training.
-            start = execution.world.broadcast(start)
-            lines = start_from(model, *start, pipeline).lines()
+            folder = folder.with_name(execution.world.broadcast(folder.name))
+            lines = start_from(model, old_run, folder, pipeline).lines()
         if kinds := sorted(outside_kinds(recipe.model.model_dump())):
             warnings = verify(
                 model if shards else model.to(execution.device),

@@ -48,8 +48,8 @@ read_words() {
     read -r -d '' -a "$1" <<< "$2" || true
 }
 
-# call COMMAND ...: run a command. After SIGTERM, SIGINT or SIGHUP it gets SIGTERM, and the script
-# exits when it has ended.
+# call COMMAND ...: run a command. If the script gets SIGTERM, SIGINT or SIGHUP, it sends SIGTERM to
+# the command, waits for its end and exits.
 call() {
     local child code status=0 before signals=0
     "$@" <&0 &

@@ -132,8 +132,8 @@ if [ -n "$other" ]; then
 fi
 rm -f "$out/parts"
 for part in 1 2 3; do
-    call fusetk decode -m "$run" -i "$source" -b 5 --stop exact --shard "$part/3" "${common[@]}" --quiet \
-        >> "$out/parts"
+    call fusetk decode -m "$run" -i "$source" -b 5 --stop exact --shard "$part/3" --quiet \
+        "${common[@]}" >> "$out/parts"
 done
 cmp "$out/parts" "$out/beam_5.txt" || die "the three parts together differ from $out/beam_5.txt"
 printf '%s\n' "three parts (--shard I/3), one after the other: the same bytes as beam 5" \

@@ -64,7 +64,7 @@ if [ -n "$archive" ]; then
         [ ! -e "$link" ] || [ -L "$link" ] ||
             die "$link exists already: leave out --archive, or move that file"
         [ ! -e "$out/raw/train.de" ] ||
-            die "$out/raw has the text of another archive: leave out --archive, or give another --out"
+            die "$out/raw has text already: leave out --archive, or give another --out"
         ln -sf "$archive" "$link"
     fi
 fi

@@ -903,7 +903,7 @@ MUTATIONS = [
     Mutation(
         "a run starts from raw weights",
         "training/start_from.py",
-        'file = EMA if EMA in read_state(resolved)["sha256"] else MODEL',
+        'file = EMA if EMA in read_state(folder)["sha256"] else MODEL',
         "file = MODEL",
         ("training/test_start_from.py",),
         "average",

@@ -406,6 +406,19 @@ def test_a_failed_training_does_not_stop_the_others(tmp_path: Path, capsys: Any)
     assert f"b.seed1 (own) failed with status 1: see {log}" in capsys.readouterr().out
 
 
+def test_a_signal_between_two_steps_stops_the_next_one(tmp_path: Path) -> None:
+    class Signalled(FakeQueue):
+        def start_process(self, job: run_queue.Job, command: list[str]) -> None:
+            if job not in self.preparing:  # the training
+                signal.raise_signal(signal.SIGTERM)
+            super().start_process(job, command)
+
+    start = time.monotonic()
+    queue = Signalled(tmp_path, "import time; time.sleep(60)", jobs=1)
+    assert queue.run() == run_queue.EX_TEMPFAIL and not queue.done
+    assert time.monotonic() - start < 30
+
+
 def test_a_training_without_a_result_is_not_repeated(tmp_path: Path, capsys: Any) -> None:
     queue = FakeQueue(tmp_path, "")
     queue.unsaved = "b"

@@ -189,7 +189,7 @@ class Results:
         return None if trial is None else min(trial, default=math.inf)
 
     def fits(self, data: DataConfig, prepared: Mapping[str, Any]) -> bool:
-        """Return whether no result with these settings of the text has another text.
+        """Whether a result with these settings of the text has this text, or there is none.
 
         ``prepared`` is the manifest of the prepared text.
         """
@@ -404,8 +404,12 @@ class Queue:
         self.log(job).parent.mkdir(parents=True, exist_ok=True)
         print(f"{time.strftime('%H:%M:%S')} {job.name}: {self.log(job)}", flush=True)
         self.preparing.add(job)
-        self.start_process(job, self.prepare_command(job))
-        if self.stopped:  # by a signal after the last check
+        self.start_step(job, self.prepare_command(job))
+
+    def start_step(self, job: Job, command: list[str]) -> None:
+        """Start a step that a signal stops, also if it came after the last check."""
+        self.start_process(job, command)
+        if self.stopped:
             self.running[job].terminate()
 
     def start_process(self, job: Job, command: list[str]) -> None:
@@ -458,7 +462,7 @@ class Queue:
                 self.preparing.remove(job)
                 self.check_text(job)
                 if not self.stopped:
-                    self.start_process(job, self.command(job))
+                    self.start_step(job, self.command(job))
             elif status == 0:
                 self.saving.add(job)
                 self.start_process(job, self.save_command(job))

@@ -33,9 +33,9 @@ coordinated=$(run_of coordinated)
 
 # draw NUMBER RUN KIND TRANSLATION STEP: draw a figure.
 draw() {
-    # In another locale, the arguments are UTF-8, too.
-    PYTHONUTF8=1 fusetk plot-attention -m "$2/checkpoints/$label" -s "$source" -t "$4" --what "$3" --layer 1 \
-        --head all --step "$5" -o "${picture/\%d/$1}"
+    # The arguments are UTF-8 in every locale.
+    PYTHONUTF8=1 fusetk plot-attention -m "$2/checkpoints/$label" -s "$source" -t "$4" \
+        --what "$3" --layer 1 --head all --step "$5" -o "${picture/\%d/$1}"
 }
 
 draw 2 "$transformer" cross "$transformer_translation" .

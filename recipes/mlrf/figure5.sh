@@ -25,6 +25,6 @@ END
 
 figure_options mlrf/nist_zhen figure5.png '--seed --checkpoint' "$@"
 run=$(run_of dec_sa_4hops)
-# In another locale, the sentence is UTF-8, too.
-PYTHONUTF8=1 fusetk plot-attention -m "$run/checkpoints/$label" --what decoder-fuse -s "$source" --colors grey \
-    -o "$picture"
+# The sentence is UTF-8 in every locale.
+PYTHONUTF8=1 fusetk plot-attention -m "$run/checkpoints/$label" --what decoder-fuse -s "$source" \
+    --colors grey -o "$picture"

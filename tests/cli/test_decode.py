@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ import torch
 from click.testing import CliRunner, Result
 
 from fusetk import config, runs, system
+from fusetk.cli import decode as decode_command
+from fusetk.cli.config_options import search_fields
+from fusetk.cli.decode_options import DecodeOptions
 from fusetk.cli.main import main
 from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.steps.lowercase import Lowercase
@@ -81,6 +85,11 @@ def output(*arguments, lines=LINES) -> list[str]:
     result = decode(*arguments, lines=lines)
     assert result.exit_code == 0, result.output
     return result.stdout.split("\n")[:-1]
+
+
+def test_every_option_is_read() -> None:
+    names = {each.name for each in decode_command.command.params if each.expose_value}
+    assert names == {field.name for field in fields(DecodeOptions)} | search_fields().keys()
 
 
 def test_lines_in_lines_out_and_the_speed_on_standard_error(trained):

@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -344,12 +345,31 @@ def test_kernels_of_a_machine_with_a_compiler_serve_one_without(tmp_path, monkey
     monkeypatch.setattr(build, "COMMON", NOT_OPTIMISED)
     assert build.library("recurrence") is not None
     build.library.cache_clear()
-    monkeypatch.setenv("CXX", "no-such-compiler")
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", "no-such-compiler")
+        with pytest.warns(UserWarning, match="no compiler no-such-compiler"):
+            assert build.library("recurrence") is None, "the user asked for another compiler"
+    build.library.cache_clear()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build.shutil, "which", lambda program: None)
     assert build.library("recurrence") is not None
     build.library.cache_clear()
     monkeypatch.setattr(build, "_machine", lambda: "another processor")
-    with pytest.warns(UserWarning, match="no compiler no-such-compiler"):
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
         assert build.library("recurrence") is None
+
+
+@pytest.mark.usefixtures("no_cached_library")
+@fused
+def test_a_compiler_that_took_too_long_elsewhere_is_not_called(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path])
+    monkeypatch.setattr(build, "MAX_SECONDS", 0.4)
+    monkeypatch.setattr(build, "_compile", None)  # a call fails
+    with ThreadPoolExecutor(1) as pool, pytest.warns(UserWarning, match="took more than 0.4 sec"):
+        with locked_file(tmp_path / build.LOCK):
+            result = pool.submit(build.library, "recurrence")
+            time.sleep(0.4)
+        assert result.result(30) is None
 
 
 @pytest.mark.usefixtures("no_cached_library")

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -57,8 +58,9 @@ def library(name: str) -> ctypes.CDLL | None:
     stem = f"{name}-{_checksum(code + repr((FLAGS, COMMON, _machine())).encode())}"
     with _compilation:
         if not compiler:
-            # Another machine of this kind, or an earlier compiler, may have compiled the kernels.
-            paths = [path for folder in cache_folders() for path in folder.glob(f"{stem}-*.so")]
+            # Another machine of this kind may have compiled the kernels. A wrong CXX is an error.
+            folders = [] if os.environ.get("CXX") else cache_folders()
+            paths = [path for folder in folders for path in sorted(folder.glob(f"{stem}-*.so"))]
             if (loaded := _load(paths)) is None:
                 _warn(name, reason)
             return loaded
@@ -70,8 +72,11 @@ def library(name: str) -> ctypes.CDLL | None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 _check_owner(path.parent)
+                start = time.monotonic()
                 with locked_file(path.parent / LOCK):  # parallel processes wait for the first one
                     if not _is_complete(path):
+                        if time.monotonic() - start > MAX_SECONDS / 2:  # it took too long there
+                            raise subprocess.TimeoutExpired(compiler, MAX_SECONDS)
                         _compile(compiler, source, path)
                 return ctypes.CDLL(str(path))
             except subprocess.TimeoutExpired:  # another folder does not make the compiler faster
