@@ -55,7 +55,7 @@ class Readings(NamedTuple):
     rows: list[str]
     columns: list[str]
     reader: str  # the kind of a row
-    weights_of: str  # the weighted values, for the title of a row
+    read_layers: str  # the weighted values, for the title of a row
     lengths: np.ndarray  # (B,) positions of each sentence
 
     @property
@@ -74,7 +74,7 @@ class Readings(NamedTuple):
             reader = "output of the stack"
         elif re.fullmatch(r"l\d+", row):
             reader = f"layer {row[1:]}"
-        return f"{self.side}, {reader}, weights of {self.weights_of}"
+        return f"{self.side}, {reader}, weights of {self.read_layers}"
 
 
 def trace_readings(model: "Seq2Seq", pairs: Sequence[IdPair]) -> list[Readings]:
@@ -135,13 +135,13 @@ def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Read
         columns = [f"l{i}" for i in range(count)]
         title = f"{side}, weights of each layer's {layer_input or 'input'}"
         reader = "layer that reads"
-        weights_of = f"the {_INPUTS.get(layer_input, 'input')}"
+        read_layers = f"the {_INPUTS.get(layer_input, 'input')}"
         if site == "attend":
             if "encoder" in stacks:
                 columns = layer_names(count, stacks["encoder"].depth)
             title = "decoder, weights of the encoder layers"
             reader = "layer that attends"
-            weights_of = "the encoder layers"
+            read_layers = "the encoder layers"
         readings.append(
             Readings(
                 ".".join(filter(None, (side, site, layer_input))),
@@ -151,7 +151,7 @@ def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Read
                 rows,
                 columns,
                 reader,
-                weights_of,
+                read_layers,
                 traced.lengths[side],
             )
         )
