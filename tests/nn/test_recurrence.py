@@ -348,7 +348,7 @@ def test_kernels_of_a_machine_with_a_compiler_serve_one_without(tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setenv("CXX", "no-such-compiler")
         with pytest.warns(UserWarning, match="no compiler no-such-compiler"):
-            assert build.library("recurrence") is None, "the user asked for another compiler"
+            assert build.library("recurrence") is None, "CXX names another compiler"
     build.library.cache_clear()
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(build.shutil, "which", lambda program: None)
