@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from fusetk import runs
 from fusetk.cli.main import main
 from fusetk.errors import DataError
-from fusetk.reporting import result_files, save_results, score_log
+from fusetk.reporting import rename_results, result_files, save_results, score_log
 from fusetk.reporting.result_files import (
     columns_bytes,
     read_columns,
@@ -267,9 +267,10 @@ def test_a_save_that_was_killed_while_it_renamed_results_continues(
             left[0] -= 1
             return write(path, content)
 
-        monkeypatch.setattr(save_results, "write_if_changed", killed)
-        finished = call(work / "recipes", "--save", folder).exit_code == 0
-        monkeypatch.setattr(save_results, "write_if_changed", write)
+        with monkeypatch.context() as patch:
+            for module in (save_results, rename_results):
+                patch.setattr(module, "write_if_changed", killed)
+            finished = call(work / "recipes", "--save", folder).exit_code == 0
         save(work / "recipes", "--save", folder)
         assert contents(folder) == contents(work / "expected"), number
         if finished:
