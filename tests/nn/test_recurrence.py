@@ -321,6 +321,7 @@ def no_cached_library() -> Iterator[None]:
 def test_kernels_are_compiled_once_and_again_when_damaged(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "COMMON", NOT_OPTIMISED)
+    (tmp_path / "fusetk" / f"{build.TEMPORARY}of-a-killed-process").mkdir(parents=True)
     assert build.library("recurrence") is not None
     checksum, kernels = sorted(
         (tmp_path / "fusetk").glob("recurrence-*"), key=lambda path: path.suffix

@@ -40,6 +40,7 @@ FLAGS: tuple[list[str], ...] = (
 COMMON = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared"]
 MAX_SECONDS = 120  # for one call of the compiler
 LOCK = "kernels.lock"  # file in the cache folder
+TEMPORARY = "compilation-"  # prefix of folders in the cache folder
 
 _compilation = threading.Lock()  # several threads may need the same kernels
 
@@ -148,8 +149,11 @@ def _check_owner(folder: Path) -> None:
 
 
 def _compile(compiler: list[str], source: Path, path: Path) -> None:
+    """Make a library and its checksum; the caller holds the lock of the folder."""
     checksum = path.with_suffix(".sha256")
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    for old in path.parent.glob(f"{TEMPORARY}*"):  # of a process that was killed
+        shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=path.parent) as folder:
         new_path = Path(folder) / path.name
         new_checksum = Path(folder) / checksum.name
         reason = _error(compiler, FLAGS[0], source, new_path)
@@ -163,7 +167,7 @@ def _compile(compiler: list[str], source: Path, path: Path) -> None:
         if problem:
             raise OSError(reason)
         new_checksum.write_text(hashlib.sha256(new_path.read_bytes()).hexdigest())
-        # Several processes may compile at the same time: each file is replaced at once.
+        # Other processes may read these files now: each is replaced at once.
         os.replace(new_path, path)
         os.replace(new_checksum, checksum)
 
