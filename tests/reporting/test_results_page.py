@@ -368,14 +368,14 @@ def test_the_table_of_claims_has_the_differences_of_the_files() -> None:
     on_multi30k, on_iwslt14 = [], []
     for row in rows:
         here = row.split(" | ")[2].partition("on IWSLT14: ")
-        for found, part in ((on_multi30k, here[0]), (on_iwslt14, here[2])):
-            found += re.findall(r"(?:^|[,;] )([^;]+?) ([+-]\d+\.\d\d)", part)
+        for numbers, part in ((on_multi30k, here[0]), (on_iwslt14, here[2])):
+            numbers += re.findall(r"(?:^|[,;] )([^;]+?) ([+-]\d+\.\d\d)", part)
     systems = {"Dec-SA": "Dec-SA, 4 hops", "Both-FNN-SA": "Both-FNN-SA, 4 hops"}
     systems["RTAL"] = "RTAL EWP, both"
-    for folder, found in (("multi30k", on_multi30k), ("iwslt14", on_iwslt14)):
+    for folder, numbers in (("multi30k", on_multi30k), ("iwslt14", on_iwslt14)):
         [table] = read_tables(root / folder, {})
         comparisons = results_tool._comparisons(table)
-        for name, difference in found:
+        for name, difference in numbers:
             comparison = comparisons[systems.get(name.strip(), name.strip())]
             assert difference == f"{comparison.mean_difference:+.2f}"
     assert (len(on_multi30k), len(on_iwslt14)) == (9, 2)
