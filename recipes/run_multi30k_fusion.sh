@@ -81,7 +81,8 @@ for seed in "${seeds[@]}"; do
     for system in "${systems[@]}"; do
         say "$system, seed $seed"
         call fusetk run "$folder/$system.yaml" --raw "$data" --out "$out" --seed "$seed" \
-            --jobs "$jobs" --average "$last" --metric multi-bleu --until score ${overrides[@]+"${overrides[@]}"}
+            --jobs "$jobs" --average "$last" --metric multi-bleu --until score \
+            ${overrides[@]+"${overrides[@]}"}
     done
 done
 say "the table"
