@@ -2,7 +2,7 @@
 # Measure BLEU and speed of every way of decoding with one trained model on a test set.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/common.sh"
 
 usage() {
     cat << END

@@ -2,7 +2,7 @@
 # Train the systems of the evidence on Multi30k: all trainings of the plan that have no result yet.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/common.sh"
 
 usage() {
     cat << END

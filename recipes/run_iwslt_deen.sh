@@ -2,7 +2,7 @@
 # Train and score a config on its split of IWSLT14 German-English, from the archive to BLEU.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/common.sh"
 
 usage() {
     cat << END
@@ -68,4 +68,5 @@ if [ -n "$archive" ]; then
         ln -sf "$archive" "$link"
     fi
 fi
-exec fusetk run "$config" --raw "$out/raw" --out "$out/$paper" --dataset ${options[@]+"${options[@]}"}
+exec fusetk run "$config" --raw "$out/raw" --out "$out/$paper" --dataset \
+    ${options[@]+"${options[@]}"}

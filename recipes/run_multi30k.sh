@@ -2,7 +2,7 @@
 # Multi30k (task 1), English-German or German-English, from raw text to BLEU on test_2016_flickr.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/common.sh"
 
 usage() {
     cat << END

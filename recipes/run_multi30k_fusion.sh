@@ -3,7 +3,7 @@
 # with each seed, from raw text to one table of BLEU.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/common.sh"
 
 group=fusion
 

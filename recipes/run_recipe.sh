@@ -3,7 +3,7 @@
 # name of an option.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/common.sh"
 
 arguments=()
 for argument in "$@"; do

@@ -75,6 +75,16 @@ def test_an_option_of_another_figure_is_an_error(script: str, option: str, tmp_p
     assert ran.returncode == 2 and f"there is no option {option}" in ran.stderr
 
 
+@pytest.mark.parametrize(
+    "script", [path for path in sorted(RECIPES.rglob("*.sh")) if path.name != "common.sh"]
+)
+def test_a_link_to_a_script_can_be_called(script: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(script)
+    ran = subprocess.run([link, "--help"], capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stdout.startswith("Usage: "), ran.stderr
+
+
 def test_a_missing_folder_of_figure_3_is_one_error(tmp_path: Path) -> None:
     ran = call("mlrf/figure3.sh", tmp_path / "missing")
     assert ran.returncode == 2 and ran.stderr.count("\n") == 1

@@ -2,7 +2,7 @@
 # Draw a figure with DenseNMT's curves: the loss of a dense and a residual system during training.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../common.sh"
 
 usage() {
     cat << END

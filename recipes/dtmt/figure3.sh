@@ -3,7 +3,7 @@
 # MT05 and MT08 as one test set.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../common.sh"
 
 sets=(MT02 MT03 MT04 MT05 MT08)  # the caption says four sets, the text names these five
 
@@ -26,7 +26,8 @@ more Chinese words than each bound (multi-bleu-lc), prints the table and draws i
 END
 }
 
-folder=dtmt/nist_zhen out='' systems='dtmt4 dtmt1 shallow transformer_big' seed=1 label=best picture=''
+folder=dtmt/nist_zhen out='' picture=''
+systems='dtmt4 dtmt1 shallow transformer_big' seed=1 label=best
 added=()
 while [ $# -gt 0 ]; do
     case $1 in

@@ -3,7 +3,7 @@
 # token after "happened" is predicted.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../common.sh"
 
 # The first case of Table 5, and the translations of both systems there.
 source='zwei minuten später passierten drei dinge gleichzeitig.'

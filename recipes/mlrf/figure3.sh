@@ -2,7 +2,7 @@
 # Draw MLRF's Figure 3: BLEU of Dec-SA by its number of attention hops.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../common.sh"
 
 usage() {
     cat << END

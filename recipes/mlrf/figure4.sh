@@ -2,7 +2,7 @@
 # Draw MLRF's Figure 4: accuracy on training and validation text during training.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../common.sh"
 
 usage() {
     cat << END

@@ -2,7 +2,7 @@
 # Draw MLRF's Figure 5: the weight of every layer at every target word, for each hop of Dec-SA.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../common.sh"
 
 # The sentence of the figure. The paper prints it in pinyin.
 source='斯里兰卡 交战 双方 同意 本月 下旬 在 日内瓦 谈判 。'
