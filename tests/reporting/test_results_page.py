@@ -355,7 +355,8 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
         for own, base in table.equal_configs(row):
             scores = own.compare(base, table.columns[0], table.p_values)
             assert not scores or own.runs[0].changes_end or scores.better == 0
-    others = ["layer-wise coordination, 14 layers", "coordination, weights not shared"]
+    others = ["layer-wise coordination, 14 layers", "layer-wise coordination, 12 layers"]
+    others += ["coordination, weights not shared"]
     others += ["DTMT#1", "DTMT#2"]
     assert without == ["Transformer, 3+3 layers", *fusions, *others]
 
