@@ -37,11 +37,15 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def is_own(part: object) -> bool:
+    """Whether fusetk defines the class of ``part``."""
+    return type(part).__module__.partition(".")[0] == "fusetk"
+
+
 def class_name(part: object) -> str:
     """Return the name of the class of ``part``; outside fusetk, as a config names it: a.b:Name."""
     cls = type(part)
-    is_own = cls.__module__.partition(".")[0] == "fusetk"
-    return cls.__qualname__ if is_own else f"{cls.__module__}:{cls.__qualname__}"
+    return cls.__qualname__ if is_own(part) else f"{cls.__module__}:{cls.__qualname__}"
 
 
 class FusetkError(Exception):

@@ -8,6 +8,7 @@ import glob
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,3 +162,15 @@ def checksum(path: Path, kind: str = "sha256") -> str:
         while block := file.read(BLOCK):
             total.update(block)
     return total.hexdigest()
+
+
+def code_checksums(kinds: Iterable[str]) -> dict[str, str]:
+    """Return the checksum of the source file of each module, for kinds `package.module:Name`.
+
+    Modules that are not imported, or whose file does not exist, are omitted.
+    """
+    modules = {kind.partition(":")[0] for kind in kinds}
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
+    return {
+        name: checksum(Path(file)) for name, file in files.items() if file and Path(file).is_file()
+    }

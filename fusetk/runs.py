@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from fusetk.errors import CheckpointError, ConfigError, DataError, UnreadableFile
-from fusetk.files import checksum, digest, replace_file, similar_names, try_lock
+from fusetk.files import checksum, code_checksums, digest, replace_file, similar_names, try_lock
 
 CONFIG = "config.yaml"
 TEXT = "text"
@@ -316,18 +316,6 @@ class Session:
     @property
     def on_gpu(self) -> bool:
         return "CPU, " not in self.device
-
-
-def code_checksums(kinds: Iterable[str]) -> dict[str, str]:
-    """Return the checksum of the source file of each module, for kinds `package.module:Name`.
-
-    Modules that are not imported, or whose file does not exist, are omitted.
-    """
-    modules = {kind.partition(":")[0] for kind in kinds}
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
-    return {
-        name: checksum(Path(file)) for name, file in files.items() if file and Path(file).is_file()
-    }
 
 
 def changed_modules(run: Path, kinds: Iterable[str], update: int | None = None) -> list[str]:

@@ -261,8 +261,9 @@ def load_model(
         ) from None
     state = read_state(folder)
     outside = outside_kinds(recipe.model.model_dump())
+    steps = outside_kinds([step.step for step in recipe.data.steps])
     update = state.get("progress", {}).get("update")  # a mean of checkpoints has none
-    for module in changed_modules(run, outside, update):
+    for module in changed_modules(run, outside | steps, update):
         report(f"warning: the code of the module {module} was changed after the training")
     pipeline = Pipeline.load(run / TEXT)
     with nullcontext() if outside else _NoRandomWeights():

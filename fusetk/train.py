@@ -24,7 +24,7 @@ from fusetk.errors import (
     out_of_memory,
     quantity,
 )
-from fusetk.files import digest, remove_temporary_files, write_if_changed
+from fusetk.files import code_checksums, digest, remove_temporary_files, write_if_changed
 from fusetk.machine import (
     Choices,
     choices,
@@ -54,7 +54,6 @@ from fusetk.runs import (
     Session,
     add_session,
     check_run_folder,
-    code_checksums,
 )
 from fusetk.system import build
 from fusetk.training import checkpoint

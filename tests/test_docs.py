@@ -20,6 +20,7 @@ from fusetk import recipe
 from fusetk.cli.foreign import option_advice
 from fusetk.cli.main import main as fusetk_command
 from fusetk.config import FOREIGN_KEYS, Config, fusetk_key
+from fusetk.data.pipeline import Text
 from fusetk.fusion import build_fusion
 from fusetk.models import build_model
 from fusetk.training.schedule import build as build_schedule
@@ -444,6 +445,19 @@ def test_the_model_on_the_page_extending(
     model: Any = build_model(loaded.model, 20, 20)
     assert model.scale == 0.5
     assert not verify(model, 20, 20, ["my_model"])
+
+
+def test_the_step_on_the_page_extending(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = [text for _, text in blocks(ROOT / "docs/extending.md")]
+    [code] = [text for text in pieces if text.startswith("# my_steps.py")]
+    (tmp_path / "my_steps.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loaded = recipe.load(toy, ["data.steps=[{step: my_steps:Characters, side: target}]"])
+    text = Text(loaded.data.steps, "de", "en")
+    assert text.words("source", "ab c") == "ab c"
+    assert text.words("target", "ab c") == "a b _ c" and text.raw("a b _ c") == "ab c"
 
 
 # The site -----------------------------------------------------------------------------------------

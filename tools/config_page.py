@@ -86,7 +86,7 @@ def config_page() -> str:
         null, unless none is a value of that key.
 
         If a `kind` selects a class, `key: NAME` is short for `key: {kind: NAME}`. The kind can also
-        be `package.module:Name`, a class outside fusetk.
+        be `package.module:Name`, a class outside fusetk, and so can the name of a step.
         """
     body = [".SH DESCRIPTION", prose(intro)]
     for section, field in Recipe.model_fields.items():

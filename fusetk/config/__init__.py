@@ -11,9 +11,11 @@ class is defined beside the class that it configures.
 from fusetk.config.foreign_keys import FOREIGN_KEYS, fusetk_key, option_as_key, value_advice
 from fusetk.config.schema import (
     ComponentConfig,
+    ComponentImportError,
     Config,
     component,
     field_docs,
+    imported,
     outside_error,
     outside_kinds,
     place_outside_libraries,
@@ -26,6 +28,7 @@ __all__ = [
     "FOREIGN_KEYS",
     "Alternatives",
     "ComponentConfig",
+    "ComponentImportError",
     "Config",
     "Document",
     "Origin",
@@ -36,6 +39,7 @@ __all__ = [
     "expand_path",
     "field_docs",
     "fusetk_key",
+    "imported",
     "load",
     "option_as_key",
     "outside_error",

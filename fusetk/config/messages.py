@@ -68,7 +68,8 @@ def reason(error: Mapping[str, Any], may_be_null: bool = False) -> str:
         return unknown_choice("value", value, _quoted(context["expected"]))
     if kind == "union_tag_invalid":
         key = context["discriminator"].strip("'")
-        return unknown_choice(key, context["tag"], _quoted(context["expected_tags"]))
+        known = unknown_choice(key, context["tag"], _quoted(context["expected_tags"]))
+        return f"{known}; or package.module:Name"
     if kind == "union_tag_not_found":
         return f"the key {context['discriminator'].strip(chr(39))} must be given"
     if kind == "string_pattern_mismatch":

@@ -158,8 +158,7 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
     """
     if kind in table:
         return table[kind]
-    module, colon, name = kind.partition(":")
-    if not colon:
+    if ":" not in kind:
         is_none = kind in NULL_WORDS and "last" in table
         near = ["last"] if is_none else difflib.get_close_matches(kind, table, 1)
         if not near and "." in kind:
@@ -168,7 +167,7 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
         raise ValueError(
             f"unknown kind {kind!r}; {hint}known kinds: {', '.join(table)}; or package.module:Name"
         )
-    component_class = _imported(kind, module, name)
+    component_class = imported(kind)
     if base is object:
         if not callable(component_class):
             raise ValueError(f"{kind!r} is neither a class nor a function")
@@ -187,8 +186,12 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
     return component_class
 
 
-def _imported(kind: str, module: str, name: str) -> Any:
-    """Import what ``kind`` names. Raises ComponentImportError if it cannot be imported."""
+def imported(kind: str) -> Any:
+    """Import what ``kind``, `package.module:Name`, names.
+
+    Raises ComponentImportError if it cannot be imported.
+    """
+    module, _, name = kind.partition(":")
     try:
         loaded = importlib.import_module(module)
         component_class = getattr(loaded, name, None)

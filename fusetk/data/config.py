@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from fusetk import config
 from fusetk.config import Alternatives, Config, Document, Place
 from fusetk.data.steps import Step
-from fusetk.data.steps.base import line_steps
+from fusetk.data.steps.base import LearnedStep, line_steps
 
 # Keys with paths, as sections and a key.
 PATHS: Sequence[Place] = (
@@ -240,6 +240,18 @@ class DataConfig(Config):
         splitters = [step.step for step in self.steps if getattr(step, "splits_words", False)]
         if self.bpe and splitters:
             raise ValueError(f"the step {splitters[0]} splits words into subwords: set bpe: null")
+        return self
+
+    @model_validator(mode="after")
+    def _models_have_own_files(self) -> "DataConfig":
+        steps = {step.step: step for step in self.steps if isinstance(step, LearnedStep)}
+        names: dict[str, str] = {}
+        for name, step in steps.items():
+            if (other := names.setdefault(step.model_file, name)) != name:
+                raise ValueError(
+                    f"data.steps: {other} and {name} have the same model_file, {step.model_file}: "
+                    "change one of the classes"
+                )
         return self
 
     @model_validator(mode="after")

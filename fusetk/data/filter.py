@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from fusetk.data.steps.base import (
-    LineFunction,
     PairStep,
     PrepStep,
     StepModels,
     UniquePairStep,
+    key_function,
     line_function,
+    reason_function,
 )
 from fusetk.data.steps.filter import EMPTY
 from fusetk.data.text import FilePair, cannot_write, open_text, read_pairs, single_spaces, writer
@@ -45,9 +46,10 @@ class PairSteps:
     """All steps on a pair, except the comparison with earlier pairs (see ``Deduplicator``)."""
 
     def __init__(self, spec: PassSpec):
-        self.steps: list[tuple[PrepStep, LineFunction | None, LineFunction | None]] = [
+        self.functions = [
             (
-                step,
+                reason_function(step),
+                key_function(step),
                 line_function(step, "source", spec.source, spec.models),
                 line_function(step, "target", spec.target, spec.models),
             )
@@ -61,13 +63,11 @@ class PairSteps:
     def pair(self, source: str, target: str) -> Outcome:
         """Apply the steps to one pair until a step drops it."""
         keys: tuple[bytes, ...] = ()
-        for step, on_source, on_target in self.steps:
-            if isinstance(step, PairStep):
-                reason = step.drop_reason(source, target)
-                if reason:
-                    return Outcome("", "", reason, keys)
-            elif isinstance(step, UniquePairStep):
-                keys += (step.key(source, target),)
+        for drop_reason, key, on_source, on_target in self.functions:
+            if drop_reason and (reason := drop_reason(source, target)):
+                return Outcome("", "", reason, keys)
+            if key:
+                keys += (key(source, target),)
             if on_source:
                 source = on_source(source)
             if on_target:

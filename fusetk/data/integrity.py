@@ -11,7 +11,7 @@ from fusetk.data import manifest
 from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus, Sentences
 from fusetk.data.pipeline import SIDES
-from fusetk.data.prepare import checksums, text_files
+from fusetk.data.prepare import checksums, step_code, text_files
 from fusetk.errors import DataError
 
 RESTORE = "restore the file that fusetk prep wrote, or run fusetk prep --force"
@@ -23,9 +23,9 @@ def check_settings(
 ) -> None:
     """Raise DataError if the folder was prepared with other training or validation settings.
 
-    With ``files``, the codes and vocabularies that prep read must be unchanged, too. ``advice`` is
-    the end of the message. Paths are not compared because folders may be moved; test sets are not
-    compared because training does not read them.
+    With ``files``, the codes and vocabularies that prep read, and the code of steps outside fusetk,
+    must be unchanged, too. ``advice`` is the end of the message. Paths are not compared because
+    folders may be moved; test sets are not compared because training does not read them.
     """
     try:
         before = DataConfig.model_validate({**recorded["settings"], "folder": config.folder})
@@ -39,6 +39,10 @@ def check_settings(
     if files and not changes:
         changed = _changed_codes_and_vocabularies(config, recorded)
         changes = [f"{name}: {file} changed" for name, file in changed]
+        changes += [
+            f"data.steps: the code of {module} changed"
+            for module in _changed_code(config, recorded)
+        ]
     if changes:
         raise DataError(
             f"{config.folder} was prepared with other settings ({'; '.join(changes)}): {advice}"
@@ -88,6 +92,13 @@ def _changed_codes_and_vocabularies(
         for name, file, checksum in files
         if Path(file).is_file() and checksums([file]) != [checksum]
     ]
+
+
+def _changed_code(config: DataConfig, recorded: Mapping[str, Any]) -> list[str]:
+    """Return the modules of steps outside fusetk whose code changed after the preparation."""
+    before = recorded["stages"].get("words.train", {}).get("settings", {}).get("step_code", {})
+    now = step_code(config.steps)
+    return [module for module in now if before.get(module, now[module]) != now[module]]
 
 
 def changed_inputs(config: DataConfig, recorded: Mapping[str, Any]) -> list[Path]:

@@ -22,13 +22,13 @@ def warnings(
                     f"data.{side}: {warning}; check the language code, or prepare this side with a "
                     f"tool for the language and exclude it from the step {name}"
                 )
-        if any(step.splits_words for step in side_steps.values()):
+        if any(step.splits_words or step.adds_spaces for step in side_steps.values()):
             continue
         needs_spaces = [name for name, step in side_steps.items() if step.needs_spaces]
         exclude = f" and exclude it from the step {needs_spaces[0]}" if needs_spaces else ""
         for path in dict.fromkeys(pair[i] for pair in texts):
             if warning := without_spaces(read_lines(path)):
                 yield (
-                    f"{path}: {warning}; segment this side with a tool for the language "
-                    f"before prep{exclude}"
+                    f"{path}: {warning}; segment this side before prep with a tool for the "
+                    f"language, or in prep with a step of your own{exclude}"
                 )

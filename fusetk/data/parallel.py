@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from fusetk.errors import DataError
+from fusetk.errors import DataError, one_line
 
 # With fewer items for each process, the processes take longer to start than to work.
 MIN_ITEMS = 16
@@ -115,6 +115,11 @@ def _pickled(value: object) -> Iterator[Path]:
             path = Path(folder) / "function"
             with path.open("wb") as file:
                 pickle.dump(value, file)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"a function cannot be passed to the worker processes ({one_line(error)}): the "
+                "options and the models of a prep step must be picklable"
+            ) from error
         except OSError as error:
             raise DataError(
                 "the temporary file of the worker processes cannot be written "

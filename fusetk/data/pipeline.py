@@ -21,6 +21,7 @@ from fusetk.data.steps.base import (
     StepModels,
     line_function,
     line_steps,
+    undo_function,
 )
 from fusetk.data.text import read_lines, single_spaces, writer
 from fusetk.data.vocab import Vocabulary
@@ -70,7 +71,7 @@ class Text:
     def _undo_functions(self) -> list[LineFunction]:
         """The undo functions of the target's steps, the last step first."""
         steps = line_steps(reversed(self.steps), "target")
-        functions = [step.undo_function(self.target_language) for step in steps]
+        functions = [undo_function(step, self.target_language) for step in steps]
         return [function for function in functions if function is not None]
 
     def raw(self, words: str) -> str:
@@ -116,7 +117,7 @@ class Pipeline(Text):
         """
         for step in line_steps(self.steps, "target"):
             if step.splits_words:
-                undo = step.undo_function(self.target_language)
+                undo = undo_function(step, self.target_language)
                 line = undo(line) if undo else line
         return line
 

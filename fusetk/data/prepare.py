@@ -13,8 +13,8 @@ from fusetk.data.stages import Build, Stage, opened
 from fusetk.data.steps.base import LearnedStep, LineStep, PrepStep
 from fusetk.data.text import FilePair, locate, open_bytes
 from fusetk.data.vocab import MANY_UNKNOWN
-from fusetk.errors import ConfigError, DataError
-from fusetk.files import checksum, digest
+from fusetk.errors import ConfigError, DataError, is_own
+from fusetk.files import checksum, code_checksums, digest
 
 DROPOUT_KEYS = {"dropout", "segmentations", "seed"}  # keys of `data.bpe` that change only ids
 
@@ -347,13 +347,25 @@ def _step_settings(config: DataConfig, steps: Sequence[PrepStep]) -> dict[str, A
 def _versions(steps: Sequence[PrepStep]) -> dict[str, Any]:
     """Return the versions of the packages that the steps use, and of the steps themselves.
 
-    Version 1 of a step is omitted: prepared folders without versions of steps stay up to date.
+    Version 1 of a step is omitted: prepared folders without versions of steps stay up to date. For
+    classes outside fusetk, the checksums of their modules are included.
     """
     packages = manifest.package_versions(
         dict.fromkeys(package for step in steps for package in step.packages)
     )
     versions = {step.step: step.version for step in steps if step.version > 1}
-    return {**packages, **({"step_versions": versions} if versions else {})}
+    code = step_code(steps)
+    return {
+        **packages,
+        **({"step_versions": versions} if versions else {}),
+        **({"step_code": code} if code else {}),
+    }
+
+
+def step_code(steps: Sequence[PrepStep]) -> dict[str, str]:
+    """Return the checksum of each module with a step outside fusetk, 12 digits."""
+    checksums = code_checksums(step.step for step in steps if not is_own(step))
+    return {module: checksum[:12] for module, checksum in checksums.items()}
 
 
 def describe(

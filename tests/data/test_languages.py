@@ -114,8 +114,8 @@ def test_prep_warns_of_words_without_spaces(tmp_path: Path) -> None:
         f"warning: {tmp_path / name}.zh" for name in ("train", "valid")
     ]
     assert all(
-        "segment this side with a tool for the language before prep "
-        "and exclude it from the step tokenize" in line
+        "segment this side before prep with a tool for the language, or in prep with a step of "
+        "your own and exclude it from the step tokenize" in line
         for line in printed
     )
     assert warnings(tmp_path, "zh", segmented, [TOKENIZE]) == []

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from fusetk.cli.main import main
 from fusetk.config import ComponentConfig, resolve
 from fusetk.errors import ConfigError, FusetkError
+from fusetk.files import code_checksums
 from fusetk.fusion.base import LayerFusion, LayerFusionConfig
 from fusetk.models.quantization import to_bf16, to_int8
 from fusetk.models.transformer import Transformer
 from fusetk.recipe import Recipe, load
 from fusetk.reporting.parameters import count_parameters
-from fusetk.runs import EMA, MODEL, code_checksums
+from fusetk.runs import EMA, MODEL
 from fusetk.system import build as build_model
 from fusetk.system import load_model
 from fusetk.train import train

@@ -1,17 +1,22 @@
 """The prep steps: changes of the text before it is split into subwords.
 
-A step is one module of this package and one line of ``STEPS``. Its class is both its config and its
-implementation; see ``fusetk.data.steps.base`` for the kinds of steps.
+A step is one module of this package and one line of ``STEPS``, or a class outside fusetk, named as
+`package.module:Name`. The class is both the config and the implementation; see
+``fusetk.data.steps.base`` for the kinds of steps.
 """
 
 import functools
 import operator
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from pydantic import Field
+import pydantic
+from pydantic import Field, SerializeAsAny, WrapValidator
+from pydantic_core import PydanticCustomError
 
-from fusetk.data.steps.base import PrepStep
+from fusetk.config import ComponentImportError, imported
+from fusetk.data.steps.base import LearnedStep, LineStep, PairStep, PrepStep, UniquePairStep
 from fusetk.data.steps.deduplicate import Deduplicate
 from fusetk.data.steps.filter import Filter
 from fusetk.data.steps.lowercase import Lowercase
@@ -31,11 +36,54 @@ STEPS: tuple[type[PrepStep], ...] = (
     Filter,
     Deduplicate,
 )
+# Names of files of the prepared folder that a model of a step must not have.
+RESERVED = {"train", "vocab", *(step.model_file for step in STEPS if issubclass(step, LearnedStep))}
 
 
 def step_type(steps: Sequence[type[PrepStep]]) -> Any:
-    """Return the type of a field that holds one of these steps, chosen by its key ``step``."""
-    return Annotated[functools.reduce(operator.or_, steps), Field(discriminator="step")]
+    """Return the type of a field that holds a step, chosen by its key ``step``.
+
+    It is one of these steps, or one of a class outside fusetk.
+    """
+    own: Any = Annotated[functools.reduce(operator.or_, steps), Field(discriminator="step")]
+    return Annotated[own, SerializeAsAny(), WrapValidator(_validated)]
+
+
+def _validated(value: Any, validate_own: pydantic.ValidatorFunctionWrapHandler) -> Any:
+    """Validate the config of a step."""
+    name = value.get("step") if isinstance(value, dict) else None
+    if not isinstance(name, str) or ":" not in name:
+        return validate_own(value)
+    try:
+        step: type[PrepStep] = imported(name)
+    except ComponentImportError as error:
+        raise PydanticCustomError("import", "{error}", {"error": str(error)}) from error
+    if problem := _problem(name, step):
+        raise PydanticCustomError("choice", "{error}", {"error": f"{name!r} {problem}"})
+    try:
+        return step.model_validate(value)
+    except pydantic.ValidationError as error:  # `parse` combines the paths of nested errors
+        details = {"errors": error.errors(), "kind": step}
+        raise PydanticCustomError("nested", "invalid", details) from None
+
+
+def _problem(name: str, step: Any) -> str | None:
+    """Return why what ``name`` names cannot be a step; None if it can."""
+    kinds = (LineStep, PairStep, UniquePairStep)
+    if not (isinstance(step, type) and issubclass(step, kinds)):
+        bases = ", ".join(kind.__name__ for kind in (LearnedStep, *kinds[:-1]))
+        return f"is not a subclass of {bases} or {kinds[-1].__name__} in fusetk.data.steps.base"
+    annotation: Any = step.model_fields["step"].annotation
+    if annotation is not str and name not in get_args(annotation):
+        return "has its own field `step`: remove the field"
+    if issubclass(step, LearnedStep):
+        file = getattr(step, "model_file", "")
+        if not (isinstance(file, str) and re.fullmatch(r"[\w-]+", file)) or file in RESERVED:
+            return (
+                f"has model_file = {file!r}: it must be a name of letters, digits, _ and -, but "
+                f"none of {', '.join(sorted(RESERVED))}"
+            )
+    return None
 
 
 if TYPE_CHECKING:

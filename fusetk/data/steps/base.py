@@ -6,18 +6,23 @@ training text. ``PairStep`` and ``UniquePairStep`` drop training pairs.
 
 A subclass narrows ``step`` to a ``Literal``, documents its fields and implements the abstract
 methods; Python refuses to create an object of a class that lacks one.
+
+The functions below the classes apply a step, and check its results if its class is outside fusetk.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
-from fusetk.config import Config
-from fusetk.errors import ConfigError
+from fusetk.config import Config, outside_error
+from fusetk.errors import ConfigError, FusetkError, class_name, is_own
 
 Side = Literal["both", "source", "target"]
 LineFunction = Callable[[str], str]
+ReasonFunction = Callable[[str, str], str]  # of a pair of lines; see ``PairStep.drop_reason``
+KeyFunction = Callable[[str, str], bytes]  # of a pair of lines; see ``UniquePairStep.key``
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class StepModel(Protocol):
@@ -54,6 +59,8 @@ class LineStep(PrepStep):
     """Whether the step splits text into subwords, so that it needs neither spaces nor BPE."""
     needs_spaces: ClassVar[bool] = False
     """Whether the step needs text with spaces between words."""
+    adds_spaces: ClassVar[bool] = False
+    """Whether the step puts spaces between the words of text that has none."""
 
     def works_on(self, side: str) -> bool:
         """Whether the step changes the lines of ``side``, "source" or "target"."""
@@ -149,4 +156,58 @@ def line_function(
     """
     if not isinstance(step, LineStep) or not step.works_on(side):
         return None
-    return step.line_function(language, models.get((side, step.step)))
+    function = step.line_function(language, models.get((side, step.step)))
+    return _checked(step, function, _is_line, "a string without line breaks")
+
+
+def undo_function(step: LineStep, language: str) -> LineFunction | None:
+    """Return the function that undoes a step on a line; None if the step is not undone."""
+    function = step.undo_function(language)
+    return function and _checked(step, function, _is_line, "a string without line breaks")
+
+
+def reason_function(step: PrepStep) -> ReasonFunction | None:
+    """Return the function that returns the reason for dropping a pair; None for other steps."""
+    if not isinstance(step, PairStep):
+        return None
+    return _checked(step, step.drop_reason, _is_line, "a string without line breaks")
+
+
+def key_function(step: PrepStep) -> KeyFunction | None:
+    """Return the function that returns the key of a pair; None for other steps."""
+    if not isinstance(step, UniquePairStep):
+        return None
+    return _checked(step, step.key, lambda result: isinstance(result, bytes), "bytes")
+
+
+def _is_line(result: object) -> bool:
+    return isinstance(result, str) and "\n" not in result
+
+
+def _checked(
+    step: PrepStep, function: F, is_valid: Callable[[object], bool], requirement: str
+) -> F:
+    """Return the function of a step, with a check of its results if the class is outside fusetk.
+
+    The function then raises ConfigError, which names the step and the text, if it fails or returns
+    another value than ``requirement`` says.
+    """
+    if is_own(step):
+        return function
+
+    def checked(*lines: str) -> Any:
+        place = f"the step {class_name(step)}"
+        text = " and ".join(repr(line if len(line) <= 80 else f"{line[:77]}...") for line in lines)
+        try:
+            result = function(*lines)
+        except FusetkError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{place} failed for {text}: {outside_error(error)}") from error
+        if not is_valid(result):
+            raise ConfigError(
+                f"{place} returned {result!r} for {text}: it must return {requirement}"
+            )
+        return result
+
+    return cast(F, checked)
