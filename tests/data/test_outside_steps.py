@@ -23,6 +23,7 @@ from fusetk.data.steps.base import (
     StepModel,
     UniquePairStep,
 )
+from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.text import read_lines
 from fusetk.errors import ConfigError, DataError, ImportFailed
 from tests.data.test_languages import SEGMENTED
@@ -119,6 +120,14 @@ class TrainFile(Known):
     model_file = "train"
 
 
+class NamedLower(Lowercase):
+    """It inherits a field ``step`` with another name."""
+
+
+class Lower(Lowercase):
+    step: str  # type: ignore[assignment]
+
+
 def config(folder: Path, steps: list[dict[str, Any]], module: str = HERE) -> DataConfig:
     """Return a config with steps of a module, whose names need no module."""
     named = [{**step, "step": f"{module}:{step['step']}"} for step in steps]
@@ -168,6 +177,11 @@ def test_results_are_checked(step: dict[str, Any], message: str, folder: Path) -
         prepare(config(folder, [step]))
 
 
+def test_a_subclass_of_a_step(folder: Path) -> None:
+    [step] = config(folder, [{"step": "Lower"}]).steps
+    assert Text([step], "de", "en").words("source", "AB") == "ab"
+
+
 def test_undone_lines_are_checked() -> None:
     text = Text([Result(step="result", result=None)], "de", "en")
     with pytest.raises(ConfigError, match="returned None for 'a b'"):
@@ -182,6 +196,7 @@ def test_undone_lines_are_checked() -> None:
         ("HERE", "is not a subclass of"),
         ("Shorter", r"steps\.0\.longest: must be given"),
         ("LineStep", "abstract"),
+        ("NamedLower", r"declare `step: str` in the class"),
         ("TrainFile", "has model_file = 'train': it must be a name of letters"),
     ],
 )

@@ -75,7 +75,7 @@ def _problem(name: str, step: Any) -> str | None:
         return f"is not a subclass of {bases} or {kinds[-1].__name__} in fusetk.data.steps.base"
     annotation: Any = step.model_fields["step"].annotation
     if annotation is not str and name not in get_args(annotation):
-        return "has its own field `step`: remove the field"
+        return "must accept its name as the value of `step`: declare `step: str` in the class"
     if issubclass(step, LearnedStep):
         file = getattr(step, "model_file", "")
         if not (isinstance(file, str) and re.fullmatch(r"[\w-]+", file)) or file in RESERVED:
