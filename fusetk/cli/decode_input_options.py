@@ -55,9 +55,9 @@ input_options: tuple[Decorator, ...] = (
         "--constraints",
         metavar="FILE",
         help="File with a line for each input line: phrases that its translation must contain, in "
-        "this order, separated by tabs; or blank. The phrases get good places if the beam is "
-        "larger than their number of tokens. With SentencePiece, the last word of a phrase may "
-        "become the start of a longer word.",
+        "this order, separated by tabs; or blank. Choose a beam that is larger than the number of "
+        "tokens of the phrases: a smaller one may not find good places for them. With "
+        "SentencePiece, the last word of a phrase may become the start of a longer word.",
     ),
     click.option(
         "--chunk",
