@@ -41,8 +41,8 @@ def command(
 ) -> None:
     """Run all steps of CONFIG, from raw text to the scores and the table of its paper.
 
-    The steps are prep, train, average, decode (all test sets), score and report. Metric and
-    checkpoint are those of the published score. The command of each step is printed.
+    The steps are prep, train, average, decode (all test sets), score and report. A published score
+    of CONFIG determines the metric and the checkpoint. The command of each step is printed.
 
     With several seeds, the command runs all steps with the first seed, then with the next one. The
     table has the mean of their scores.
