@@ -107,23 +107,22 @@ def check_config(recipe: Recipe, run: Path, option: str) -> None:
         raise _no_checkpoint(run)
 
 
-def check_before_prep(recipe: Recipe, run: Path) -> None:
+def check_before_prep(recipe: Recipe, run: Path, option: str = "--run") -> None:
     """Raise ConfigError if the run cannot be resumed with text that is prepared by ``recipe``.
 
-    Raises the errors of ``check_config``, too.
+    ``option`` chooses the run folder, for the error. Raises the errors of ``check_config``, too.
     """
     if _newest_checkpoint(run):
         before, now = (
-            integrity.training_settings(config.data)
-            for config in (_recipe_of(run, "--run"), recipe)
+            integrity.training_settings(config.data) for config in (_recipe_of(run, option), recipe)
         )
         if changes := list(manifest.differences(before, now, "data")):
+            folder = " and another data.folder" if option == "--run" else ""
             raise ConfigError(
                 f"{run} was trained on text that was prepared with other settings "
-                f"({'; '.join(changes)}): choose another --run and another data.folder, or undo "
-                "the change"
+                f"({'; '.join(changes)}): choose another {option}{folder}, or undo the change"
             )
-    check_config(recipe, run, "--run")
+    check_config(recipe, run, option)
 
 
 def find_changes(

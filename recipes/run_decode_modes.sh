@@ -42,6 +42,9 @@ done
 for file in "$source" "$reference"; do
     [ -f "$file" ] || die "there is no file $file"
 done
+lines=$(lines "$source")
+[ "$lines" -eq "$(lines "$reference")" ] ||
+    die "$source and $reference have unequal numbers of lines"
 need_fusetk
 case $source/,$reference/ in
     "$out"/* | *,"$out"/*)
@@ -64,6 +67,9 @@ inputs=$(
     cat "$source" "$reference" | cksum
     for model in "$run" "$other"; do
         cat "$model/state.json" "$model/checkpoints/best/state.json" 2> /dev/null | cksum || true
+        # The modes take the other settings of the search from the config of the run.
+        cat "$model/config.yaml" "$model/../../config.yaml" 2> /dev/null |
+            sed -n '/^decoding:/,/^[^ d]/p' | cksum || true
     done
 )
 if [ -e "$out/greedy.txt" ] && [ "$inputs" != "$(cat "$out/inputs" 2> /dev/null)" ]; then
@@ -87,12 +93,13 @@ mode() {
             die "$(tail -n 1 "$file.log")"
         mv "$file.part" "$file.txt"
     fi
-    # Keep the text of lines with an alignment, and the first entry of each n-best list.
+    # Keep the text of lines with an alignment, and the first entry of each n-best list. A blank
+    # line has none.
     if [ -z "${n_best:-}" ]; then
         awk -F ' [|][|][|] ' '{ print $1 }' "$file.txt" > "$out/first"
     else
-        awk -F ' [|][|][|] ' '$1 "" != last { print $2 } { last = $1 "" }' "$file.txt" \
-            > "$out/first"
+        awk -F ' [|][|][|] ' -v lines="$lines" '!($1 in first) { first[$1] = $2 }
+            END { for (i = 0; i < lines; i++) print first[i] }' "$file.txt" > "$out/first"
     fi
     scored=$(fusetk score "$out/first" -r "$reference" --metric "$metric" 2> "$file.warnings") ||
         die "$(tail -n 1 "$file.warnings")"

@@ -84,6 +84,7 @@ ALLOWED = {
         "models",
         "data",
         "runs",
+        "resume",
     },
     "resume": {"recipe", "training", "data", "machine", "runs", "weights"},
     "train": {

@@ -32,20 +32,18 @@ def command(out: Path, plain: bool, overrides: tuple[str, ...]) -> None:
     weights, the attention, the scores, translations and further commands. A second call does only
     the missing steps.
     """
-    from rich.console import Console
-
     from fusetk.demo.page import write_page
     from fusetk.demo.results import FUSING, PLAIN, DemoFiles
     from fusetk.demo.steps import Demo
-    from fusetk.demo.terminal import show
+    from fusetk.demo.terminal import SummaryConsole, show
 
     if str(out).startswith("-"):  # a command would read its paths as options
         out = out.absolute()
-    files = DemoFiles(out, PLAIN if plain else FUSING)
-    demo = Demo(files, overrides, _call, inform)
+    files = DemoFiles(out, PLAIN if plain else FUSING, overrides)
+    demo = Demo(files, _call, inform)
     demo.run()
     write_page(files)
-    console = Console()
+    console = SummaryConsole()
     if not console.is_terminal:
         console.width = 120
     show(files, demo.seconds, console)

@@ -12,6 +12,7 @@ from fusetk.cli.run_options import SECTIONS, run_options
 from fusetk.cli.run_slurm import submit
 from fusetk.cli.sections import Sections
 from fusetk.errors import ConfigError
+from fusetk.experiment import STEPS
 
 EXAMPLE = "Example: fusetk run recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml --raw raw --smoke"
 # Keys that --raw and --out set.
@@ -91,6 +92,8 @@ def command(
     )
     for settings, recipe in zip(all_settings, recipes, strict=True):
         where = places(Path(config), recipe, out)
+        if smoke and not where.out.name:
+            raise ConfigError(f"--smoke writes beside --out {where.out}: give another folder")
         provide_raw_text(recipe_with_folders(recipe, raw, where), raw, dataset, any_data, inform)
         if smoke:
             # Not below OUT, so that no report finds the meaningless scores there.
@@ -103,7 +106,8 @@ def command(
         else:
             Experiment(recipe, where, options, inform).run()
     if smoke:
-        inform(f"smoke test: all steps passed in {time.monotonic() - start:.0f} s")
+        steps = "all steps" if until == STEPS[-1] else f"all steps up to {until}"
+        inform(f"smoke test: {steps} passed in {time.monotonic() - start:.0f} s")
 
 
 def _check(

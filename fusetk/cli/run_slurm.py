@@ -13,7 +13,7 @@ def submit(experiment: "Experiment", sbatch: tuple[str, ...]) -> None:
     """Prepare the text and submit the jobs. The second one repeats this command without --slurm."""
     from fusetk.experiment import slurm
 
-    slurm.check_not_queued(experiment.places)  # the next line changes files that a queued job reads
+    slurm.check_submission(experiment.places)  # the next line changes files that a queued job reads
     experiment.run()
     rest = [sys.executable, "-m", "fusetk", *without_slurm(sys.argv[1:])]
     machine = experiment.machine_options()

@@ -18,7 +18,7 @@ from fusetk.data.text import cannot_write, writer
 from fusetk.datasets import formats
 from fusetk.datasets.fetch import check, fetch
 from fusetk.datasets.table import DatasetConfig, TextConfig
-from fusetk.errors import DataError
+from fusetk.errors import DataError, one_line
 from fusetk.files import digest, locked, replace_file
 
 PACKED = (".tgz", ".tar.gz", ".tar", ".zip")
@@ -209,7 +209,8 @@ def _extract(path: Path, patterns: list[str], folder: Path) -> None:
                 raise DataError(f"{path} cannot be read: {error.strerror}") from None
             raise cannot_write(error.filename or folder, error) from None
         raise DataError(
-            f"{path} ({path.stat().st_size:,} bytes) is not a complete archive ({error}): "
+            f"{path} ({path.stat().st_size:,} bytes) is not a complete archive "
+            f"({one_line(error)}): "
             "delete it and get it again"
         ) from None
 

@@ -22,6 +22,7 @@ class DemoFiles(NamedTuple):
 
     folder: Path
     name: str  # of the config
+    settings: tuple[str, ...] = ()  # KEY=VALUE changes of the config
 
     @property
     def config(self) -> Path:
@@ -203,6 +204,7 @@ def _model_config(files: DemoFiles) -> Any:
 def next_commands(files: DemoFiles) -> list[tuple[str, str]]:
     """Return commands for the user to try, each after a comment."""
     folder, run = shlex.quote(str(files.folder)), shlex.quote(str(files.run))
+    changes = "".join(f" --set {shlex.quote(setting)}" for setting in files.settings)
     source, _ = sentence_to_plot(files)
     sentence = shlex.quote(source)
     commands = _activation()
@@ -215,14 +217,14 @@ def next_commands(files: DemoFiles) -> list[tuple[str, str]]:
         )
     elif files.name == FUSING:
         commands.append(
-            ("the same model without fusion", f"fusetk demo --plain --out {folder}"),
+            ("the same model without fusion", f"fusetk demo --plain --out {folder}{changes}"),
         )
     else:
-        commands.append(("the same model with a fusion", f"fusetk demo --out {folder}"))
+        commands.append(("the same model with a fusion", f"fusetk demo --out {folder}{changes}"))
     commands += [
         (
             "another fusion",
-            f"fusetk train {folder}/{FUSING}.yaml --run {folder}/runs/linear "
+            f"fusetk train {folder}/{FUSING}.yaml --run {folder}/runs/linear{changes} "
             "--set 'model.decoder.fuse={kind: linear, norm_layers: true}'",
         ),
         (

@@ -5,12 +5,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fusetk import recipe
+from fusetk.data.text import cannot_write
 from fusetk.demo.grammar import write_corpus
 from fusetk.demo.results import FUSING, PLAIN, DemoFiles, attention_to_source, sentence_to_plot
 from fusetk.errors import DataError
 from fusetk.experiment.products import Products
 from fusetk.files import checksum, replace_file
-from fusetk.runs import METRICS, STATE
+from fusetk.resume import check_before_prep
+from fusetk.runs import CONFIG, METRICS, STATE
 
 CONFIGS = Path(__file__).parent  # the folder of the configs
 
@@ -25,16 +28,12 @@ class Demo:
     def __init__(
         self,
         files: DemoFiles,
-        settings: Sequence[str],
         call: Callable[[Sequence[str]], None],
         say: Callable[[str], None],
     ):
-        """``settings`` are KEY=VALUE changes of the config. ``call`` runs a command of fusetk.
-
-        ``say`` prints a line for the user.
-        """
+        """``call`` runs a command of fusetk, and ``say`` prints a line for the user."""
         self.files = files
-        self.overrides = [word for setting in settings for word in ("--set", setting)]
+        self.overrides = [word for setting in files.settings for word in ("--set", setting)]
         self.call = call
         self.say = say
         self.begin = time.monotonic()
@@ -47,6 +46,8 @@ class Demo:
     def run(self) -> None:
         """Take all steps. Raises DataError if the folder holds other files, and FusetkError."""
         self.make_text()
+        config = recipe.load(self.files.config, self.files.settings)
+        check_before_prep(config, self.files.run, "--out")
         self._command("prepare the text: words, subwords, ids", "prep", *self._config())
         self._command("train", "train", *self._config(), "--run", self.files.run)
         products = Products(self.files.folder)
@@ -72,15 +73,18 @@ class Demo:
                 replace_file(config, (CONFIGS / config.name).read_bytes())
         if not self.files.raw.is_dir():
             self.say("== write German and English sentences by a grammar")
-            write_corpus(self.files.raw)
+            try:
+                write_corpus(self.files.raw)
+            except OSError as error:
+                raise cannot_write(error.filename or self.files.raw, error) from None
 
     def _translate(self, products: Products) -> None:
         files = self.files
-        model = checksum(files.checkpoint / STATE)
+        search = recipe.load(files.run / CONFIG).decoding.model_dump(mode="json")
         self._make(
             products,
             files.translation,
-            model,
+            [checksum(files.checkpoint / STATE), search],
             "translate sentences that training did not see",
             *("decode", "-m", files.run, "-i", files.raw / "test.de", "-o", files.translation),
         )

@@ -19,6 +19,13 @@ EXAMPLES = 5
 METRIC_LABELS = {"sacrebleu": "BLEU", "chrf": "chrF"}
 
 
+class SummaryConsole(Console):
+    """A console for which a closed pipe is the error that other commands get."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def show(files: DemoFiles, seconds: int, console: Console) -> None:
     """Print the summary. ``seconds`` is the duration of the demo."""
     console.print(facts_table([*facts(files), ("time", f"{seconds // 60} min {seconds % 60} s")]))
@@ -29,10 +36,14 @@ def show(files: DemoFiles, seconds: int, console: Console) -> None:
         console.print("share of each decoder layer in %, mean of the hops, while translating")
         console.print(f"“{weights.source}”", highlight=False, markup=False)
         console.print(layer_table(weights))
-        console.print(f"layer weights:  {files.layers}", soft_wrap=True, highlight=False)
-    console.print(f"attention:      {files.attention}", soft_wrap=True, highlight=False)
-    console.print(f"training:       {files.curves}", soft_wrap=True, highlight=False)
-    console.print(f"all on a page:  {files.page}", soft_wrap=True, highlight=False, style="bold")
+    for name, path in (
+        ("layer weights", files.layers),
+        ("attention", files.attention),
+        ("training", files.curves),
+    ):
+        if path:
+            console.print(Text(f"{name}:".ljust(16) + str(path)), soft_wrap=True)
+    console.print(Text(f"all on a page:  {files.page}", style="bold"), soft_wrap=True)
     console.print("\nnext:")
     for comment, command in next_commands(files):
         line = Text(f"  # {comment}\n", style="dim").append(f"  {command}", style="not dim")

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,10 +23,9 @@ def submit(
 
     ``options`` are those of sbatch for the training, ``machine`` those of `fusetk train` for device
     and threads. ``rest`` is the command of the second job, which starts after the training has
-    ended without error. Raises ConfigError if a job of the experiment is still queued or running,
-    and FusetkError if sbatch fails.
+    ended without error. Raises the errors of ``check_submission``, and FusetkError if sbatch fails.
     """
-    check_not_queued(places)
+    check_submission(places)
     record = job_record(places)
     log = places.out / f"{places.run.name}.slurm.txt"
     common = ["--parsable", f"--output={log}", "--open-mode=append"]
@@ -49,8 +49,12 @@ def job_record(places: Places) -> Path:
     return places.out / f".{places.run.name}.slurm.json"
 
 
-def check_not_queued(places: Places) -> None:
-    """Raise ConfigError if a job of the experiment is still queued or running."""
+def check_submission(places: Places) -> None:
+    """Raise ConfigError if a job would not find fusetk, or if one is still queued or running."""
+    if shutil.which("fusetk") is None:
+        raise ConfigError(
+            "fusetk is not on PATH, where the job of Slurm looks for it: activate its environment"
+        )
     if jobs := queued(job_record(places)):
         raise ConfigError(
             f"{places.run} has queued or running jobs ({', '.join(jobs)}): "

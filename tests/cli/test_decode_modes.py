@@ -46,6 +46,9 @@ def test_a_missing_run_or_text_is_named(tmp_path):
         process = call(*arguments, "--out", tmp_path / "out")
         assert process.returncode == 2
         assert process.stderr == f"run_decode_modes.sh: {reason} {missing}\n"
+    (tmp_path / "two").write_text("hund\nhund\n")
+    process = call(run, text, tmp_path / "two", "--out", tmp_path / "out")
+    assert process.returncode == 2 and "have unequal numbers of lines" in process.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -60,6 +63,16 @@ def test_translations_of_other_inputs_are_not_reused(tmp_path):
     (tmp_path / "out" / "greedy.txt").write_text("dog\n")
     process = call(tmp_path / "one", *texts)
     assert process.returncode == 2 and "has translations of other models" in process.stderr
+    # The modes use the search settings of the run's config.
+    (tmp_path / "out" / "greedy.txt").unlink()
+    for beam, reason in ((3, "has no checkpoints/best"), (4, "has translations of other models")):
+        (tmp_path / "one" / "config.yaml").write_text(f"decoding:\n  beam: {beam}\n")
+        process = call(tmp_path / "one", *texts)
+        assert process.returncode == 2 and reason in process.stderr
+        (tmp_path / "out" / "greedy.txt").write_text("dog\n")
+    (tmp_path / "out" / "greedy.txt").unlink()
+    call(tmp_path / "other", *texts)
+    (tmp_path / "out" / "greedy.txt").write_text("dog\n")
     # The other spelling of a path names the same model.
     process = call(f"{tmp_path}/./other/", *texts)
     assert process.returncode == 2 and "is not a run folder" in process.stderr
@@ -99,9 +112,9 @@ def test_every_mode_has_a_line(tmp_path):
         folder.mkdir()
         make_run(folder, seed=seed)
     (tmp_path / "source").write_text(
-        "ein hund läuft .\nhund\nein hund bellt und läuft , und bellt .\n" * 3
+        "ein hund läuft .\nhund\n\nein hund bellt und läuft , und bellt .\n" * 3
     )
-    (tmp_path / "reference").write_text("ein hund .\nbellt\nhund bellt , und läuft .\n" * 3)
+    (tmp_path / "reference").write_text("ein hund .\nbellt\n-\nhund bellt , und läuft .\n" * 3)
     texts = [first_run, tmp_path / "source", tmp_path / "reference"]
     process = call(
         *texts, "--other", second_run, "--tokenized", "--out", tmp_path / "out", "--device", "cpu"

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import http.client
 import io
+import re
 import tarfile
 import urllib.error
 import zipfile
@@ -235,6 +236,8 @@ def test_damaged_missing_and_ambiguous_files_are_errors(tmp_path):
     complete = (files / "a.tgz").read_bytes()
     (files / "a.tgz").write_bytes(complete[: len(complete) // 2])
     assert "is not a complete archive" in failure(tmp_path, described)
+    (files / "a.tgz").write_text("no archive")
+    assert re.search(r"is not a complete archive \(.*\): delete it", failure(tmp_path, described))
     (files / "a.tgz").write_bytes(complete)
     checked = dataset(text(), archives=[{"file": "a.tgz", "size": len(complete) + 1}])
     assert "the published file" in failure(tmp_path, checked)

@@ -3,6 +3,8 @@
 The models are not trained well, so the scores are not tested.
 """
 
+import errno
+import io
 import re
 import shlex
 import subprocess
@@ -40,7 +42,7 @@ def call(*arguments: str) -> Result:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """The folder of a demo of the fusing model, and the result of the command."""
-    folder = tmp_path_factory.mktemp("demo") / "my demo"
+    folder = tmp_path_factory.mktemp("demo") / "my [red] demo"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             steps, "write_corpus", lambda raw, write=steps.write_corpus: write(raw, SIZES)
@@ -79,7 +81,9 @@ def test_the_demo_ends_with_layer_weights_attention_and_a_page(demo) -> None:
     for picture in (files.layers, files.attention, files.curves):
         assert picture.read_bytes().startswith(b"\x89PNG")
     assert len(files.translation.read_text(encoding="utf-8").splitlines()) == SIZES["test"]
-    assert str(files.page) in result.stdout and "BLEU" in result.stdout
+    assert "BLEU" in result.stdout
+    for path in (files.layers, files.attention, files.curves, files.page):
+        assert str(path) in result.stdout
     assert f"$ fusetk train {shlex.quote(str(files.config))}" in result.stderr
     page = Page(files.page)
     assert len(page.pictures) == 3
@@ -87,7 +91,7 @@ def test_the_demo_ends_with_layer_weights_attention_and_a_page(demo) -> None:
     assert "href" not in page.attributes and not re.search("@[a-z]+@", page.text)
     source, target = sentence_to_plot(files)
     assert source in page.text and target in page.text and "Dec-SA" in page.text
-    for comment, command in next_commands(files):
+    for comment, command in next_commands(files._replace(settings=tuple(SETTINGS))):
         assert f"# {comment}\n{command}" in page.text
 
 
@@ -157,7 +161,7 @@ def test_the_demo_describes_every_backbone(
 def test_the_next_commands_work(demo, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = demo
     monkeypatch.chdir(folder.parent)
-    files = DemoFiles(Path(folder.name), FUSING)
+    files = DemoFiles(Path(folder.name), FUSING, tuple(SETTINGS))
     commands = [command for _, command in next_commands(files)]
     assert any("fusetk demo --plain" in command or "compare" in command for command in commands)
     for command in commands:
@@ -166,8 +170,6 @@ def test_the_next_commands_work(demo, monkeypatch: pytest.MonkeyPatch) -> None:
             text, words = words[1] + "\n", words[words.index("|") + 1 :]
         if words[0] == "." or words[1] == "demo":
             continue
-        if words[1] == "train":
-            words += [word for setting in SETTINGS for word in ("--set", setting)]
         result = CliRunner().invoke(main, words[1:], input=text)
         assert result.exit_code == 0, (command, result.output)
     assert checkpoints(files.folder / "runs" / "linear")
@@ -245,6 +247,41 @@ def test_translations_without_words_are_an_error(tmp_path: Path) -> None:
     files.translation.write_text("\n")
     with pytest.raises(DataError, match="are empty: train the model longer"):
         sentence_to_plot(files)
+
+
+def test_other_search_settings_translate_again(demo) -> None:
+    folder, _ = demo
+    again = call("--out", str(folder), "--set", "decoding.max_length_extra=9")
+    commands = re.findall(r"^\$ fusetk (\S+)", again.stderr, re.MULTILINE)
+    assert again.exit_code == 0 and commands[:4] == ["prep", "train", "decode", "score"]
+
+
+def test_text_of_other_settings_is_refused_before_prep(demo) -> None:
+    folder, _ = demo
+    manifest = folder / "data" / "manifest.json"
+    before = manifest.read_bytes()
+    again = call("--out", str(folder), "--set", "data.bpe.merges=50")
+    assert again.exit_code == 2 and "choose another --out, or undo the change" in again.stderr
+    assert "$ fusetk" not in again.stderr and manifest.read_bytes() == before
+
+
+def test_a_disk_that_is_full_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(steps, "write_corpus", fail)
+    result = call("--out", str(tmp_path / "new"))
+    assert result.exit_code == 2
+    assert f"{tmp_path}/new/raw cannot be written: File too large; raise the limit" in result.stderr
+
+
+def test_a_closed_pipe_raises_the_usual_error() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        terminal.SummaryConsole(file=Closed()).print("text")
 
 
 @pytest.mark.usefixtures("commands")

@@ -526,6 +526,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in (("sbatch", sbatch), ("squeue", squeue)):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
+    (programs / "fusetk").touch(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE", str(tmp_path))
     return tmp_path
@@ -554,6 +555,17 @@ def test_slurm_gets_the_training_and_a_job_that_follows_it(cluster):
     (cluster / "queued").write_text("")
     assert slurm.submit(where, [], [], rest) == ("3", "4")
     assert "--gpus=1" in (cluster / "submitted").read_text().splitlines()[3]
+
+
+def test_a_job_that_would_not_find_fusetk_is_refused(cluster, monkeypatch):
+    (cluster / "bin" / "fusetk").unlink()
+    monkeypatch.setenv("PATH", str(cluster / "bin"))
+    experiment = SimpleNamespace(
+        places=Places(cluster / "out", "g", "x"), run=lambda: pytest.fail("prepared")
+    )
+    with pytest.raises(ConfigError, match="fusetk is not on PATH"):
+        run_slurm.submit(experiment, ())
+    assert not (cluster / "submitted").exists()
 
 
 def test_jobs_on_a_named_cluster_are_searched_there(cluster):
@@ -622,6 +634,7 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
         ([], "give the folder of the raw text by --raw"),
         (["--raw", "/nowhere"], "--raw /nowhere: the folder does not exist: put the text there"),
         (["--raw", ".", "--set", "data.folder=x"], "--set data.folder=x: use --raw for the folder"),
+        (["--raw", ".", "--out", "/", "--smoke"], "--smoke writes beside --out /: give another"),
         (["--raw", ".", "--slurm", "--smoke"], "--slurm and --smoke exclude each other"),
         (["--raw", ".", "--slurm", "--devices=4"], "--slurm and --devices exclude each other"),
         (["--raw", ".", "--devices=4", "-d", "cuda:1"], "--devices and --device cuda:1 exclude"),

@@ -70,6 +70,8 @@ def test_from_the_files_of_a_data_set_to_the_score(name: str, tmp_path: Path) ->
             tmp_path, "dataset", name, "--raw", "raw", "--files", files, "--no-fetch", "--any-data"
         )
         assert made.returncode == 0, made.stderr
+    prepared = fusetk(tmp_path, *run, "--until", "prep")
+    assert "smoke test: all steps up to prep passed" in prepared.stderr
     ran = fusetk(tmp_path, *run)
     assert ran.returncode == 0, ran.stderr
     assert "smoke test: all steps passed" in ran.stderr
