@@ -3,6 +3,7 @@
 Connections, fusions and attention are configurable.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -160,19 +161,23 @@ class ConvLayer(Layer):
 
     def __init__(
         self,
+        config: ConvConfig,
+        side: ConvEncoderConfig,
+        planned: PlannedModule,
+        name: str,
         input_width: int,
-        width: int,
-        kernel: int,
-        dropout: float,
-        adds_input: bool,
-        always_project: bool = False,
     ):
-        """The residual sum projects x if it has another width, or if ``always_project``."""
+        """The residual sum projects x in added summary layers, and if it has another width.
+
+        ``name`` is the prefix of the tensors that the layer records.
+        """
         super().__init__()
+        width, dropout = planned.width, config.dropout
+        self.name = name
         self.width = width
-        self.adds_input = adds_input
-        self.conv = GatedConvolution(input_width, width, kernel, dropout)
-        projects = adds_input and (always_project or input_width != width)
+        self.adds_input = planned.adds_input
+        self.conv = GatedConvolution(input_width, width, side.kernel(planned.layer), dropout)
+        projects = self.adds_input and (planned.is_added or input_width != width)
         self.through = normed_linear(input_width, width, dropout) if projects else nn.Identity()
 
     def residual_sum(self, x: Tensor, y: Tensor) -> Tensor:
@@ -226,18 +231,17 @@ class ConvDecoderLayer(ConvLayer):
 
     def __init__(
         self,
-        input_width: int,
-        width: int,
-        kernel: int,
         config: ConvConfig,
-        adds_input: bool,
+        side: ConvDecoderConfig,
+        planned: PlannedModule,
         name: str,
+        input_width: int,
     ):
-        super().__init__(input_width, width, kernel, config.dropout, adds_input)
-        self.width = width if adds_input else 2 * width
+        super().__init__(config, side, planned, name, input_width)
+        width = planned.width
+        self.width = width if self.adds_input else 2 * width
         self.query = normed_linear(width, config.width)
         self.out = normed_linear(config.width, width)
-        self.name = name
 
     def forward(self, x: Tensor, context: ConvDecoderContext) -> tuple[Tensor, Tensor]:
         """(B * K, T, input width) -> (B * K, T, D), and the next ``earlier``.
@@ -287,17 +291,7 @@ class Conv(Seq2Seq):
         self.target = ConvEmbedding(config, target_size)
         self.encoder_in = normed_linear(config.width, source_widths[0], dropout)
         self.decoder_in = normed_linear(config.width, target_widths[0], dropout)
-
-        def encoder_layer(planned: PlannedModule, name: str, input_width: int) -> Layer:
-            return ConvEncoderLayer(
-                input_width,
-                planned.width,
-                config.encoder.kernel(planned.layer),
-                dropout,
-                planned.adds_input,
-                always_project=planned.is_added,
-            )
-
+        encoder_layer = partial(ConvEncoderLayer, config, config.encoder)
         self.encoder = Stack(
             config.encoder,
             source_widths,
@@ -320,22 +314,8 @@ class Conv(Seq2Seq):
             config.decoder,
             target_widths,
             "decoder",
-            layer=lambda planned, name, input_width: ConvDecoderLayer(
-                input_width,
-                planned.width,
-                config.decoder.kernel(planned.layer),
-                config,
-                planned.adds_input,
-                name,
-            ),
-            summary=lambda planned, name, input_width: ConvDecoderSummary(
-                input_width,
-                planned.width,
-                config.decoder.kernel(planned.layer),
-                dropout,
-                planned.adds_input,
-                always_project=True,
-            ),
+            layer=partial(ConvDecoderLayer, config, config.decoder),
+            summary=partial(ConvDecoderSummary, config, config.decoder),
         )
         share_layer_embedding(self.encoder.fuse, self.decoder.fuse)
         size = config.output_embedding or config.embedding or config.width
