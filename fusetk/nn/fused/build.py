@@ -156,26 +156,21 @@ def _compile(compiler: list[str], source: Path, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=path.parent) as folder:
         new_path = Path(folder) / path.name
         new_checksum = Path(folder) / checksum.name
-        reason = _error(compiler, FLAGS[0], source, new_path)
-        if reason and not new_path.exists() and _accepts(compiler, FLAGS[0], Path(folder)):
+        failure = _try_flags(compiler, FLAGS[0], source, new_path)
+        if failure and not new_path.exists() and _accepts(compiler, FLAGS[0], Path(folder)):
             # The flags are not the cause: a signal or short memory may have ended the compiler.
-            reason = _error(compiler, FLAGS[0], source, new_path)
-        problem = reason
-        for flags in FLAGS[1:]:
-            if problem:
-                problem = _error(compiler, flags, source, new_path)
-        if problem:
-            raise OSError(reason)
+            failure = _try_flags(compiler, FLAGS[0], source, new_path)
+        if failure and all(_try_flags(compiler, flags, source, new_path) for flags in FLAGS[1:]):
+            raise OSError(failure)
         new_checksum.write_text(hashlib.sha256(new_path.read_bytes()).hexdigest())
         # Other processes may read these files now: each is replaced at once.
         os.replace(new_path, path)
         os.replace(new_checksum, checksum)
 
 
-def _error(compiler: list[str], flags: Sequence[str], source: Path, path: Path) -> str:
+def _try_flags(compiler: list[str], flags: Sequence[str], source: Path, path: Path) -> str:
     """Make a library; return why it cannot be compiled or loaded, or an empty text."""
-    command = [*compiler, *COMMON, *flags, "-o", str(path), str(source)]
-    result = subprocess.run(command, capture_output=True, timeout=MAX_SECONDS)
+    result = _run_compiler(compiler, flags, source, path)
     if result.returncode:
         path.unlink(missing_ok=True)
         return f"{' '.join(compiler)} reports {result.stderr.decode(errors='replace')}"
@@ -186,8 +181,14 @@ def _accepts(compiler: list[str], flags: Sequence[str], folder: Path) -> bool:
     """Whether a compiler accepts these flags for an empty file."""
     source = folder / "empty.cpp"
     source.write_text("")
-    command = [*compiler, *COMMON, *flags, "-o", str(folder / "empty.so"), str(source)]
-    return subprocess.run(command, capture_output=True, timeout=MAX_SECONDS).returncode == 0
+    return _run_compiler(compiler, flags, source, folder / "empty.so").returncode == 0
+
+
+def _run_compiler(
+    compiler: list[str], flags: Sequence[str], source: Path, path: Path
+) -> subprocess.CompletedProcess[bytes]:
+    command = [*compiler, *COMMON, *flags, "-o", str(path), str(source)]
+    return subprocess.run(command, capture_output=True, timeout=MAX_SECONDS)
 
 
 def _load_error(path: Path) -> str:
