@@ -65,6 +65,7 @@ class ForwardBuffers:
     state_weights: list[Tensor]  # (R, D, columns) for each cell, in the type of the products
     vectors: list[list[Tensor | None]]  # bias, linear_bias, gain, shift of each cell, float32
     states: list[Tensor]  # (R, N, D) for each cell
+    inputs: list[Tensor | None]  # (R, N, columns), projected, for each cell; None for a T-GRU
     projected: list[Tensor]  # (R, N, columns) for each cell: ``factors`` @ ``state_weights``
     # The state that each cell reads. For the lowest cell it is the state of the highest cell one
     # step before; for another cell, the state of the cell below. With products of 16 bits, all are
@@ -72,14 +73,6 @@ class ForwardBuffers:
     factors: list[Tensor]  # (R, N, D) for each cell
     is_copy: list[bool]  # whether the factor of a cell is a copy of the states
     attention: AttentionBuffers | None
-
-    def input_of(self, c: int) -> Tensor | None:
-        """Return the projected input of cell ``c``; None for a T-GRU."""
-        if c == 0:
-            return self.x
-        if self.attention is not None and c == self.spec.below_attention:
-            return self.attention.inputs
-        return None
 
     def state_before(self, c: int, t: int) -> BufferRows:
         """Return the state that cell ``c`` reads at step ``t``."""
@@ -131,18 +124,9 @@ class BackwardBuffers:
     state: Tensor  # (R, rows, D) float32
     product: Tensor  # (R, rows, D), from the product with a state weight
     projected: list[Tensor]  # (R, N, columns) for each cell
-    x: Tensor  # (R, N, columns)
+    inputs: list[Tensor | None]  # (R, N, columns) for each cell; None for a T-GRU
     norms: list[Tensor | None]  # (parts, R, gain or shift, gates, D) for each cell: partial sums
     attention: AttentionGradients | None
-    below_attention: int
-
-    def input_of(self, c: int) -> Tensor | None:
-        """Return the gradient of the projected input of cell ``c``; None for a T-GRU."""
-        if c == 0:
-            return self.x
-        if self.attention is not None and c == self.below_attention:
-            return self.attention.inputs
-        return None
 
 
 def allocate_forward(
@@ -157,14 +141,15 @@ def allocate_forward(
     for size in spec.sizes:
         starts.append(starts[-1] + size)
     shape = (*x.shape[:2], h.shape[-1])
-    mixed = x.dtype != h.dtype
     state_weights = [cell.state.to(x.dtype) for cell in spec.cells]
     states = [h.new_empty(shape) for _ in spec.cells]
-    is_copy = [mixed or not c for c in range(len(spec.cells))]
+    x = x.contiguous()
+    attention = _allocate_attention(spec, x, h, attention_inputs) if spec.attention else None
+    is_copy = [x.dtype != h.dtype or not c for c in range(len(spec.cells))]
     buffers = ForwardBuffers(
         spec=spec,
         starts=starts,
-        x=x.contiguous(),
+        x=x,
         h=h.contiguous(),
         state_weights=state_weights,
         vectors=[
@@ -172,20 +157,32 @@ def allocate_forward(
             for cell in spec.cells
         ],
         states=states,
+        inputs=_inputs_of_cells(spec, x, attention),
         projected=[x.new_empty(*x.shape[:2], weight.shape[-1]) for weight in state_weights],
         factors=[x.new_empty(shape) if copy else states[c - 1] for c, copy in enumerate(is_copy)],
         is_copy=is_copy,
-        attention=_allocate_attention(spec, x, h, attention_inputs) if spec.attention else None,
+        attention=attention,
     )
     buffers.factors[0][:, : spec.sizes[0]] = h[:, : spec.sizes[0]]
     # Slots after the last step are not computed, but products over all slots read them.
     for buffer in (*buffers.factors, *buffers.states):
         buffer[:, starts[-1] :] = 0
-    if buffers.attention is not None:
-        buffers.attention.contexts[starts[-1] :] = 0
+    if attention is not None:
+        attention.contexts[starts[-1] :] = 0
         if spec.keep_weights:
-            buffers.attention.weights[starts[-1] :] = 0
+            attention.weights[starts[-1] :] = 0
     return buffers
+
+
+def _inputs_of_cells(
+    spec: LoopSpec, x: Tensor, attention: AttentionBuffers | AttentionGradients | None
+) -> list[Tensor | None]:
+    """Return the projected input of each cell, or its gradient; ``x`` is that of the lowest."""
+    inputs: list[Tensor | None] = [None] * len(spec.cells)
+    inputs[0] = x
+    if attention is not None:
+        inputs[spec.below_attention] = attention.inputs
+    return inputs
 
 
 def _allocate_attention(
@@ -224,39 +221,44 @@ def allocate_backward(
     """
     spec, x, h = forward.spec, forward.x, forward.h
     count = len(spec.cells)
-    directions = len(x)
+    attention = None
+    if forward.attention is not None:
+        attention = _allocate_attention_gradients(
+            forward.attention, spec.sizes[0], output_grads[count], vector_parts
+        )
     buffers = BackwardBuffers(
         output_grads=[None if grad is None else grad.contiguous() for grad in output_grads[:count]],
         state=h.new_zeros(h.shape),
         product=x.new_zeros(h.shape),
         projected=[torch.empty_like(projected) for projected in forward.projected],
-        x=torch.empty_like(x),
+        inputs=_inputs_of_cells(spec, torch.empty_like(x), attention),
         norms=[
-            None
-            if cell.gain is None
-            else h.new_zeros(norm_parts, directions, 2, cell.gates, cell.width)
-            for cell in spec.cells
+            None if gain is None else h.new_zeros(norm_parts, len(x), 2, *gain.shape[1:])
+            for gain in (cell.gain for cell in spec.cells)
         ],
-        attention=None,
-        below_attention=spec.below_attention,
+        attention=attention,
     )
-    zero_after_end = [*buffers.projected, buffers.x]
-    if forward.attention is not None:
-        attention = forward.attention
-        context_grad = output_grads[count]
-        buffers.attention = AttentionGradients(
-            output_grad=None if context_grad is None else context_grad.float().contiguous(),
-            product=x.new_empty(spec.sizes[0], attention.contexts.shape[-1]),
-            contexts=h.new_empty(attention.contexts.shape),
-            queries=torch.empty_like(attention.queries),
-            inputs=torch.empty_like(attention.inputs),
-            keys=h.new_zeros(attention.keys.shape),
-            vector=h.new_zeros(vector_parts, len(attention.vector)),
-        )
-        zero_after_end += [buffers.attention.inputs, buffers.attention.queries[None]]
-    for buffer in zero_after_end:
-        buffer[:, forward.starts[-1] :] = 0
+    for buffer in (*buffers.projected, *buffers.inputs):
+        if buffer is not None:
+            buffer[:, forward.starts[-1] :] = 0
+    if attention is not None:
+        attention.queries[forward.starts[-1] :] = 0
     return buffers
+
+
+def _allocate_attention_gradients(
+    attention: AttentionBuffers, rows: int, context_grad: Tensor | None, vector_parts: int
+) -> AttentionGradients:
+    contexts, weights = attention.contexts, attention.weights
+    return AttentionGradients(
+        output_grad=None if context_grad is None else context_grad.float().contiguous(),
+        product=contexts.new_empty(rows, contexts.shape[-1]),
+        contexts=weights.new_empty(contexts.shape),
+        queries=torch.empty_like(attention.queries),
+        inputs=torch.empty_like(attention.inputs),
+        keys=weights.new_zeros(attention.keys.shape),
+        vector=weights.new_zeros(vector_parts, len(attention.vector)),
+    )
 
 
 def cell_vectors(cell: Cell) -> tuple[Tensor | None, ...]:

@@ -104,7 +104,7 @@ class CpuKernels:
         start = buffers.starts[t]
         before = buffers.state_before(c, t)
         arguments.rows = before.rows
-        arguments.x = address(buffers.input_of(c), start)
+        arguments.x = address(buffers.inputs[c], start)
         arguments.a = address(buffers.projected[c], start)
         arguments.h = address(before.buffer, before.start)
         arguments.h_positions = before.buffer.shape[1]
@@ -152,7 +152,7 @@ class CpuKernels:
         start = self.buffers.starts[t]
         arguments.output_grad = address(gradients.output_grads[c], start)
         arguments.da = address(gradients.projected[c], start)
-        arguments.dx = address(gradients.input_of(c), start)
+        arguments.dx = address(gradients.inputs[c], start)
         self.library.cell(ctypes.byref(arguments), BACKWARD)
 
     def attention_backward(self, t: int) -> None:

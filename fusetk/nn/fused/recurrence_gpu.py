@@ -117,7 +117,7 @@ class GpuKernels:
         before = buffers.state_before(c, t)
         copy = buffers.next_factor(c, t)
         self.programs.cell[directions, before.rows](
-            self._pointer(buffers.input_of(c)),
+            self._pointer(buffers.inputs[c]),
             buffers.projected[c],
             before.buffer,
             buffers.states[c],
@@ -177,14 +177,14 @@ class GpuKernels:
         directions, positions, width = buffers.states[c].shape
         before = buffers.state_before(c, t)
         self.programs.cell_backward[directions, self.norm_parts](
-            self._pointer(buffers.input_of(c)),
+            self._pointer(buffers.inputs[c]),
             buffers.projected[c],
             before.buffer,
             *self._cell_tensors(c),
             gradients.state,
             gradients.product,
             self._pointer(gradients.output_grads[c]),
-            self._pointer(gradients.input_of(c)),
+            self._pointer(gradients.inputs[c]),
             gradients.projected[c],
             self._pointer(gradients.norms[c]),
             buffers.starts[t],

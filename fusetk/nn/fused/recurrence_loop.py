@@ -127,7 +127,7 @@ class _Loop(torch.autograd.Function):
             _run_backward(buffers, gradients, kernels)
             return (
                 None,
-                gradients.x,
+                gradients.inputs[0],
                 gradients.state + gradients.product,
                 *_attention_grads(buffers, gradients, kernels),
                 *(
@@ -213,7 +213,7 @@ def _cell_grads(
     buffers: ForwardBuffers, gradients: BackwardBuffers, c: int
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of a cell's state weight, bias, linear bias, gain and shift."""
-    projected, norms, inputs = gradients.projected[c], gradients.norms[c], gradients.input_of(c)
+    projected, norms, inputs = gradients.projected[c], gradients.norms[c], gradients.inputs[c]
     width = buffers.h.shape[-1]
     linear_bias = None
     if inputs is not None and buffers.spec.cells[c].linear_bias is not None:
