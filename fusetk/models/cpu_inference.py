@@ -83,7 +83,7 @@ class SharedState(NamedTuple):
     keys_values: tuple[Tensor, ...]  # for each layer, (B, n * S, 2D); see ``CrossAttention``
     mask: Tensor  # (B, S)
     sentences: Tensor  # (B,), the numbers of the sentences
-    sources: tuple[fused_decoding.Source, ...]  # ``keys_values``, as the kernels read them
+    kernel_keys_values: tuple[fused_decoding.SourceKeysValues, ...]  # as the kernels read them
     # For each layer, the projections (R_t, 3D) of each step. Their bias is not included if kernels
     # compute all parts of the layer and attention to the source is a sub-layer.
     steps: tuple[tuple[Tensor, ...], ...]
@@ -131,7 +131,7 @@ class Hypotheses(NamedTuple):
         return [
             StepContext(source, self.sentences, self.ancestors, steps, layer)
             for source, steps, layer in zip(
-                self.shared.sources, self.shared.steps, self.shared.layers, strict=True
+                self.shared.kernel_keys_values, self.shared.steps, self.shared.layers, strict=True
             )
         ]
 
@@ -143,7 +143,7 @@ class Hypotheses(NamedTuple):
 class StepContext(NamedTuple):
     """The context of a decoder layer for one token of each of R hypotheses."""
 
-    source: fused_decoding.Source
+    source: fused_decoding.SourceKeysValues
     sentences: Tensor  # (R,)
     ancestors: Tensor  # (R, t + 1)
     steps: tuple[Tensor, ...]  # projections of the t earlier steps
@@ -171,15 +171,15 @@ def start(
     if not all(_kernels_can_compute(layer, keys_values[0]) for layer in layers):
         return None
     lengths = mask.sum(1)
-    sources = []
+    prepared = []
     for tensor in keys_values:
         by_source = tensor.view(len(mask), -1, *mask.shape[1:], tensor.shape[-1])
         keys, values = by_source.chunk(2, -1)
-        sources.append(fused_decoding.source(keys, values, None, lengths))
+        prepared.append(fused_decoding.SourceKeysValues.of(keys, values, None, lengths))
     sentences = torch.arange(len(mask))
     steps = ((),) * len(keys_values)
     step_layers = tuple(map(_step_layer, layers))
-    shared = SharedState(tuple(keys_values), mask, sentences, tuple(sources), steps, step_layers)
+    shared = SharedState(tuple(keys_values), mask, sentences, tuple(prepared), steps, step_layers)
     return State(None, Hypotheses(sentences, sentences.new_empty(len(mask), 0), shared), 0)
 
 
@@ -390,7 +390,7 @@ def _encode(layer: LayerModules, x: Tensor, mask: Tensor, lengths: Tensor) -> Te
     keys, values = _padded(projections[:, layer.width :], real, mask).chunk(2, -1)
     bias = attention.project.bias
     # The bias of the keys adds the same number to all scores, so it has no effect.
-    source = fused_decoding.source(
+    source = fused_decoding.SourceKeysValues.of(
         keys[:, None],
         values[:, None],
         None if bias is None else bias[2 * layer.width :],

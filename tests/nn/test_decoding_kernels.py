@@ -62,7 +62,7 @@ def test_attention_to_the_source(width, heads, sources, length):
     lengths = torch.tensor([length, 1, length - 2])
     keys, values = torch.randn(3, sources, length, 2 * width).chunk(2, -1)
     queries, bias = torch.randn(5, width), torch.randn(width)
-    source = fused_decoding.source(keys, values, None, lengths)
+    source = fused_decoding.SourceKeysValues.of(keys, values, None, lengths)
     weights = torch.empty(5, sources * heads, length)
     result = fused_decoding.attend_source(queries, bias, source, sentences, heads, weights)
     q = heads_of((queries + bias)[:, None, None], heads)  # (R, 1, H, 1, d)
@@ -87,7 +87,7 @@ def test_attention_to_source_and_target(width, heads, source_length, length):
     steps = [torch.randn(5, 3 * width) for _ in range(length)]
     ancestors = torch.stack([torch.randint(5, (5,)) for _ in range(length)], 1)
     ancestors[:, -1] = torch.arange(5)
-    source = fused_decoding.source(keys[:, None], values[:, None], None, lengths)
+    source = fused_decoding.SourceKeysValues.of(keys[:, None], values[:, None], None, lengths)
     weights = torch.empty(5, heads, source_length + length)
     result = fused_decoding.attend_mixed(steps, ancestors, source, sentences, heads, weights)
     tokens = torch.stack([steps[t][ancestors[:, t]] for t in range(length)], 1)

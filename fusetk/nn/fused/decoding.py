@@ -102,7 +102,7 @@ def attend_history(
     return out
 
 
-class Source(NamedTuple):
+class SourceKeysValues(NamedTuple):
     """Keys and values of n sources of B sentences, as ``attend_source`` reads them."""
 
     keys: Tensor  # (B, n, D, S rounded up), transposed
@@ -110,23 +110,25 @@ class Source(NamedTuple):
     value_bias: Tensor | None  # (D,), if it is not in the values
     lengths: Tensor  # (B,) real positions
 
-
-def source(keys: Tensor, values: Tensor, value_bias: Tensor | None, lengths: Tensor) -> Source:
-    """Prepare keys and values (B, n, S, D), views of one tensor, for ``attend_source``."""
-    sentences, sources, length, width = keys.shape
-    if length == 1:  # a view of one position does not have the stride of its rows
-        keys, values = keys.contiguous(), values.contiguous()
-    transposed = keys.new_empty(sentences, sources, width, -(-length // LANES) * LANES)
-    _call(
-        "transpose_keys", sentences * sources, length, width, keys.stride(2), keys, transposed,
-    )  # fmt: skip
-    return Source(transposed, values, value_bias, lengths)
+    @classmethod
+    def of(
+        cls, keys: Tensor, values: Tensor, value_bias: Tensor | None, lengths: Tensor
+    ) -> "SourceKeysValues":
+        """Prepare keys and values (B, n, S, D), views of one tensor."""
+        sentences, sources, length, width = keys.shape
+        if length == 1:  # a view of one position does not have the stride of its rows
+            keys, values = keys.contiguous(), values.contiguous()
+        transposed = keys.new_empty(sentences, sources, width, -(-length // LANES) * LANES)
+        _call(
+            "transpose_keys", sentences * sources, length, width, keys.stride(2), keys, transposed,
+        )  # fmt: skip
+        return cls(transposed, values, value_bias, lengths)
 
 
 def attend_source(
     queries: Tensor,
     bias: Tensor | None,
-    source: Source,
+    source: SourceKeysValues,
     sentences: Tensor,
     heads: int,
     weights: Tensor | None = None,
@@ -151,7 +153,7 @@ def attend_source(
 def attend_mixed(
     steps: Sequence[Tensor],
     ancestors: Tensor,
-    source: Source,
+    source: SourceKeysValues,
     sentences: Tensor,
     heads: int,
     weights: Tensor | None = None,
@@ -310,13 +312,13 @@ def _empty_results(rows: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
 # A decoder layer ----------------------------------------------------------------------------------
 
 # The structs have the same members in the same order as in decoding.cpp.
-_MAP = struct("_Map", ("bytes size width", INT), ("matrix scale correction bias", POINTER))
-_NORM = struct("_Norm", ("gain shift", POINTER), ("eps", FLOAT))
+_Map = struct("_Map", ("bytes size width", INT), ("matrix scale correction bias", POINTER))
+_Norm = struct("_Norm", ("gain shift", POINTER), ("eps", FLOAT))
 _MAPS = "project self_out query cross_out hidden ffn_out"
-_LAYER = struct(
-    *("_Layer", ("width heads hidden_size pre mixed", INT), (_MAPS, _MAP), ("norms", _NORM * 3)),
+_Layer = struct(
+    *("_Layer", ("width heads hidden_size pre mixed", INT), (_MAPS, _Map), ("norms", _Norm * 3)),
 )
-_SOURCE = struct(
+_Source = struct(
     "_Source",
     ("count length", INT),
     ("lengths keys values", POINTER),
@@ -334,7 +336,7 @@ class BlockedMap(NamedTuple):
     def struct(self) -> ctypes.Structure:
         matrix, size, width, scale, correction = self.blocked
         pointers = map(address, (matrix, scale, correction, self.bias))
-        return _MAP(matrix.element_size(), size, width, *pointers)
+        return _Map(matrix.element_size(), size, width, *pointers)
 
 
 def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -362,15 +364,15 @@ class DecoderLayer:
         project, *_, hidden, _ = maps
         assert project is not None and hidden is not None
         self.width = project.blocked.width
-        structs = [_MAP() if each is None else each.struct() for each in maps]
+        structs = [_Map() if each is None else each.struct() for each in maps]
         layer_norms = [
-            _NORM() if n is None else _NORM(*map(address, pair), n.eps)
+            _Norm() if n is None else _Norm(*map(address, pair), n.eps)
             for n, pair in zip(norms, vectors, strict=True)
         ]
         mixed = maps[2] is None
-        self.struct = _LAYER(
+        self.struct = _Layer(
             *(self.width, heads, hidden.blocked.size, int(pre), int(mixed), *structs),
-            (_NORM * 3)(*layer_norms),
+            (_Norm * 3)(*layer_norms),
         )
 
 
@@ -379,7 +381,7 @@ def decoder_layer(
     x: Tensor,
     steps: Sequence[Tensor],
     ancestors: Tensor,
-    source: Source,
+    source: SourceKeysValues,
     sentences: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Compute a layer for one token of each of R hypotheses, x (R, D).
@@ -393,7 +395,7 @@ def decoder_layer(
     out = torch.empty_like(x)
     addresses = torch.tensor([step.data_ptr() for step in (*steps, projections)])
     sources, length = source.values.shape[1:3]
-    described = _SOURCE(
+    described = _Source(
         *(sources, length, *map(address, (source.lengths, source.keys, source.values))),
         *(source.values.stride(2), address(source.value_bias)),
     )
