@@ -69,10 +69,8 @@ def add_norm(x: Tensor, y: Tensor | None, bias: Tensor | None, norm: nn.LayerNor
     if norm is None:
         _call("add_norm", rows, width, x, y, bias, None, None, 0.0, out, None)
     else:
-        _call(
-            "add_norm", rows, width, x, y, bias, norm.weight, norm.bias, norm.eps,
-            None, out,
-        )  # fmt: skip
+        parameters = norm.weight, norm.bias, norm.eps
+        _call("add_norm", rows, width, x, y, bias, *parameters, None, out)
     return out
 
 

@@ -107,10 +107,8 @@ def residual(
     x: Tensor, y: Tensor, dropout_mask: DropoutMask | None, norm: nn.LayerNorm | None
 ) -> Tensor:
     """Return norm(x + dropout(y)), or x + dropout(y) without ``norm``: (..., D) -> (..., D)."""
-    if norm is None:
-        result: Tensor = _ResidualSum.apply(x, y, dropout_mask, None, None, 0.0)
-    else:
-        result = _ResidualSum.apply(x, y, dropout_mask, norm.weight, norm.bias, norm.eps)
+    parameters = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
+    result: Tensor = _ResidualSum.apply(x, y, dropout_mask, *parameters)
     return result
 
 
