@@ -99,7 +99,7 @@ class StepLayer(NamedTuple):
 
     in_kernels: bool
     """Whether kernels compute all parts of the layer; otherwise they compute its attention only."""
-    fused: fused_decoding.DecoderLayer | None
+    whole: fused_decoding.DecoderLayer | None
     """The layer, if one call computes all parts."""
 
 
@@ -214,10 +214,10 @@ def decoder_layer(
         return _attention_in_kernels(layer, x, context)
     shape = x.shape
     x = _read(layer, x)
-    fused = context.layer.fused
-    if fused is not None and not trace.is_recorded(layer.source_name):
+    whole = context.layer.whole
+    if whole is not None and not trace.is_recorded(layer.source_name):
         out, projections = fused_decoding.decoder_layer(
-            fused, x, context.steps, context.ancestors, context.source, context.sentences
+            whole, x, context.steps, context.ancestors, context.source, context.sentences
         )
         return out.view(*shape[:-1], layer.width), (*context.steps, projections)
     attention = layer.attention
@@ -272,10 +272,10 @@ def _attention_in_kernels(
 def _step_layer(layer: DecoderLayerModules) -> StepLayer:
     residuals = layer.attention_residual, layer.cross_residual, layer.ffn_residual
     in_kernels = _is_plain(layer, *residuals) and _are_linear(*_cross_maps(layer))
-    return StepLayer(in_kernels, _fused_layer(layer) if in_kernels else None)
+    return StepLayer(in_kernels, _whole_layer(layer) if in_kernels else None)
 
 
-def _fused_layer(layer: DecoderLayerModules) -> fused_decoding.DecoderLayer | None:
+def _whole_layer(layer: DecoderLayerModules) -> fused_decoding.DecoderLayer | None:
     """Return a layer for the kernel ``decoder_layer``, or None if it cannot compute the layer."""
     attention, ffn = layer.attention, layer.ffn
     query, cross_out = _cross_maps(layer)

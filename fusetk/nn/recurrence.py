@@ -10,7 +10,7 @@ from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Cell, Transition
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.dropout_mask import scale, threshold
-from fusetk.nn.fused import recurrence_loop as fused
+from fusetk.nn.fused import recurrence_loop as fused_recurrence
 from fusetk.nn.fused.recurrence_buffers import LoopSpec
 
 
@@ -59,7 +59,7 @@ def run_recurrence(
     # The kernels compute gradients only for one hypothesis per sentence.
     one_hypothesis = decoder is None or len(decoder.keys) == h.shape[1]
     kernels_suffice = one_hypothesis or not torch.is_grad_enabled()
-    if not kernels_suffice or not fused.usable(x, h, attention):
+    if not kernels_suffice or not fused_recurrence.usable(x, h, attention):
         return _run_step_by_step(
             first, cells, x, h, sizes, dropout, random_bits, decoder, return_weights
         )
@@ -75,7 +75,7 @@ def run_recurrence(
         keep_weights=return_weights or torch.is_grad_enabled(),
     )
     attention_inputs = (decoder.keys, decoder.values, decoder.input_weight) if decoder else ()
-    return RecurrenceOutput(*fused.run(spec, x, h, attention_inputs))
+    return RecurrenceOutput(*fused_recurrence.run(spec, x, h, attention_inputs))
 
 
 def _run_step_by_step(

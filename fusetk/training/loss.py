@@ -65,8 +65,9 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         multiple = row_multiple(features)
         other = smoothing / (len(weight) - 1)  # target probability of each other token
         gap = 1 - smoothing - other  # its difference to that of y
-        fused = fused_transformer.usable(features, [weight] if bias is None else [weight, bias])
-        cross_entropy = fused_transformer.cross_entropy if fused else plain_cross_entropy
+        parameters = [weight] if bias is None else [weight, bias]
+        in_kernels = fused_transformer.usable(features, parameters)
+        cross_entropy = fused_transformer.cross_entropy if in_kernels else plain_cross_entropy
         with without_autocast(features):
             matrix = weight.to(dtype)
             gradients = _Gradients(features, weight, bias) if with_gradient else None

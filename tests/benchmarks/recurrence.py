@@ -41,7 +41,7 @@ def loop(kind: str) -> AbstractContextManager[Any]:
     if kind == "plain":
         return mock.patch.object(Recurrent, "forward", features)
     return (
-        mock.patch.object(recurrence.fused, "usable", lambda *_: False)
+        mock.patch.object(recurrence.fused_recurrence, "usable", lambda *_: False)
         if kind == "unfused"
         else nullcontext()
     )

@@ -149,7 +149,7 @@ def test_a_bf16_model_keeps_its_state_in_float32(
 ) -> None:
     """``fusetk decode --precision bf16`` uses such a model."""
     if not has_kernels:
-        monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
+        monkeypatch.setattr(recurrence.fused_recurrence, "usable", lambda *_: False)
     model, data = make(init=0.15), random_batch()
     with torch.inference_mode():
         expected = model(data.src, data.src_mask, data.tgt_in)

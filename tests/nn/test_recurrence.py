@@ -148,9 +148,9 @@ def test_fused_kernels_compute_the_same_as_single_steps(
     case = Case(
         kind, 1 + (shape == "two directions"), norm, "attention" in shape, 1 + ("sources" in shape)
     )
-    assert recurrence.fused.usable(case.x, case.h, case.attention)
+    assert recurrence.fused_recurrence.usable(case.x, case.h, case.attention)
     output, grads = case.run(rate, dtype)
-    monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
+    monkeypatch.setattr(recurrence.fused_recurrence, "usable", lambda *_: False)
     expected, expected_grads = case.run(rate, dtype)
     assert len(grads) == len(expected_grads) == len(case.leaves)
     close_all([*output.states, *grads], [*expected.states, *expected_grads], tolerance)
@@ -183,7 +183,7 @@ def test_without_a_bias_of_h_cells_compute_as_with_a_bias_of_zero(
             with_bias.values,
         )
     if not is_fused:
-        monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
+        monkeypatch.setattr(recurrence.fused_recurrence, "usable", lambda *_: False)
     output, _ = without.run(0.0, torch.float32)
     grads = [without.x.grad, without.h.grad, without.first.cells[0].input.grad]
     expected, _ = with_bias.run(0.0, torch.float32)
@@ -217,7 +217,7 @@ def test_large_and_broken_numbers(monkeypatch) -> None:
     case.x.data *= 200
     case.h.data[0, 1, 2] = torch.nan
     output, _ = case.run(0.0, torch.float32)
-    monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
+    monkeypatch.setattr(recurrence.fused_recurrence, "usable", lambda *_: False)
     expected, _ = case.run(0.0, torch.float32)
     for a, b in zip(output.states, expected.states, strict=True):
         torch.testing.assert_close(a, b, equal_nan=True, rtol=1e-5, atol=1e-4)
@@ -544,7 +544,7 @@ def test_threads(threads: int, monkeypatch) -> None:
         second, second_grads = case.run(0.1, torch.float32)
         pairs = zip([*output.states, *grads], [*second.states, *second_grads], strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
-        monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
+        monkeypatch.setattr(recurrence.fused_recurrence, "usable", lambda *_: False)
         expected, expected_grads = case.run(0.1, torch.float32)
         close_all([*output.states, *grads], [*expected.states, *expected_grads], 1e-3)
     finally:

@@ -30,7 +30,7 @@ def memory_after_weights(case: Case, dtype: torch.dtype) -> Tensor:
     wrote outside the weights.
     """
     memories = []
-    allocate = recurrence.fused.allocate_forward
+    allocate = recurrence.fused_recurrence.allocate_forward
 
     def allocate_with_guard(*arguments: Any) -> ForwardBuffers:
         buffers = allocate(*arguments)
@@ -44,7 +44,7 @@ def memory_after_weights(case: Case, dtype: torch.dtype) -> Tensor:
         return buffers
 
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr(recurrence.fused, "allocate_forward", allocate_with_guard)
+        patch.setattr(recurrence.fused_recurrence, "allocate_forward", allocate_with_guard)
         case.infer(dtype)
     return memories[0]
 
@@ -73,22 +73,22 @@ VARIANTS = (
     (True, 0.0, torch.bfloat16),
     (True, 0.0, torch.float16),
 )
-recurrence.fused.KERNELS["cpu"] = gpu.GpuKernels
+recurrence.fused_recurrence.KERNELS["cpu"] = gpu.GpuKernels
 for kind in ("gru", "lau", "l-gru"):
     for shape in ("two directions", "attention to two sources"):
         for norm, rate, dtype in VARIANTS:
             tolerance = {torch.float32: 3e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
             directions, sources = 1 + (shape == "two directions"), 1 + ("sources" in shape)
             case = Case(kind, directions, norm, "attention" in shape, sources)
-            recurrence.fused.usable = lambda *_: True
+            recurrence.fused_recurrence.usable = lambda *_: True
             output, grads = case.run(rate, dtype)
-            recurrence.fused.usable = lambda *_: False
+            recurrence.fused_recurrence.usable = lambda *_: False
             expected, expected_grads = case.run(rate, dtype)
             assert len(grads) == len(expected_grads) == len(case.leaves)
             close_all([*output.states, *grads], [*expected.states, *expected_grads], tolerance)
             if output.weights is not None:
                 close(output.weights, expected.weights, tolerance)
-                recurrence.fused.usable = lambda *_: True
+                recurrence.fused_recurrence.usable = lambda *_: True
                 assert memory_after_weights(case, dtype).isnan().all()
 """
 
@@ -188,7 +188,7 @@ def test_on_a_gpu(kind: InputCell, attention: bool, monkeypatch: pytest.MonkeyPa
     expected, expected_grads = case.run(0.0, torch.float32)
     case.to("cuda")
     output, grads = case.run(0.0, torch.float32)
-    assert recurrence.fused.usable(case.x, case.h, case.attention)
+    assert recurrence.fused_recurrence.usable(case.x, case.h, case.attention)
     tensors = [tensor.cpu() for tensor in (*output.states, *grads)]
     close_all(tensors, [*expected.states, *expected_grads], 1e-3)
     if attention:
