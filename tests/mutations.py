@@ -779,8 +779,8 @@ MUTATIONS = [
     Mutation(
         "a group pays for the tokens of other groups twice",
         "decoding/beam.py",
-        "is_live.to(cost) * config.diversity",
-        "2 * is_live.to(cost) * config.diversity",
+        "is_live.to(cost) * self.config.diversity",
+        "2 * is_live.to(cost) * self.config.diversity",
         ("decoding/test_search_options.py",),
     ),
     Mutation(

@@ -114,9 +114,9 @@ def search(
     if groups > 1:
         rows = torch.arange(len(src), device=src.device).repeat_interleave(groups)
         states = scorer.select(states, rows, None)
+    steps = _Steps(scorer, mask, config)
     finished = _Finished(mask, config)
-    live = _initial(src, src_mask, mask, config)
-    may_skip = groups == 1 and mask.is_simple and scorer.supports_best
+    live = steps.initial(src, src_mask)
     # Whether the models read only the places of the beams that have a hypothesis. At first each
     # beam has one place.
     skips_empty = False
@@ -124,16 +124,14 @@ def search(
     for length in range(1, mask.longest + 1):
         raise_if_cancelled()
         places = _filled_places(live) if skips_empty else None
-        live, best, states = _step(live, states, length, scorer, mask, config, places)
-        skips_empty = may_skip and all(state.per_sentence is None for state in states)
+        live, best, states = steps.extend(live, states, length, places)
+        skips_empty = steps.may_skip_empty and all(state.per_sentence is None for state in states)
         has_nan = has_nan | best.score.isnan().any()
         finished.add(live, best, length)
         live, parent_rows = _advance(live, best, places)
         live = live._replace(score=finished.without_hopeless(live, length))
         done = finished.done(live, length)
-        live, states = _remove_finished(
-            live, parent_rows, done, groups, scorer, states, skips_empty
-        )
+        live, states = steps.remove_finished(live, parent_rows, done, states, skips_empty)
         if not len(live.search_index):
             break
     if has_nan:
@@ -168,57 +166,182 @@ class _Best(NamedTuple):
     num_met: Tensor | None = None  # (A, C)
 
 
-def _initial(src: Tensor, src_mask: Tensor, mask: TokenMask, config: SearchConfig) -> _Live:
-    """Return the empty hypothesis of each search."""
-    searches = len(src) * config.groups
-    coverage = None
-    if config.coverage_penalty:
-        is_token = src_mask & src_mask.roll(-1, 1)  # False at EOS and PAD
-        is_token[:, -1] = False
-        coverage = (~is_token).float()[:, None].repeat_interleave(config.groups, 0)
-    return _Live(
-        search_index=torch.arange(searches, device=src.device),
-        prefix=src.new_full((searches, 1, 1), BOS),
-        score=torch.zeros(searches, 1, dtype=torch.float32, device=src.device),
-        num_met=None if mask.constraints is None else src.new_zeros(searches, 1),
-        coverage=coverage,
-    )
+class _Steps:
+    """The steps of all searches with one scorer, one mask and one config."""
 
+    def __init__(self, scorer: Scorer, mask: TokenMask, config: SearchConfig):
+        self.scorer = scorer
+        self.mask = mask
+        self.config = config
+        self.beam = config.group_beam
+        self.uses_best = config.groups == 1 and scorer.supports_best
+        # Whether the models need not read the empty places of the beams.
+        self.may_skip_empty = self.uses_best and mask.is_simple
 
-def _step(
-    live: _Live,
-    states: list[State],
-    length: int,
-    scorer: Scorer,
-    mask: TokenMask,
-    config: SearchConfig,
-    places: Tensor | None,
-) -> tuple[_Live, _Best, list[State]]:
-    """Read the last tokens of the live hypotheses.
+    def initial(self, src: Tensor, src_mask: Tensor) -> _Live:
+        """Return the empty hypothesis of each search."""
+        searches = len(src) * self.config.groups
+        coverage = None
+        if self.config.coverage_penalty:
+            is_token = src_mask & src_mask.roll(-1, 1)  # False at EOS and PAD
+            is_token[:, -1] = False
+            coverage = (~is_token).float()[:, None].repeat_interleave(self.config.groups, 0)
+        return _Live(
+            search_index=torch.arange(searches, device=src.device),
+            prefix=src.new_full((searches, 1, 1), BOS),
+            score=torch.zeros(searches, 1, dtype=torch.float32, device=src.device),
+            num_met=None if self.mask.constraints is None else src.new_zeros(searches, 1),
+            coverage=coverage,
+        )
 
-    Return the hypotheses with their new coverage, the candidates, and the models' states.
-    ``places`` are those of ``_filled_places`` if the states have no other rows.
-    """
-    tokens = live.prefix[:, :, -1].flatten()
-    rules = None
-    if config.groups == 1 and scorer.supports_best:
-        rules = mask.simple_rules(live.search_index, live.prefix.shape[1], length)
-    if rules is None:
-        scored = scorer.step(tokens, states)
-        live = _covering(live, scored.attention)
-        mask.apply(scored.logits, live.search_index, live.prefix, length, live.num_met)
-        extend = _extend if config.groups == 1 else _extend_groups
-        return live, extend(live, scored.logits, scored.log_z, config, mask), scored.states
-    if places is not None:
-        tokens = tokens[places]
-        only = None if rules.only is None else rules.only[places]
-        rules = rules._replace(only=only)
-    step = scorer.best(tokens, states, rules, _tokens_needed(live, config))
-    if places is not None:
-        step = step.at_places(places, live.score.numel())
-    live = _covering(live, step.attention)
-    score = live.score.reshape(-1, 1) + (step.logits - step.log_z)
-    return live, _best_of_searches(live, score, step.token, config, mask), step.states
+    def extend(
+        self, live: _Live, states: list[State], length: int, places: Tensor | None
+    ) -> tuple[_Live, _Best, list[State]]:
+        """Read the last tokens of the live hypotheses.
+
+        Return the hypotheses with their new coverage, the candidates, and the models' states.
+        ``places`` are those of ``_filled_places`` if the states have no other rows.
+        """
+        tokens = live.prefix[:, :, -1].flatten()
+        rules = None
+        if self.uses_best:
+            rules = self.mask.simple_rules(live.search_index, live.prefix.shape[1], length)
+        if rules is None:
+            scored = self.scorer.step(tokens, states)
+            live = _covering(live, scored.attention)
+            self.mask.apply(scored.logits, live.search_index, live.prefix, length, live.num_met)
+            candidates = self._candidates if self.config.groups == 1 else self._candidates_of_groups
+            return live, candidates(live, scored.logits, scored.log_z), scored.states
+        if places is not None:
+            tokens = tokens[places]
+            only = None if rules.only is None else rules.only[places]
+            rules = rules._replace(only=only)
+        step = self.scorer.best(tokens, states, rules, self._tokens_needed(live))
+        if places is not None:
+            step = step.at_places(places, live.score.numel())
+        live = _covering(live, step.attention)
+        score = live.score.reshape(-1, 1) + (step.logits - step.log_z)
+        return live, self._best_of_searches(live, score, step.token), step.states
+
+    def _tokens_needed(self, live: _Live) -> int:
+        """Return the number of best tokens of a hypothesis that points 1 and 2 need.
+
+        A hypothesis has at most one candidate with EOS. So its K + 1 best tokens contain all of its
+        relevant candidates. Greedy search without constraints needs only the best token.
+        """
+        is_greedy = self.config.beam == 1 and live.num_met is None
+        return 1 if is_greedy else self.beam + 1
+
+    def _candidates(self, live: _Live, logits: Tensor, log_z: Tensor) -> _Best:
+        """Return the candidates of points 1 and 2 from logits (A * W, V) and log_z (A * W, 1)."""
+        constraints = self.mask.constraints
+        num_tokens = min(self._tokens_needed(live), logits.shape[1])
+        if num_tokens == 1:
+            top, token = logits.max(-1, keepdim=True)
+        else:
+            top, token = logits.topk(num_tokens)  # (A * W, num_tokens)
+            # Sort by token id, so that the stable sort below puts the lower id first.
+            token, order = token.sort()
+            top = top.gather(1, order)
+        if live.num_met is not None and constraints is not None:
+            is_inside = self.mask.inside_word(live.prefix)
+            phrase_token = constraints.next(live.search_index, live.num_met, is_inside).view(-1, 1)
+            is_in_top = (token == phrase_token).any(1, keepdim=True)
+            phrase_logits = logits.gather(1, phrase_token).masked_fill(is_in_top, NEG_INF)
+            top = torch.cat((top, phrase_logits), 1)
+            token = torch.cat((token, phrase_token), 1)
+        score = live.score.reshape(-1, 1) + (top - log_z)
+        return self._best_of_searches(live, score, token)
+
+    def _best_of_searches(self, live: _Live, score: Tensor, token: Tensor) -> _Best:
+        """Return the candidates that points 1 and 2 need.
+
+        ``score`` and ``token`` (A * W, n) are candidates of each hypothesis. Of equal scores, the
+        lower token comes first. The 2 K best candidates of all hypotheses of a search suffice.
+        """
+        searches = len(live.score)
+        num_tokens = token.shape[1]
+        beam = self.beam
+        constraints = self.mask.constraints
+        score = score.view(searches, -1)  # (A, W * num_tokens)
+        score, order = score.sort(dim=1, descending=True, stable=True)
+        if live.num_met is None:
+            score = score[:, : 2 * beam]
+            order = order[:, : 2 * beam]
+        parent = order.div(num_tokens, rounding_mode="floor")
+        token = token.view(searches, -1).gather(1, order)
+        is_eos = token == EOS
+        if live.num_met is not None and constraints is not None:
+            is_inside = self.mask.inside_word(live.prefix).gather(1, parent)
+            num_met = constraints.advance(
+                live.search_index, live.num_met.gather(1, parent), token, is_inside
+            )
+            best = _Best(score, parent, token, is_eos, is_eos, num_met)
+            num_left = constraints.num_left(live.search_index, num_met)
+            return _choose_by_banks(best, num_left, constraints.banks, beam)
+        chosen = is_eos.to(torch.uint8).sort(dim=1, stable=True).indices[:, :beam]
+        ends = is_eos.clone()
+        ends[:, beam:] = False
+        return _Best(score, parent, token, ends, chosen)
+
+    def _candidates_of_groups(self, live: _Live, logits: Tensor, log_z: Tensor) -> _Best:
+        """Extend the groups in turn. Each token has a cost for each earlier group that chose it."""
+        groups = self.config.groups
+        width = live.score.shape[1]
+        log_probs = (logits - log_z).view(-1, groups, width, logits.shape[1])
+        zero_log_z = log_z.new_zeros(len(log_probs) * width, 1)
+        cost = log_probs.new_zeros(len(log_probs), log_probs.shape[-1])
+        best_of_groups = []
+        for group in range(groups):
+            live_of_group = map_tensors(itemgetter(slice(group, None, groups)), live)
+            reduced = (log_probs[:, group] - cost[:, None]).flatten(0, 1)
+            best = self._candidates(live_of_group, reduced, zero_log_z)
+            # The scores do not include the cost. To add it to the reduced scores would round them.
+            index = best.parent * logits.shape[1] + best.token
+            score = live_of_group.score.gather(1, best.parent)
+            score = score + log_probs[:, group].flatten(1).gather(1, index)
+            best = best._replace(score=score)
+            best_of_groups.append(best)
+            score = best.score.masked_fill(best.token == EOS, NEG_INF)
+            is_live = score.gather(1, best.chosen) > NEG_INF
+            increase = is_live.to(cost) * self.config.diversity
+            cost.scatter_add_(1, best.token.gather(1, best.chosen), increase)
+        interleaved: Any = (
+            None if parts[0] is None else torch.stack(parts, 1).flatten(0, 1)
+            for parts in zip(*best_of_groups, strict=True)
+        )
+        return _Best(*interleaved)
+
+    def remove_finished(
+        self, live: _Live, rows: Tensor, done: Tensor, states: list[State], skips_empty: bool
+    ) -> tuple[_Live, list[State]]:
+        """Give the states the order of the live hypotheses, and remove sentences that are done.
+
+        Sentences are removed if their fraction reaches ``COMPACTION_THRESHOLD``. With
+        ``skips_empty`` they are always removed, and so are the states of the empty places of the
+        beams. ``rows`` (A, W) are those of ``_advance``. ``done`` (A,) is True for searches that
+        are done.
+        """
+        groups = self.config.groups
+        sentence_done = done if groups == 1 else done.view(-1, groups).all(1)
+        flags = sentence_done.tolist()  # the only value that the host reads in a step
+        num_done = sum(flags)
+        if num_done == len(flags):
+            return live._replace(search_index=live.search_index[:0]), states
+        if num_done or groups > 1:
+            live = live._replace(score=live.score.masked_fill(done[:, None], NEG_INF))
+        if skips_empty:
+            if num_done:
+                live, rows = select((live, rows), (~done).nonzero()[:, 0])
+            places = _filled_places(live)
+            rows = rows.flatten()
+            return live, self.scorer.select(states, rows if places is None else rows[places], None)
+        if num_done < COMPACTION_THRESHOLD * len(flags):
+            same_order = rows.shape[1] == 1  # greedy search
+            return live, self.scorer.select(states, None if same_order else rows.flatten(), None)
+        sentences, searches = remaining(flags, groups, done.device)
+        states = self.scorer.select(states, rows[searches].flatten(), sentences)
+        return select(live, searches), states
 
 
 def _filled_places(live: _Live) -> Tensor | None:
@@ -232,74 +355,6 @@ def _covering(live: _Live, attention: Tensor | None) -> _Live:
     if live.coverage is None or attention is None:
         return live
     return live._replace(coverage=live.coverage + attention.view_as(live.coverage))
-
-
-def _tokens_needed(live: _Live, config: SearchConfig) -> int:
-    """Return the number of best tokens of a hypothesis that points 1 and 2 need.
-
-    A hypothesis has at most one candidate with EOS. So its K + 1 best tokens contain all of its
-    relevant candidates. Greedy search without constraints needs only the best token.
-    """
-    is_greedy = config.beam == 1 and live.num_met is None
-    return 1 if is_greedy else config.beam // config.groups + 1
-
-
-def _extend(
-    live: _Live, logits: Tensor, log_z: Tensor, config: SearchConfig, mask: TokenMask
-) -> _Best:
-    """Return the candidates of points 1 and 2 from logits (A * W, V) and log_z (A * W, 1)."""
-    constraints = mask.constraints
-    num_tokens = min(_tokens_needed(live, config), logits.shape[1])
-    if num_tokens == 1:
-        top, token = logits.max(-1, keepdim=True)
-    else:
-        top, token = logits.topk(num_tokens)  # (A * W, num_tokens)
-        # Sort by token id, so that the stable sort below puts the lower id first.
-        token, order = token.sort()
-        top = top.gather(1, order)
-    if live.num_met is not None and constraints is not None:
-        is_inside = mask.inside_word(live.prefix)
-        phrase_token = constraints.next(live.search_index, live.num_met, is_inside).view(-1, 1)
-        is_in_top = (token == phrase_token).any(1, keepdim=True)
-        phrase_logits = logits.gather(1, phrase_token).masked_fill(is_in_top, NEG_INF)
-        top = torch.cat((top, phrase_logits), 1)
-        token = torch.cat((token, phrase_token), 1)
-    score = live.score.reshape(-1, 1) + (top - log_z)
-    return _best_of_searches(live, score, token, config, mask)
-
-
-def _best_of_searches(
-    live: _Live, score: Tensor, token: Tensor, config: SearchConfig, mask: TokenMask
-) -> _Best:
-    """Return the candidates that points 1 and 2 need.
-
-    ``score`` and ``token`` (A * W, n) are candidates of each hypothesis. Of equal scores, the lower
-    token comes first. The 2 K best candidates of all hypotheses of a search suffice.
-    """
-    searches = len(live.score)
-    num_tokens = token.shape[1]
-    beam = config.beam // config.groups
-    constraints = mask.constraints
-    score = score.view(searches, -1)  # (A, W * num_tokens)
-    score, order = score.sort(dim=1, descending=True, stable=True)
-    if live.num_met is None:
-        score = score[:, : 2 * beam]
-        order = order[:, : 2 * beam]
-    parent = order.div(num_tokens, rounding_mode="floor")
-    token = token.view(searches, -1).gather(1, order)
-    is_eos = token == EOS
-    if live.num_met is not None and constraints is not None:
-        is_inside = mask.inside_word(live.prefix).gather(1, parent)
-        num_met = constraints.advance(
-            live.search_index, live.num_met.gather(1, parent), token, is_inside
-        )
-        best = _Best(score, parent, token, is_eos, is_eos, num_met)
-        num_left = constraints.num_left(live.search_index, num_met)
-        return _choose_by_banks(best, num_left, constraints.banks, beam)
-    chosen = is_eos.to(torch.uint8).sort(dim=1, stable=True).indices[:, :beam]
-    ends = is_eos.clone()
-    ends[:, beam:] = False
-    return _Best(score, parent, token, ends, chosen)
 
 
 def _choose_by_banks(best: _Best, num_left: Tensor, banks: int, beam: int) -> _Best:
@@ -319,41 +374,10 @@ def _choose_by_banks(best: _Best, num_left: Tensor, banks: int, beam: int) -> _B
     return best._replace(ends=ends, chosen=sort_key.sort(dim=1, stable=True).indices[:, :beam])
 
 
-def _extend_groups(
-    live: _Live, logits: Tensor, log_z: Tensor, config: SearchConfig, mask: TokenMask
-) -> _Best:
-    """Extend the groups in turn. Each token has a cost for each earlier group that chose it."""
-    groups = config.groups
-    width = live.score.shape[1]
-    log_probs = (logits - log_z).view(-1, groups, width, logits.shape[1])
-    zero_log_z = log_z.new_zeros(len(log_probs) * width, 1)
-    cost = log_probs.new_zeros(len(log_probs), log_probs.shape[-1])
-    best_of_groups = []
-    for group in range(groups):
-        live_of_group = map_tensors(itemgetter(slice(group, None, groups)), live)
-        reduced = (log_probs[:, group] - cost[:, None]).flatten(0, 1)
-        best = _extend(live_of_group, reduced, zero_log_z, config, mask)
-        # The scores do not include the cost. To add it to the reduced scores would round them.
-        index = best.parent * logits.shape[1] + best.token
-        score = live_of_group.score.gather(1, best.parent)
-        score = score + log_probs[:, group].flatten(1).gather(1, index)
-        best = best._replace(score=score)
-        best_of_groups.append(best)
-        score = best.score.masked_fill(best.token == EOS, NEG_INF)
-        is_live = score.gather(1, best.chosen) > NEG_INF
-        increase = is_live.to(cost) * config.diversity
-        cost.scatter_add_(1, best.token.gather(1, best.chosen), increase)
-    interleaved: Any = (
-        None if parts[0] is None else torch.stack(parts, 1).flatten(0, 1)
-        for parts in zip(*best_of_groups, strict=True)
-    )
-    return _Best(*interleaved)
-
-
 def _advance(live: _Live, best: _Best, places: Tensor | None) -> tuple[_Live, Tensor]:
     """Return the next live hypotheses (point 2), and the rows (A, W') of their parents' states.
 
-    ``places`` are those of ``_step``.
+    ``places`` are those of ``extend``.
     """
     searches, width, _ = live.prefix.shape
     chosen = best.chosen
@@ -367,42 +391,6 @@ def _advance(live: _Live, best: _Best, places: Tensor | None) -> tuple[_Live, Te
     if places is not None:
         rows = index_of(places, live.score.numel())[rows]
     return _Live(live.search_index, prefix, score, num_met, coverage), rows
-
-
-def _remove_finished(
-    live: _Live,
-    rows: Tensor,
-    done: Tensor,
-    groups: int,
-    scorer: Scorer,
-    states: list[State],
-    skips_empty: bool,
-) -> tuple[_Live, list[State]]:
-    """Give the states the order of the live hypotheses, and remove sentences that are done.
-
-    Sentences are removed if their fraction reaches ``COMPACTION_THRESHOLD``. With ``skips_empty``
-    they are always removed, and so are the states of the empty places of the beams. ``rows`` (A, W)
-    are those of ``_advance``. ``done`` (A,) is True for searches that are done.
-    """
-    sentence_done = done if groups == 1 else done.view(-1, groups).all(1)
-    flags = sentence_done.tolist()  # the only value that the host reads in a step
-    num_done = sum(flags)
-    if num_done == len(flags):
-        return live._replace(search_index=live.search_index[:0]), states
-    if num_done or groups > 1:
-        live = live._replace(score=live.score.masked_fill(done[:, None], NEG_INF))
-    if skips_empty:
-        if num_done:
-            live, rows = select((live, rows), (~done).nonzero()[:, 0])
-        places = _filled_places(live)
-        rows = rows.flatten()
-        return live, scorer.select(states, rows if places is None else rows[places], None)
-    if num_done < COMPACTION_THRESHOLD * len(flags):
-        same_order = rows.shape[1] == 1  # greedy search
-        return live, scorer.select(states, None if same_order else rows.flatten(), None)
-    sentences, searches = remaining(flags, groups, done.device)
-    states = scorer.select(states, rows[searches].flatten(), sentences)
-    return select(live, searches), states
 
 
 def remaining(
@@ -425,7 +413,7 @@ class _Finished:
     def __init__(self, mask: TokenMask, config: SearchConfig):
         self.limit = mask.limit
         self.longest = mask.longest
-        self.beam = config.beam // config.groups
+        self.beam = config.group_beam
         self.n_best = min(config.n_best, self.beam)
         self.config = config
         size = (len(self.limit), self.n_best)

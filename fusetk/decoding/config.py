@@ -171,6 +171,11 @@ class SearchConfig(Config):
     together."""
 
     @property
+    def group_beam(self) -> int:
+        """The number of hypotheses of each group."""
+        return self.beam // self.groups
+
+    @property
     def ensemble_mean(self) -> EnsembleMean:
         return EnsembleMean(self.ensemble, self.ensemble_weights)
 
@@ -257,8 +262,7 @@ class SearchConfig(Config):
         """Return a sentence on the cost of a wide beam with this target vocabulary, or None."""
         if self.sample or self.beam <= WIDE_BEAM:
             return None
-        width = self.beam // self.groups
-        candidates = self.beam * min(width + 1, vocabulary)
+        candidates = self.beam * min(self.group_beam + 1, vocabulary)
         default = type(self).model_fields["beam"].default
         advice = "; --stop beam may end sentences earlier" if self.stop == "exact" else ""
         return (
