@@ -85,9 +85,8 @@ def batch_cost(model: Seq2Seq, shape: BatchShape, smoothing: float = 0.0) -> Bat
 
 def _largest_recomputed_layer(model: Seq2Seq, batch: Batch, smoothing: float) -> int:
     """Return the largest memory that a layer with ``checkpoint`` keeps while it is recomputed."""
-    stacks = [
-        module for module in model.modules() if isinstance(module, Stack) and module.checkpoint
-    ]
+    all_stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    stacks = [stack for stack in all_stacks if stack.gradient_checkpointing]
     if not stacks:
         return 0
     memory = _KeptMemory(model)
@@ -103,8 +102,8 @@ def _largest_recomputed_layer(model: Seq2Seq, batch: Batch, smoothing: float) ->
 
     with ExitStack() as undo:
         for stack in stacks:
-            stack.checkpoint = False
-            undo.callback(setattr, stack, "checkpoint", True)
+            stack.gradient_checkpointing = False
+            undo.callback(setattr, stack, "gradient_checkpointing", True)
             for layer in stack.layers:
                 undo.enter_context(layer.register_forward_pre_hook(start))
                 undo.enter_context(layer.register_forward_hook(end))

@@ -162,7 +162,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList()  # the layers and the added summary layers
         self.connect = build_connection(config.connect, f"{name}.connect")
         self.plan = config.connect.plan(widths, self.connect.adds_input)
-        self.checkpoint = config.checkpoint
+        self.gradient_checkpointing = config.checkpoint
         self.ends = ends or StreamEnds(None, f"{name}.residual", widths[0])
         self.uses_top_input = uses_output and fusion_class(config.fuse).reads_top_input
         self.history_widths = [widths[0]]
@@ -221,7 +221,7 @@ class Stack(nn.Module):
     @property
     def recomputes(self) -> bool:
         """Whether layers are computed again in the backward pass."""
-        return self.checkpoint and self.training
+        return self.gradient_checkpointing and self.training
 
     def per_module(self, values: Iterable[T]) -> list[T | None]:
         """Return one item for each module of ``layers``: None for an added summary layer.

@@ -169,7 +169,8 @@ def check_recordable(model: Seq2Seq) -> None:
             f"training.cuda_graphs: the passes of {class_name(model)} depend on the lengths of the "
             "sentences, so they cannot be recorded: set training.cuda_graphs: false"
         )
-    if any(isinstance(module, Stack) and module.checkpoint for module in model.modules()):
+    stacks = (module for module in model.modules() if isinstance(module, Stack))
+    if any(stack.gradient_checkpointing for stack in stacks):
         raise ConfigError(
             "training.cuda_graphs: recomputed layers cannot be recorded: set training.cuda_graphs: "
             "false, or remove `checkpoint: true` from the model"
