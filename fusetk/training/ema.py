@@ -25,8 +25,7 @@ class Ema:
     def update(self, update: int) -> None:
         """Include the weights after update number ``update``."""
         decay = min(self.decay, (1 + update) / (10 + update))
-        means = [local(mean) for mean in self.mean.values()]
-        weights = [local(weight.detach()) for weight in self.weights.values()]
+        weights, means = zip(*self._pairs(), strict=True)
         torch._foreach_lerp_(means, weights, 1 - decay)
 
     @contextmanager
