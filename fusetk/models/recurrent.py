@@ -277,11 +277,9 @@ class Recurrent(DerivedTensor, Seq2Seq):
 
     def start(self, memory: Memory) -> State:
         sources = self.attend.checked_sources(memory)
-        keys = torch.cat(
-            [project(source) for project, source in zip(self.keys, sources, strict=True)], 1
-        )
-        values = torch.cat(
-            [project(source) for project, source in zip(self.values, sources, strict=True)], 1
+        keys, values = (
+            torch.cat([project(source) for project, source in zip(maps, sources, strict=True)], 1)
+            for maps in (self.keys, self.values)
         )
         if len(sources) > 1:
             values = values * len(sources) ** -0.5

@@ -443,10 +443,7 @@ class TransformerEmbedding(nn.Module):
 
         With the layout ``rows``, the result is packed: (1, N, D).
         """
-        if rows is not None:
-            x = self.tokens(rows.pack(ids)) * self.scale
-        else:
-            x = self.tokens(ids) * self.scale
+        x = self.tokens(ids if rows is None else rows.pack(ids)) * self.scale
         if self.positions is not None:
             vectors = self.positions(start, ids.shape[1])
             if rows is not None:
