@@ -14,7 +14,7 @@ STANDARD_OUTPUT = "standard output"
 class OutputFile:
     """An open file or standard output. Each write is flushed, so later errors do not lose it."""
 
-    def __init__(self, file: Any, name: str, keep: int | None = None, compress: bool = False):
+    def __init__(self, file: Any, name: str, keep: int | None, compress: bool):
         """The first write removes all content after ``keep`` bytes; None removes nothing.
 
         With ``compress``, gzip compresses the content.
@@ -63,7 +63,7 @@ class OutputFile:
 
 
 @contextmanager
-def open_output(target: str, keep: int | None = 0) -> Iterator[OutputFile]:
+def open_output(target: str, keep: int | None) -> Iterator[OutputFile]:
     """Open a file for writing, or standard output for -.
 
     A file whose name ends with .gz is compressed. The first write removes all content of the file

@@ -49,7 +49,7 @@ def input_range(
     target: str,
     output_format: OutputFormat,
     resume: bool,
-    dictionary: str | None = None,
+    dictionary: str | None,
 ) -> InputRange:
     """Find the lines to translate; with ``resume``, continue the file ``target``.
 

@@ -36,8 +36,8 @@ class Cell(nn.Module):
         kind: str,
         input_width: int,
         width: int,
-        directions: int = 1,
-        norm: bool = True,
+        directions: int,
+        norm: bool,
         linear_bias: bool = True,
     ):
         """``input_width``: features of the input; a T-GRU ignores it.

@@ -13,7 +13,7 @@ class NormedLinear(DerivedTensor):
     The shapes are (..., width) -> (..., out).
     """
 
-    def __init__(self, width: int, out: int, std: float, bias: bool = True):
+    def __init__(self, width: int, out: int, std: float):
         """Draw v from a normal distribution with standard deviation ``std``.
 
         g is initialised with the norms of the rows of v, so that W = v. The bias is 0.
@@ -21,7 +21,7 @@ class NormedLinear(DerivedTensor):
         super().__init__()
         self.v = nn.Parameter(torch.empty(out, width).normal_(std=std))
         self.g = nn.Parameter(self.v.detach().norm(dim=1))
-        self.bias = nn.Parameter(torch.zeros(out)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(out))
 
     @property
     def weight(self) -> Tensor:
