@@ -34,8 +34,8 @@ from fusetk.models.transformer import (
 from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention, cache_mask, no_slots
 from fusetk.nn.cache import Cache
 from fusetk.nn.output import OutputProjection
+from fusetk.nn.packed_layout import PackedLayout, PackedSides
 from fusetk.nn.projection import projection
-from fusetk.nn.rows import MixedRows, Rows
 
 
 class CoordinatedConfig(BlockConfig):
@@ -99,7 +99,7 @@ class CoordinatedConfig(BlockConfig):
 class SourceContext(NamedTuple):
     """The context of a layer that runs over the source."""
 
-    mask: Tensor | Rows
+    mask: Tensor | PackedLayout
     """(B, 1, 1, S), or the layout of packed sentences."""
     is_top: bool
     """Whether this is the highest layer, which computes only the tensor that the target attends
@@ -112,12 +112,12 @@ class TargetContext(NamedTuple):
     cache: Cache
     """Self-attention keys and values of the earlier target tokens (B, slots, 2D). With mixed
     attention (Equation 3) the keys and values of the source precede them."""
-    visible: Tensor | Rows | MixedRows | None
+    visible: Tensor | PackedLayout | PackedSides | None
     """Which cache slots each new position attends to (see ``cache_mask``), or the layouts of packed
     sentences: of both sides with mixed attention."""
     keys_values: Tensor | None
     """The source keys and values (B, S, 2D); None with mixed attention."""
-    source_mask: Tensor | MixedRows
+    source_mask: Tensor | PackedSides
     """(B, S), or the layouts of packed sentences."""
 
 
@@ -220,11 +220,11 @@ class CoordinatedLayer(TransformerLayer):
         stream = self.attention_residual.after(stream, y)
         if self.cross_residual is not None and context.keys_values is not None:
             x, stream = self.cross_residual.before(stream)
-            y = self._cross_attention(x, context.keys_values, context.source_mask)
+            y = self._attend_source(x, context.keys_values, context.source_mask)
             stream = self.cross_residual.after(stream, y)
         return self.feed_forward(stream), cache
 
-    def _cross_attention(self, x: Tensor, keys_values: Tensor, mask: Tensor | MixedRows) -> Tensor:
+    def _attend_source(self, x: Tensor, keys_values: Tensor, mask: Tensor | PackedSides) -> Tensor:
         if self.cross is not None:
             return self.cross(x, keys_values, mask)
         if isinstance(mask, Tensor):
@@ -357,7 +357,7 @@ class Coordinated(Seq2Seq):
         return Memory(history, output, src_mask, layer_sources=layer_sources)
 
     def _run_source(
-        self, embedding: Tensor, mask: Tensor | Rows
+        self, embedding: Tensor, mask: Tensor | PackedLayout
     ) -> tuple[Sequence[Tensor], Tensor, tuple[Tensor, ...]]:
         """Return the history, the output, and the tensor that each target layer attends to."""
         stack = self.source_stack or self.stack
@@ -420,19 +420,20 @@ class Coordinated(Seq2Seq):
         return features, State((keys_values, mask, caches), slots, step)
 
     def decode_packed(
-        self, src: Tensor, source_rows: Rows, tgt_in: Tensor, target_rows: Rows
+        self, src: Tensor, source_layout: PackedLayout, tgt_in: Tensor, target_layout: PackedLayout
     ) -> Tensor:
-        _, _, layer_sources = self._run_source(self.source(src, rows=source_rows), source_rows)
+        embedding = self.source(src, layout=source_layout)
+        _, _, layer_sources = self._run_source(embedding, source_layout)
         keys_values = self._keys_values(layer_sources)
-        layouts = MixedRows(target_rows, source_rows)
+        sides = PackedSides(target_layout, source_layout)
         contexts = self._target_contexts(
             self._first_caches(keys_values),
-            layouts if self.mixed else target_rows,
+            sides if self.mixed else target_layout,
             () if self.mixed else keys_values,
-            layouts,
+            sides,
         )
         _, output, _ = self.stack(
-            self.target(tgt_in, rows=target_rows), contexts, keep_states=False
+            self.target(tgt_in, layout=target_layout), contexts, keep_states=False
         )
         return self._features(output)
 
@@ -444,9 +445,9 @@ class Coordinated(Seq2Seq):
     def _target_contexts(
         self,
         caches: Sequence[Cache],
-        visible: Tensor | Rows | MixedRows | None,
+        visible: Tensor | PackedLayout | PackedSides | None,
         keys_values: Sequence[Tensor],
-        mask: Tensor | MixedRows,
+        mask: Tensor | PackedSides,
     ) -> list[TargetContext | None]:
         sources: Sequence[Tensor | None] = keys_values or [None] * len(caches)
         return self.stack.per_module(

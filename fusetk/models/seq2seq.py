@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fusetk.config import ComponentConfig
 from fusetk.nn.nested import NestedTensors
 from fusetk.nn.output import OutputProjection
-from fusetk.nn.rows import Rows, row_multiple
+from fusetk.nn.packed_layout import PackedLayout, row_multiple
 from fusetk.nn.weightnorm import NormedLinear
 
 
@@ -150,20 +150,22 @@ class Seq2Seq(nn.Module):
         """
         if tokens is not None and len(tokens) and self.packs and src.device.type == "cpu":
             multiple = row_multiple(self.output.weight)
-            source_rows = Rows.of(src_mask.flatten().nonzero()[:, 0], src_mask.shape, multiple)
-            target_rows = Rows.of(tokens, tgt_in.shape, multiple)
-            features = self.decode_packed(src, source_rows, tgt_in, target_rows)
-            return features[0, : target_rows.tokens]
+            source_tokens = src_mask.flatten().nonzero()[:, 0]
+            source_layout = PackedLayout.of(source_tokens, src_mask.shape, multiple)
+            target_layout = PackedLayout.of(tokens, tgt_in.shape, multiple)
+            features = self.decode_packed(src, source_layout, tgt_in, target_layout)
+            return features[0, : target_layout.tokens]
         features, _ = self.decode(tgt_in, self.start(self.encode(src, src_mask)))
         return features if tokens is None else features.flatten(0, 1)[tokens]
 
     def decode_packed(
-        self, src: Tensor, source_rows: Rows, tgt_in: Tensor, target_rows: Rows
+        self, src: Tensor, source_layout: PackedLayout, tgt_in: Tensor, target_layout: PackedLayout
     ) -> Tensor:
-        """Return the features (1, N, D) of the rows of ``target_rows``.
+        """Return the features (1, N, D) of the rows of ``target_layout``.
 
-        The ids ``src`` (B, S) and ``tgt_in`` (B, T) are padded; ``source_rows`` and ``target_rows``
-        are the layouts of their real tokens. Only models with ``packs`` implement this method.
+        The ids ``src`` (B, S) and ``tgt_in`` (B, T) are padded; ``source_layout`` and
+        ``target_layout`` are those of their real tokens. Only models with ``packs`` implement this
+        method.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method decode_packed")
 

@@ -33,9 +33,9 @@ from fusetk.nn.feedforward import Activation, FeedForward, GatedFeedForward
 from fusetk.nn.grouped_attention import GroupedSelfAttention
 from fusetk.nn.norm import Normalization, build_norm
 from fusetk.nn.output import OutputProjection
+from fusetk.nn.packed_layout import PackedLayout, PackedSides
 from fusetk.nn.positions import Learned, Sinusoidal
 from fusetk.nn.projection import projection
-from fusetk.nn.rows import MixedRows, Rows
 
 
 class BlockStackConfig(StackConfig):
@@ -308,7 +308,7 @@ class TransformerEncoderLayer(TransformerLayer):
     ):
         super().__init__(config, name, input_width, width, *residuals.layer(width, 2))
 
-    def forward(self, x: Stream, context: Tensor | Rows) -> tuple[Stream, None]:
+    def forward(self, x: Stream, context: Tensor | PackedLayout) -> tuple[Stream, None]:
         """(B, S, input width) -> (B, S, D), or a stream of such tensors to a stream."""
         if (
             type(self) is TransformerEncoderLayer
@@ -326,12 +326,12 @@ class DecoderContext(NamedTuple):
 
     cache: Cache
     """Self-attention keys and values of the earlier target tokens (B, slots, 2D)."""
-    visible: Tensor | Rows | None
+    visible: Tensor | PackedLayout | None
     """Which cache slots each new position attends to (see ``cache_mask``), or the layout of packed
     sentences."""
     keys_values: Tensor
     """Keys and values of the layer's n sources (B, n * S, 2D)."""
-    source_mask: Tensor | MixedRows
+    source_mask: Tensor | PackedSides
     """(B, S), or the layouts of packed sentences."""
     start: int
     """Position of the first new token."""
@@ -438,17 +438,17 @@ class TransformerEmbedding(nn.Module):
         self.dropout = Dropout(rate)
         self.scale = config.width**0.5
 
-    def forward(self, ids: Tensor, start: int = 0, rows: Rows | None = None) -> Tensor:
+    def forward(self, ids: Tensor, start: int = 0, layout: PackedLayout | None = None) -> Tensor:
         """Ids (B, T) of positions start .. start + T - 1 -> (B, T, D).
 
-        With the layout ``rows``, the result is packed: (1, N, D).
+        With ``layout``, the result is packed: (1, N, D).
         """
-        x = self.tokens(ids if rows is None else rows.pack(ids)) * self.scale
+        x = self.tokens(ids if layout is None else layout.pack(ids)) * self.scale
         if self.positions is not None:
             vectors = self.positions(start, ids.shape[1])
-            if rows is not None:
-                # The gradient of vectors[rows.positions] depends on the order of the threads.
-                vectors = vectors.index_select(0, rows.positions)
+            if layout is not None:
+                # The gradient of vectors[layout.positions] depends on the order of the threads.
+                vectors = vectors.index_select(0, layout.positions)
             x = x + vectors
         if self.language is not None:
             x = x + self.language.weight
@@ -624,18 +624,18 @@ class Transformer(Seq2Seq):
         return features
 
     def decode_packed(
-        self, src: Tensor, source_rows: Rows, tgt_in: Tensor, target_rows: Rows
+        self, src: Tensor, source_layout: PackedLayout, tgt_in: Tensor, target_layout: PackedLayout
     ) -> Tensor:
-        contexts = [source_rows] * len(self.encoder.layers)
-        history, output, _ = self.encoder(self.source(src, rows=source_rows), contexts)
-        keys_values = self._keys_values(Memory(history, output, source_rows.mask))
-        layouts = MixedRows(target_rows, source_rows)
+        contexts = [source_layout] * len(self.encoder.layers)
+        history, output, _ = self.encoder(self.source(src, layout=source_layout), contexts)
+        keys_values = self._keys_values(Memory(history, output, source_layout.mask))
+        sides = PackedSides(target_layout, source_layout)
         decoder_contexts = self.decoder.per_module(
-            DecoderContext(cache, target_rows, tensor, layouts, 0)
+            DecoderContext(cache, target_layout, tensor, sides, 0)
             for cache, tensor in zip(_empty_caches(keys_values), keys_values, strict=True)
         )
         _, output, _ = self.decoder(
-            self.target(tgt_in, rows=target_rows), decoder_contexts, keep_states=False
+            self.target(tgt_in, layout=target_layout), decoder_contexts, keep_states=False
         )
         return self._features(output)
 

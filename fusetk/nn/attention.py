@@ -15,8 +15,8 @@ from fusetk.nn.dropout import Dropout
 from fusetk.nn.heads import join_heads, split_heads
 from fusetk.nn.inference_linear import linear_part
 from fusetk.nn.packed_attention import packed_attention
+from fusetk.nn.packed_layout import AttentionLayout, PackedLayout, PackedSides
 from fusetk.nn.precision import product_dtype
-from fusetk.nn.rows import AttentionLayout, MixedRows, Rows
 
 # Greatest length S for which plain matrix products replace PyTorch's fused kernel on CPU, for each
 # type of the products, with and without gradients. The results differ in rounding only.
@@ -157,7 +157,7 @@ class SelfAttention(nn.Module):
         self.project = nn.Linear(width, 3 * width, bias)
         self.out = nn.Linear(width, width, bias)
 
-    def forward(self, x: Tensor, mask: Tensor | Rows | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | PackedLayout | None) -> Tensor:
         """x (B, T, D), mask that broadcasts to (B, H, T, T) -> (B, T, D).
 
         For packed sentences, x is (1, N, D) and ``mask`` is their layout.
@@ -165,13 +165,13 @@ class SelfAttention(nn.Module):
         return self.with_keys_values(x, mask, self.name)[0]
 
     def with_keys_values(
-        self, x: Tensor, mask: Tensor | Rows | None, name: str
+        self, x: Tensor, mask: Tensor | PackedLayout | None, name: str
     ) -> tuple[Tensor, Tensor]:
         """Return the result of ``forward`` and the keys and values (B, T, 2D) or (1, N, 2D).
 
         The attention weights are recorded under ``name``.
         """
-        if isinstance(mask, Rows):
+        if isinstance(mask, PackedLayout):
             projected = self.project(x)
             return self._packed(projected, mask, causal=False), projected[..., x.shape[-1] :]
         q, keys_values = self.project(x).split((x.shape[-1], 2 * x.shape[-1]), dim=-1)
@@ -181,7 +181,7 @@ class SelfAttention(nn.Module):
         self,
         x: Tensor,
         cache: Cache,
-        mask: Tensor | Rows | MixedRows | None,
+        mask: Tensor | PackedLayout | PackedSides | None,
         name: str | None = None,
         start: int = 0,
     ) -> tuple[Tensor, Cache]:
@@ -193,11 +193,11 @@ class SelfAttention(nn.Module):
         new token; only subclasses read it.
 
         For packed sentences, x is (1, N, D), ``mask`` is their layout, and the cache does not
-        change. It is empty, or with ``MixedRows`` it holds the keys and values of the source.
+        change. It is empty, or with ``PackedSides`` it holds the keys and values of the source.
         """
-        if isinstance(mask, Rows):
+        if isinstance(mask, PackedLayout):
             return self._packed(self.project(x), mask, causal=True), cache
-        if isinstance(mask, MixedRows):
+        if isinstance(mask, PackedSides):
             return self._packed(
                 self.project(x), mask.target, True, cache.read(), mask.source
             ), cache
@@ -221,7 +221,7 @@ class SelfAttention(nn.Module):
         return linear_part(self.project, x, slice(self.width, None))
 
     def across(
-        self, x: Tensor, keys_values: Tensor, mask: Tensor | MixedRows | None, name: str
+        self, x: Tensor, keys_values: Tensor, mask: Tensor | PackedSides | None, name: str
     ) -> Tensor:
         """Attend from x (B * K, T, D) to ``keys_values`` (B, S, 2D) of other positions.
 
@@ -229,7 +229,7 @@ class SelfAttention(nn.Module):
         are (1, N, D) and (1, M, 2D), and ``mask`` is their layout.
         """
         q = linear_part(self.project, x, slice(self.width))
-        if isinstance(mask, MixedRows):
+        if isinstance(mask, PackedSides):
             return self._packed(q, mask.target, False, keys_values, mask.source)
         q = q.reshape(len(keys_values), -1, self.width)
         return self._mix(q, keys_values, mask, name).reshape(x.shape)
@@ -237,10 +237,10 @@ class SelfAttention(nn.Module):
     def _packed(
         self,
         projected: Tensor,
-        rows: Rows,
+        rows: PackedLayout,
         causal: bool,
         keys_values: Tensor | None = None,
-        source: Rows | None = None,
+        source: PackedLayout | None = None,
     ) -> Tensor:
         own = projected.shape[-1] > self.width
         layout = AttentionLayout(self.width, self.heads, rows, own, causal, source)
@@ -284,7 +284,7 @@ class CrossAttention(nn.Module):
         parts = [project(source) for project, source in zip(self.project, sources, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def forward(self, x: Tensor, keys_values: Tensor, mask: Tensor | MixedRows) -> Tensor:
+    def forward(self, x: Tensor, keys_values: Tensor, mask: Tensor | PackedSides) -> Tensor:
         """x (B * K, T, D), keys and values (B, n * S, 2D), mask (B, S) -> (B * K, T, D).
 
         ``x`` holds K consecutive hypotheses for each sentence. They are K * T queries to the
@@ -292,7 +292,7 @@ class CrossAttention(nn.Module):
         2D), and ``mask`` is their layout.
         """
         sources = len(self.project)
-        if isinstance(mask, MixedRows):
+        if isinstance(mask, PackedSides):
             return self.out(self._packed_contexts(self.query(x), keys_values, mask))
         q = split_heads(self.query(x).reshape(len(mask), -1, x.shape[-1]), self.heads)
         k, v = (split_heads(t, self.heads) for t in keys_values.chunk(2, dim=-1))
@@ -304,10 +304,10 @@ class CrossAttention(nn.Module):
             contexts = contexts * sources**-0.5
         return self.out(join_heads(contexts).reshape(x.shape))
 
-    def _packed_contexts(self, q: Tensor, keys_values: Tensor, rows: MixedRows) -> Tensor:
+    def _packed_contexts(self, q: Tensor, keys_values: Tensor, sides: PackedSides) -> Tensor:
         sources = len(self.project)
         layout = AttentionLayout(
-            q.shape[-1], self.heads, rows.target, own=False, causal=False, source=rows.source
+            q.shape[-1], self.heads, sides.target, own=False, causal=False, source=sides.source
         )
         contexts = [
             packed_attention(layout, q, part, self.dropout)

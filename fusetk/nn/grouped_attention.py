@@ -11,7 +11,7 @@ from fusetk.nn.attention import SelfAttention
 from fusetk.nn.cache import Cache
 from fusetk.nn.heads import join_heads, split_heads
 from fusetk.nn.inference_linear import linear_part
-from fusetk.nn.rows import MixedRows, Rows
+from fusetk.nn.packed_layout import PackedLayout, PackedSides
 
 
 class AttentionInputs(NamedTuple):
@@ -64,10 +64,10 @@ class GroupedSelfAttention(SelfAttention):
             self.project = nn.Linear(width, width + 2 * self.keys_width, bias)
 
     def with_keys_values(
-        self, x: Any, mask: Tensor | Rows | None, name: str
+        self, x: Any, mask: Tensor | PackedLayout | None, name: str
     ) -> tuple[Tensor, Tensor]:
-        q, k, v = self._projections(x, mask.positions if isinstance(mask, Rows) else 0)
-        if isinstance(mask, Rows):
+        q, k, v = self._projections(x, mask.positions if isinstance(mask, PackedLayout) else 0)
+        if isinstance(mask, PackedLayout):
             projected = self._beside(q, k, v)
             y = self._packed(projected, mask, causal=False)
             return self._output(y, x, v), projected[..., self.width :]
@@ -78,13 +78,13 @@ class GroupedSelfAttention(SelfAttention):
         self,
         x: Any,
         cache: Cache,
-        mask: Tensor | Rows | MixedRows | None,
+        mask: Tensor | PackedLayout | PackedSides | None,
         name: str | None = None,
         start: int = 0,
     ) -> tuple[Any, Cache]:
         """See ``SelfAttention.step``. ``start`` is the position of the first new token."""
-        assert not isinstance(mask, MixedRows), "coordinated has no grouped attention"
-        if isinstance(mask, Rows):
+        assert not isinstance(mask, PackedSides), "coordinated has no grouped attention"
+        if isinstance(mask, PackedLayout):
             q, k, v = self._projections(x, mask.positions)
             y = self._packed(self._beside(q, k, v), mask, causal=True)
             return self._output(y, x, v), cache

@@ -9,13 +9,13 @@ from fusetk.nn.dropout import Dropout
 from fusetk.nn.dropout_mask import DropoutMask, scale, threshold
 from fusetk.nn.fused import transformer as fused_transformer
 from fusetk.nn.heads import join_heads, split_heads
-from fusetk.nn.rows import AttentionLayout
+from fusetk.nn.packed_layout import AttentionLayout
 
 
 def packed_attention(
     layout: AttentionLayout, projected: Tensor, keys_values: Tensor | None, dropout: Dropout
 ) -> Tensor:
-    """Return the contexts (1, N, D) of packed queries (see ``Rows``).
+    """Return the contexts (1, N, D) of packed queries (see ``PackedLayout``).
 
     ``projected`` (1, N, D or 3D) holds the queries, and with ``layout.own`` their keys and values.
     ``keys_values`` (1, M, 2D) has the layout ``layout.source``.

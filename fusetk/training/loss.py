@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fusetk.nn.fused import transformer as fused_transformer
 from fusetk.nn.output import OutputProjection, rows_in_piece
+from fusetk.nn.packed_layout import row_multiple
 from fusetk.nn.precision import product_dtype, without_autocast
-from fusetk.nn.rows import row_multiple
 from fusetk.nn.weightnorm import NormedLinear
 
 

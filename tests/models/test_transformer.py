@@ -21,8 +21,8 @@ from fusetk.models.transformer import (
     TransformerEncoderLayer,
 )
 from fusetk.nn.attention import CrossAttention
+from fusetk.nn.packed_layout import PackedLayout
 from fusetk.nn.positions import Learned, Sinusoidal, sinusoids
-from fusetk.nn.rows import Rows
 
 
 def config(**options: Any) -> TransformerConfig:
@@ -179,7 +179,7 @@ def test_gradients_of_learned_positions_do_not_depend_on_the_order_of_threads() 
     size, sentences, length = 64, 40, 30
     embedding = TransformerEmbedding(config(width=size, positions="learned", dropout=0.0), 20)
     ids = torch.randint(4, 20, (sentences, length))
-    rows = Rows.of(torch.arange(sentences * length), ids.shape)
+    rows = PackedLayout.of(torch.arange(sentences * length), ids.shape)
     weights = torch.randn(1, sentences * length, size)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -187,7 +187,7 @@ def test_gradients_of_learned_positions_do_not_depend_on_the_order_of_threads() 
         gradients = []
         for _ in range(40):
             embedding.zero_grad()
-            (embedding(ids, rows=rows) * weights).sum().backward()
+            (embedding(ids, layout=rows) * weights).sum().backward()
             gradients.append([parameter.grad for parameter in embedding.parameters()])
     finally:
         torch.set_num_threads(before)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from fusetk.nn.dropout_mask import DropoutMask
 from fusetk.nn.fused import transformer as fused_transformer
 from fusetk.nn.packed_attention import plain_packed_attention
-from fusetk.nn.rows import ROW_MULTIPLE, AttentionLayout, Rows, row_multiple
+from fusetk.nn.packed_layout import ROW_MULTIPLE, AttentionLayout, PackedLayout, row_multiple
 
 fused = pytest.mark.skipif(
     not fused_transformer.usable(torch.zeros(1)), reason="there is no C++ compiler"
@@ -15,11 +15,11 @@ fused = pytest.mark.skipif(
 HEADS = 3
 
 
-def rows_of(lengths: list[int], padding: int = 2, multiple: int = 1) -> Rows:
+def rows_of(lengths: list[int], padding: int = 2, multiple: int = 1) -> PackedLayout:
     """Return the layout of sentences of these lengths, with ``padding`` empty columns."""
     length = max(lengths) + padding
     mask = torch.arange(length) < torch.tensor(lengths)[:, None]
-    return Rows.of(mask.flatten().nonzero()[:, 0], mask.shape, multiple)
+    return PackedLayout.of(mask.flatten().nonzero()[:, 0], mask.shape, multiple)
 
 
 def inputs(own: bool, with_source: bool, causal: bool, size: int, lengths: list[int]):

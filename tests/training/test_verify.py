@@ -25,7 +25,7 @@ from fusetk.models.seq2seq import Memory, Seq2Seq, State
 from fusetk.models.transformer import Transformer, TransformerDecoderLayer, TransformerEncoderLayer
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.packed_attention import packed_attention
-from fusetk.nn.rows import AttentionLayout, Rows
+from fusetk.nn.packed_layout import AttentionLayout, PackedLayout
 from fusetk.training.verify import verify
 from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE
 
@@ -713,7 +713,7 @@ def test_an_attention_to_the_encoder_may_set_its_weights() -> None:
 
 
 def test_a_wrong_number_of_rows_does_not_reach_the_kernel_of_attention() -> None:
-    rows = Rows.of(torch.arange(6), (2, 3))
+    rows = PackedLayout.of(torch.arange(6), (2, 3))
     layout = AttentionLayout(8, 2, rows, own=True, causal=False)
     projected = torch.randn(1, 6, 24)
     assert packed_attention(layout, projected, None, Dropout(0.0)).shape == (1, 6, 8)

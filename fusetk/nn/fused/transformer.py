@@ -26,8 +26,8 @@ from fusetk.nn.fused.structs import (
     fill,
     struct,
 )
+from fusetk.nn.packed_layout import AttentionLayout, PackedLayout
 from fusetk.nn.precision import product_dtype
-from fusetk.nn.rows import AttentionLayout, Rows
 
 # The structs have the same members in the same order as in transformer.cpp.
 _Residual = struct(
@@ -254,7 +254,7 @@ def attend(
     return result
 
 
-def _check_rows(x: Tensor, layout: Rows) -> None:
+def _check_rows(x: Tensor, layout: PackedLayout) -> None:
     """Raise ConfigError unless x has the rows of its layout, which the kernels read."""
     if x.shape[:2] != (1, len(layout.places)):
         raise ConfigError(
@@ -331,8 +331,8 @@ def _attention_arguments(
 
 def _segments(
     layout: AttentionLayout, projected: Tensor, keys_values: Tensor | None
-) -> list[tuple[int, int, Rows]]:
-    """Return the address, the columns and the ``Rows`` of each tensor of keys and values."""
+) -> list[tuple[int, int, PackedLayout]]:
+    """Return the address, the columns and the layout of each tensor of keys and values."""
     segments = []
     if keys_values is not None and layout.source is not None:
         segments.append((keys_values.data_ptr(), keys_values.shape[-1], layout.source))

@@ -19,7 +19,7 @@ def row_multiple(x: Tensor) -> int:
     return ROW_MULTIPLE if x.device.type == "cpu" and uses_onednn(product_dtype(x)) else 1
 
 
-class Rows(NamedTuple):
+class PackedLayout(NamedTuple):
     """The layout of the real tokens of B sentences in a tensor (1, N, D).
 
     The sentences follow each other. The last token may be repeated, so that N is a multiple of a
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
     """T, the length of the padded sentences."""
 
     @classmethod
-    def of(cls, places: Tensor, shape: Sequence[int], multiple: int = 1) -> "Rows":
+    def of(cls, places: Tensor, shape: Sequence[int], multiple: int = 1) -> "PackedLayout":
         """Return the layout of the tokens with the sorted indices ``places`` (n,) in (B * T).
 
         ``shape`` is (B, T). N is a multiple of ``multiple``.
@@ -77,11 +77,11 @@ class Rows(NamedTuple):
         return padded.unflatten(0, (self.sentences, self.length))
 
 
-class MixedRows(NamedTuple):
+class PackedSides(NamedTuple):
     """The layouts of a packed target and of its source, for attention from one to the other."""
 
-    target: Rows
-    source: Rows
+    target: PackedLayout
+    source: PackedLayout
 
 
 class AttentionLayout(NamedTuple):
@@ -93,7 +93,7 @@ class AttentionLayout(NamedTuple):
     width: int
     """Features of the queries."""
     heads: int
-    rows: Rows
+    rows: PackedLayout
     """The layout of the queries, and of the keys and values beside them."""
     own: bool
     """Whether a query attends to its own sentence. The keys and values of the sentence are in the
@@ -101,7 +101,7 @@ class AttentionLayout(NamedTuple):
     causal: bool
     """Whether a query attends only to its own and earlier positions of its own sentence. It has no
     effect without ``own``."""
-    source: Rows | None = None
+    source: PackedLayout | None = None
     """The layout of keys and values in another tensor."""
 
     @property
