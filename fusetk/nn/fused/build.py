@@ -71,14 +71,7 @@ def library(name: str) -> ctypes.CDLL | None:
             return loaded
         for path in paths:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                _check_owner(path.parent)
-                start = time.monotonic()
-                with locked_file(path.parent / LOCK):  # parallel processes wait for the first one
-                    if not _is_complete(path):
-                        if time.monotonic() - start > MAX_SECONDS / 2:  # it took too long there
-                            raise subprocess.TimeoutExpired(compiler, MAX_SECONDS)
-                        _compile(compiler, source, path)
+                _compile_once(compiler, source, path)
                 return ctypes.CDLL(str(path))
             except subprocess.TimeoutExpired:  # another folder does not make the compiler faster
                 reason = f"{' '.join(compiler)} took more than {MAX_SECONDS} seconds"
@@ -146,6 +139,19 @@ def _check_owner(folder: Path) -> None:
     """Raise OSError if the folder belongs to another user, whose libraries are not loaded."""
     if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
         raise OSError(f"{folder} belongs to another user")
+
+
+def _compile_once(compiler: list[str], source: Path, path: Path) -> None:
+    """Make a library. Of several processes, the first one makes it, and the others wait."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _check_owner(path.parent)
+    start = time.monotonic()
+    with locked_file(path.parent / LOCK):
+        if _is_complete(path):
+            return
+        if time.monotonic() - start > MAX_SECONDS / 2:  # it took too long in another process
+            raise subprocess.TimeoutExpired(compiler, MAX_SECONDS)
+        _compile(compiler, source, path)
 
 
 def _compile(compiler: list[str], source: Path, path: Path) -> None:
