@@ -5,6 +5,7 @@ named in the config as ``package.module:Name``.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 from fusetk.config import resolve
 from fusetk.models.residual.admin import AdminResidual
@@ -88,30 +89,26 @@ class ResidualBuilder:
         self.config = config
         self.cls = residual_class(config)
         self.side = side
-        self.layers = layers
-        self.norm = norm
-        self.normalization = normalization
+        self.layers = layers[side]
         self.separate_inputs = separate_inputs
-        self.dropout = dropout
+        self.sublayer = partial(
+            SubLayer,
+            norm=norm,
+            normalization=normalization,
+            dropout=dropout,
+            side=side,
+            layers=layers,
+        )
         self.ends = self.cls.Ends(config, f"{side}.residual", width)
 
     def layer(self, width: int, sublayers: int) -> list[Residual]:
         """Build the connections of the sub-layers of the next layer, in the order of the data."""
-        total = sublayers * self.layers[self.side]
+        total = sublayers * self.layers
         residuals: list[Residual] = []
         for i in range(sublayers):
             below = self.ends.sublayers
-            sublayer = SubLayer(
-                name=f"{self.side}.residual.sublayer{below + 1}",
-                below=below,
-                total=total,
-                width=width,
-                norm=self.norm,
-                normalization=self.normalization,
-                dropout=self.dropout,
-                side=self.side,
-                layers=self.layers,
-            )
+            name = f"{self.side}.residual.sublayer{below + 1}"
+            sublayer = self.sublayer(name=name, below=below, total=total, width=width)
             residual = self.cls(self.config, sublayer)
             if self.separate_inputs and i == 0:
                 residual = SeparateResidual(residual, sublayer)
