@@ -715,8 +715,8 @@ MUTATIONS = [
     Mutation(
         "the sources of deep cross-attention are outputs, not differences",
         "models/connect/cross.py",
-        "self.map[layers + 1](output) - layer_input.residual",
-        "self.map[layers + 1](output)",
+        "self.project(layers + 1, output) - layer_input.residual",
+        "self.project(layers + 1, output)",
         ("models/test_connect.py",),
     ),
     Mutation(

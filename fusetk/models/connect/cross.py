@@ -126,9 +126,9 @@ class CrossConnection(SourcesConnection):
         layer_input: LayerInputs | None = None,
     ) -> CrossSources:
         if outputs is None or layer_input is None:
-            return CrossSources((self.map[0](output),), 0)
+            return CrossSources((self.project(0, output),), 0)
         sources, layers = outputs
-        new = (*sources, self.map[layers + 1](output) - layer_input.residual)
+        new = (*sources, self.project(layers + 1, output) - layer_input.residual)
         if self.last is not None and len(new) > self.last + 2:
             new = (new[0], new[1] + new[2], *new[3:])
         return CrossSources(new, layers + 1)

@@ -73,17 +73,16 @@ class MuddConnection(SourcesConnection):
         self.aggregate = nn.ModuleList()
 
     def register_input(self) -> int:
-        self._add(self.streams)
-        return self.width
+        return self._add(self.streams)
 
     def register_top_input(self) -> int:
-        self._add(1)
-        return self.width
+        return self._add(1)
 
-    def _add(self, streams: int) -> None:
+    def _add(self, streams: int) -> int:
         name = f"{self.name}.layer{self.num_outputs}"
         names = [name] if streams == 1 else [f"{name}.{what}" for what in LayerInputs._fields]
         self.aggregate.append(DepthAggregate(self.width, self.num_outputs, streams, names))
+        return self.width
 
     def append(
         self, outputs: FeatureBuffer | None, output: Tensor, layer_input: Any = None
