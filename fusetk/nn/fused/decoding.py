@@ -312,9 +312,11 @@ def _empty_results(rows: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
 # The structs have the same members in the same order as in decoding.cpp.
 _Map = struct("_Map", ("bytes size width", INT), ("matrix scale correction bias", POINTER))
 _Norm = struct("_Norm", ("gain shift", POINTER), ("eps", FLOAT))
-_MAPS = "project self_out query cross_out hidden ffn_out"
 _Layer = struct(
-    *("_Layer", ("width heads hidden_size pre mixed", INT), (_MAPS, _Map), ("norms", _Norm * 3)),
+    "_Layer",
+    ("width heads hidden_size pre mixed", INT),
+    ("project self_out query cross_out hidden ffn_out", _Map),
+    ("norms", _Norm * 3),
 )
 _Source = struct(
     "_Source",
@@ -367,11 +369,9 @@ class DecoderLayer:
             _Norm() if n is None else _Norm(*map(address, pair), n.eps)
             for n, pair in zip(norms, vectors, strict=True)
         ]
+        sizes = self.width, heads, hidden.blocked.size
         mixed = maps[2] is None
-        self.struct = _Layer(
-            *(self.width, heads, hidden.blocked.size, int(pre), int(mixed), *structs),
-            (_Norm * 3)(*layer_norms),
-        )
+        self.struct = _Layer(*sizes, pre, mixed, *structs, (_Norm * 3)(*layer_norms))
 
 
 def decoder_layer(
@@ -392,11 +392,9 @@ def decoder_layer(
     projections = x.new_empty(rows, 3 * width)
     out = torch.empty_like(x)
     addresses = torch.tensor([step.data_ptr() for step in (*steps, projections)])
-    sources, length = source.values.shape[1:3]
-    described = _Source(
-        *(sources, length, *map(address, (source.lengths, source.keys, source.values))),
-        *(source.values.stride(2), address(source.value_bias)),
-    )
+    tensors = map(address, (source.lengths, source.keys, source.values))
+    stride = source.values.stride(2)
+    described = _Source(*source.values.shape[1:3], *tensors, stride, address(source.value_bias))
     _call(
         "decoder_layer", rows, ctypes.addressof(layer.struct), x, len(addresses), addresses,
         ancestors.contiguous(), ctypes.addressof(described), sentences, out,
