@@ -244,7 +244,7 @@ class _Steps:
             token, order = token.sort()
             top = top.gather(1, order)
         if live.num_met is not None and constraints is not None:
-            is_inside = self.mask.inside_word(live.prefix)
+            is_inside = constraints.inside_word(live.prefix)
             phrase_token = constraints.next(live.search_index, live.num_met, is_inside).view(-1, 1)
             is_in_top = (token == phrase_token).any(1, keepdim=True)
             phrase_logits = logits.gather(1, phrase_token).masked_fill(is_in_top, NEG_INF)
@@ -272,7 +272,7 @@ class _Steps:
         token = token.view(searches, -1).gather(1, order)
         is_eos = token == EOS
         if live.num_met is not None and constraints is not None:
-            is_inside = self.mask.inside_word(live.prefix).gather(1, parent)
+            is_inside = constraints.inside_word(live.prefix).gather(1, parent)
             num_met = constraints.advance(
                 live.search_index, live.num_met.gather(1, parent), token, is_inside
             )

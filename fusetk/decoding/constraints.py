@@ -13,7 +13,7 @@ In the search, the hypotheses with the same number of met tokens form a bank (dy
 allocation, Post and Vilar 2018): see ``fusetk.decoding.beam``.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,7 +46,7 @@ class Constraints:
     def __init__(
         self,
         phrases: Sequence[Phrases],
-        continued: Container[int],
+        continued: Collection[int],
         groups: int,
         device: torch.device,
     ):
@@ -59,6 +59,11 @@ class Constraints:
             _sentence_tables(phrases, continued),
         )
         self.banks = self.tables.next_token.shape[1]
+        self.continued = torch.tensor(sorted(continued), device=device, dtype=torch.long)
+
+    def inside_word(self, prefix: Tensor) -> Tensor:
+        """Return whether (A, W) the token after each prefix (A, W, t) continues a word."""
+        return torch.isin(prefix[:, :, -1], self.continued)
 
     def next(self, search_index: Tensor, num_met: Tensor, is_inside: Tensor) -> Tensor:
         """Return the next token (A, W) of the current phrase.

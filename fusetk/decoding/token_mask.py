@@ -80,9 +80,6 @@ class TokenMask:
             self.constraints = Constraints(
                 [request.constraints for request in requests], continued, groups, src_mask.device
             )
-            self._continued = torch.tensor(
-                sorted(continued), device=src_mask.device, dtype=torch.long
-            )
 
     def apply(
         self,
@@ -101,7 +98,8 @@ class TokenMask:
         """
         phrase_token = None
         if num_met is not None and self.constraints is not None:
-            phrase_token = self.constraints.next(search_index, num_met, self.inside_word(prefix))
+            is_inside = self.constraints.inside_word(prefix)
+            phrase_token = self.constraints.next(search_index, num_met, is_inside)
         width = prefix.shape[1]
         forced = self._forced(search_index, length, width, num_met, phrase_token)
         if forced is not None:
@@ -149,10 +147,6 @@ class TokenMask:
         only = self._forced(search_index, length, width, None, None)
         return SimpleRules(search_index.new_tensor(forbidden), only)
 
-    def inside_word(self, prefix: Tensor) -> Tensor:
-        """Return whether (A, W) the token after each prefix (A, W, t) continues a word."""
-        return torch.isin(prefix[:, :, -1], self._continued)
-
     def _leave_room(
         self, logits: Tensor, search_index: Tensor, length: int, num_met: Tensor
     ) -> None:
@@ -166,9 +160,8 @@ class TokenMask:
         logits[:, EOS].masked_fill_(unmet, NEG_INF)
         room = self.limit[search_index] - length - 1
         must_begin = self.constraints.must_continue(search_index, num_met, room).flatten()
-        logits[:, self._continued] = logits[:, self._continued].masked_fill(
-            must_begin[:, None], NEG_INF
-        )
+        continued = self.constraints.continued
+        logits[:, continued] = logits[:, continued].masked_fill(must_begin[:, None], NEG_INF)
 
     def _forced(
         self,
