@@ -18,7 +18,7 @@ from fusetk.models import cpu_inference
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS, initialise_parts
 from fusetk.models.residual import Residual, ResidualBuilder, Stream, residual_class
-from fusetk.models.seq2seq import Memory, Seq2Seq, State
+from fusetk.models.seq2seq import Memory, Seq2Seq, State, check_tying
 from fusetk.models.stack import Layer, Stack, separate_inputs_error
 from fusetk.models.transformer import (
     BlockConfig,
@@ -27,7 +27,6 @@ from fusetk.models.transformer import (
     TransformerLayer,
     build_residuals,
     build_summary_layer,
-    check_tying,
     final_norm,
     layer_options,
 )

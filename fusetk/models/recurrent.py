@@ -22,9 +22,8 @@ from fusetk.models.attend import (
     build_attended_sources,
 )
 from fusetk.models.initialise import initialise_parts
-from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
+from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State, check_tying
 from fusetk.models.stack import MOST_LAYERS
-from fusetk.models.transformer import check_tying
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Cell, InputCell, Transition
 from fusetk.nn.derived import DerivedTensor

@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
+from fusetk.errors import ConfigError
 from fusetk.nn.nested import NestedTensors
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.packed_layout import PackedLayout, row_multiple
@@ -176,3 +177,13 @@ class Seq2Seq(nn.Module):
         ``start`` may call it before the layer runs.
         """
         return []
+
+
+def check_tying(tie: str, source_size: int, target_size: int) -> None:
+    """Raise ConfigError if the vocabulary sizes do not allow ``tie``."""
+    if tie == "all" and source_size != target_size:
+        raise ConfigError(
+            "model.tie: all needs one vocabulary for both sides, and there are "
+            f"{source_size} source and {target_size} target entries: "
+            "set data.vocabulary.joint, or tie: target"
+        )

@@ -24,7 +24,7 @@ from fusetk.models.residual import (
     Stream,
     residual_class,
 )
-from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
+from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State, check_tying
 from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, check_attention
 from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask, no_slots
 from fusetk.nn.cache import Cache
@@ -458,16 +458,6 @@ class TransformerEmbedding(nn.Module):
     def max_positions(self) -> int | None:
         """Length of the longest sentence, in tokens with EOS; None: no limit."""
         return None if self.positions is None else self.positions.max_positions
-
-
-def check_tying(tie: str, source_size: int, target_size: int) -> None:
-    """Raise ConfigError if the vocabulary sizes do not allow ``tie``."""
-    if tie == "all" and source_size != target_size:
-        raise ConfigError(
-            "model.tie: all needs one vocabulary for both sides, and there are "
-            f"{source_size} source and {target_size} target entries: "
-            "set data.vocabulary.joint, or tie: target"
-        )
 
 
 class Transformer(Seq2Seq):
