@@ -15,6 +15,7 @@ from fusetk.cli.main import COMMANDS
 from fusetk.config import Config
 from fusetk.fusion import FUSIONS
 from fusetk.recipe import Recipe, load
+from fusetk.spinning import USER_SETTINGS
 from tools import config_page, manual
 from tools.troff import escape, prose
 
@@ -121,13 +122,19 @@ def test_a_command_page_has_all_sections(name):
 
 
 def test_environment_variables_are_documented():
-    """Every variable that the package reads is in the manual, except one that torchrun sets."""
+    """Every variable that the package reads is in the manual, except one that torchrun sets.
+
+    Every variable of the manual is in the documentation.
+    """
     code = "".join(
         path.read_text(encoding="utf-8") for path in Path(fusetk.__file__).parent.rglob("*.py")
     )
     read = set(re.findall(r'environ(?:\.get|\.setdefault)?[(\[]"(\w+)"', code))
     assert len(read) > 5
-    assert read - {"TORCHELASTIC_RUN_ID"} <= set(", ".join(manual.ENVIRONMENT).split(", "))
+    documented = set(", ".join(manual.ENVIRONMENT).split(", "))
+    assert read | set(USER_SETTINGS) <= documented | {"TORCHELASTIC_RUN_ID"}
+    page = Path(manual.__file__).parents[1] / "docs" / "commands.md"
+    assert documented <= set(re.findall(r"`([A-Z_]+)(?:=\w+)?`", page.read_text(encoding="utf-8")))
 
 
 def test_files_of_a_run_are_documented():

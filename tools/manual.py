@@ -49,6 +49,11 @@ ENVIRONMENT: dict[str, tuple[str, set[str]]] = {
         "Number of CPU threads; the option --threads overrides it.",
         MODEL_COMMANDS,
     ),
+    "OMP_WAIT_POLICY, GOMP_SPINCOUNT": (
+        "How threads wait. If one is set, fusetk does not shorten their spinning beside other "
+        "programs.",
+        MODEL_COMMANDS,
+    ),
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": (
         "Number of compiled products that oneDNN keeps. Default: 256.",
         MODEL_COMMANDS,
