@@ -237,13 +237,13 @@ class SelfAttention(nn.Module):
     def _packed(
         self,
         projected: Tensor,
-        rows: PackedLayout,
+        queries: PackedLayout,
         causal: bool,
         keys_values: Tensor | None = None,
         source: PackedLayout | None = None,
     ) -> Tensor:
         own = projected.shape[-1] > self.width
-        layout = AttentionLayout(self.width, self.heads, rows, own, causal, source)
+        layout = AttentionLayout(self.width, self.heads, queries, own, causal, source)
         return self.out(packed_attention(layout, projected, keys_values, self.dropout))
 
     def _mix(self, q: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:

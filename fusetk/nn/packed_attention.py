@@ -33,8 +33,8 @@ def plain_packed_attention(
     dropout_mask: DropoutMask | None,
 ) -> Tensor:
     """Compute ``packed_attention`` with padded sentences."""
-    rows, source, width = layout.rows, layout.source, layout.width
-    padded = rows.unpack(projected)  # (B, T, D or 3D)
+    queries, source, width = layout.queries, layout.source, layout.width
+    padded = queries.unpack(projected)  # (B, T, D or 3D)
     sentences, length = padded.shape[:2]
     columns = []  # keys and values
     masks = []  # (B, T, keys)
@@ -47,7 +47,7 @@ def plain_packed_attention(
         before = source.offsets.diff()[:, None]
     if layout.own:
         columns.append(padded[..., width:])
-        visible = rows.mask[:, None, :].expand(-1, length, -1)
+        visible = queries.mask[:, None, :].expand(-1, length, -1)
         masks.append(visible.tril() if layout.causal else visible)
         numbers.append(before + torch.arange(length))
     k, v = torch.cat(columns, 1).chunk(2, -1)
@@ -58,8 +58,8 @@ def plain_packed_attention(
         stride = layout.random_stride
         count = projected.shape[1]
         bits = dropout_mask.random_bits((1, count, layout.heads, stride))
-        bits = rows.unpack(bits).transpose(1, 2)  # (B, H, T, stride)
+        bits = queries.unpack(bits).transpose(1, 2)  # (B, H, T, stride)
         number = torch.cat(numbers, 1).clamp_max(stride - 1)[:, None, None]
         bits = bits.gather(-1, number.expand(-1, layout.heads, length, -1))
         weights = weights * (bits >= threshold(dropout_mask.units)) * scale(dropout_mask.units)
-    return rows.pack(join_heads(weights.to(v.dtype) @ v))
+    return queries.pack(join_heads(weights.to(v.dtype) @ v))

@@ -87,13 +87,13 @@ class PackedSides(NamedTuple):
 class AttentionLayout(NamedTuple):
     """The layout of queries, keys and values for the attention of packed sentences.
 
-    A query attends to all keys of its own sentence in ``source``, and then to those in ``rows``.
+    A query attends to all keys of its own sentence in ``source``, and then to those in ``queries``.
     """
 
     width: int
     """Features of the queries."""
     heads: int
-    rows: PackedLayout
+    queries: PackedLayout
     """The layout of the queries, and of the keys and values beside them."""
     own: bool
     """Whether a query attends to its own sentence. The keys and values of the sentence are in the
@@ -107,7 +107,7 @@ class AttentionLayout(NamedTuple):
     @property
     def random_stride(self) -> int:
         """Number of random elements for each query and head: the keys, up to a multiple of 4."""
-        longest = self.rows.length * self.own
+        longest = self.queries.length * self.own
         if self.source is not None:
             longest += self.source.length
         return -(-longest // 4) * 4

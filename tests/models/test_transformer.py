@@ -179,7 +179,7 @@ def test_gradients_of_learned_positions_do_not_depend_on_the_order_of_threads() 
     size, sentences, length = 64, 40, 30
     embedding = TransformerEmbedding(config(width=size, positions="learned", dropout=0.0), 20)
     ids = torch.randint(4, 20, (sentences, length))
-    rows = PackedLayout.of(torch.arange(sentences * length), ids.shape)
+    layout = PackedLayout.of(torch.arange(sentences * length), ids.shape)
     weights = torch.randn(1, sentences * length, size)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -187,7 +187,7 @@ def test_gradients_of_learned_positions_do_not_depend_on_the_order_of_threads() 
         gradients = []
         for _ in range(40):
             embedding.zero_grad()
-            (embedding(ids, layout=rows) * weights).sum().backward()
+            (embedding(ids, layout=layout) * weights).sum().backward()
             gradients.append([parameter.grad for parameter in embedding.parameters()])
     finally:
         torch.set_num_threads(before)

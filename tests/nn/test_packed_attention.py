@@ -15,7 +15,7 @@ fused = pytest.mark.skipif(
 HEADS = 3
 
 
-def rows_of(lengths: list[int], padding: int = 2, multiple: int = 1) -> PackedLayout:
+def layout_of(lengths: list[int], padding: int = 2, multiple: int = 1) -> PackedLayout:
     """Return the layout of sentences of these lengths, with ``padding`` empty columns."""
     length = max(lengths) + padding
     mask = torch.arange(length) < torch.tensor(lengths)[:, None]
@@ -23,10 +23,10 @@ def rows_of(lengths: list[int], padding: int = 2, multiple: int = 1) -> PackedLa
 
 
 def inputs(own: bool, with_source: bool, causal: bool, size: int, lengths: list[int]):
-    rows = rows_of(lengths)
-    source = rows_of([n % 5 + 1 for n in lengths]) if with_source else None
+    queries = layout_of(lengths)
+    source = layout_of([n % 5 + 1 for n in lengths]) if with_source else None
     width = HEADS * size
-    layout = AttentionLayout(width, HEADS, rows, own, causal, source)
+    layout = AttentionLayout(width, HEADS, queries, own, causal, source)
     torch.manual_seed(size)
     projected = torch.randn(1, sum(lengths), 3 * width if own else width, requires_grad=True)
     if source is None:
@@ -116,19 +116,19 @@ def test_each_sentence_is_attended_alone() -> None:
 
 
 def test_layout_packs_and_unpacks() -> None:
-    rows = rows_of([2, 3, 1])
+    layout = layout_of([2, 3, 1])
     x = torch.randn(3, 5, 4)
-    packed = rows.pack(x)
+    packed = layout.pack(x)
     assert packed.shape == (1, 6, 4)
-    assert rows.offsets.tolist() == [0, 2, 5, 6]
-    assert rows.positions.tolist() == [0, 1, 0, 1, 2, 0]
-    assert torch.equal(rows.unpack(packed), x * rows.mask[..., None])
+    assert layout.offsets.tolist() == [0, 2, 5, 6]
+    assert layout.positions.tolist() == [0, 1, 0, 1, 2, 0]
+    assert torch.equal(layout.unpack(packed), x * layout.mask[..., None])
 
 
 def test_repetitions_of_the_last_token_change_nothing() -> None:
     """The number of rows is rounded up, for products whose shapes should recur."""
-    alone = rows_of([2, 3, 1])
-    padded = rows_of([2, 3, 1], multiple=4)
+    alone = layout_of([2, 3, 1])
+    padded = layout_of([2, 3, 1], multiple=4)
     x = torch.randn(3, 5, 4)
     assert alone.tokens == padded.tokens == 6 and padded.pack(x).shape == (1, 8, 4)
     assert torch.equal(padded.unpack(padded.pack(x)), alone.unpack(alone.pack(x)))
@@ -140,7 +140,7 @@ def test_repetitions_of_the_last_token_change_nothing() -> None:
 def test_kernels_leave_zeros_at_repetitions(case) -> None:
     layout, projected, keys_values = inputs(*case, [3, 1, 5])
     expected = fused_transformer.attend(layout, projected, keys_values, None)
-    rounded = layout._replace(rows=rows_of([3, 1, 5], multiple=8))
+    rounded = layout._replace(queries=layout_of([3, 1, 5], multiple=8))
     more = torch.cat((projected.detach(), torch.randn(1, 7, projected.shape[-1])), 1)
     more.requires_grad_()
     result = fused_transformer.attend(rounded, more, keys_values, None)

@@ -713,8 +713,8 @@ def test_an_attention_to_the_encoder_may_set_its_weights() -> None:
 
 
 def test_a_wrong_number_of_rows_does_not_reach_the_kernel_of_attention() -> None:
-    rows = PackedLayout.of(torch.arange(6), (2, 3))
-    layout = AttentionLayout(8, 2, rows, own=True, causal=False)
+    queries = PackedLayout.of(torch.arange(6), (2, 3))
+    layout = AttentionLayout(8, 2, queries, own=True, causal=False)
     projected = torch.randn(1, 6, 24)
     assert packed_attention(layout, projected, None, Dropout(0.0)).shape == (1, 6, 8)
     with pytest.raises(ConfigError, match=r"received the shape \(1, 3, 24\) instead of \(1, 6, 24"):

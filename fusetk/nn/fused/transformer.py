@@ -247,7 +247,7 @@ def attend(
     dropout_mask: DropoutMask | None,
 ) -> Tensor:
     """Return the contexts (1, N, D) of packed queries; see ``nn.packed_attention``."""
-    _check_rows(projected, layout.rows)
+    _check_rows(projected, layout.queries)
     if keys_values is not None and layout.source is not None:
         _check_rows(keys_values, layout.source)
     result: Tensor = _Attend.apply(projected, keys_values, layout, dropout_mask)
@@ -282,7 +282,7 @@ class _Attend(torch.autograd.Function):
         arguments = _attention_arguments(layout, projected, keys_values, dropout_mask)
         fill(arguments, contexts=contexts, normalizers=normalizers)
         _call("packed_attention", arguments, FORWARD)
-        contexts[:, layout.rows.tokens :] = 0
+        contexts[:, layout.queries.tokens :] = 0
         ctx.save_for_backward(projected, keys_values, normalizers)
         ctx.layout = layout
         ctx.dropout_mask = dropout_mask
@@ -301,7 +301,7 @@ class _Attend(torch.autograd.Function):
         for i, (start, _, _) in enumerate(segments):
             arguments.segment[i].grad = start
         _call("packed_attention", arguments, BACKWARD)
-        by_projected[:, ctx.layout.rows.tokens :] = 0
+        by_projected[:, ctx.layout.queries.tokens :] = 0
         if by_keys_values is not None and ctx.layout.source is not None:
             by_keys_values[:, ctx.layout.source.tokens :] = 0
         return by_projected, by_keys_values, None, None
@@ -318,14 +318,14 @@ def _attention_arguments(
     # The kernel applies `causal` to the last segment, which is the source without `own`.
     causal = layout.causal and layout.own
     arguments = fill(_Attention(), bf16=projected.dtype == torch.bfloat16, causal=causal)
-    fill(arguments, sentences=layout.rows.sentences, offsets=layout.rows.offsets)
+    fill(arguments, sentences=layout.queries.sentences, offsets=layout.queries.offsets)
     fill(arguments, heads=layout.heads, size=size, scale=size**-0.5)
     fill(arguments, queries=projected, stride=projected.shape[-1])
     fill(arguments, drop=dropout_argument(dropout_mask), random_stride=layout.random_stride)
     segments = _segments(layout, projected, keys_values)
     fill(arguments, segments=len(segments))
-    for i, (start, stride, rows) in enumerate(segments):
-        fill(arguments.segment[i], keys_values=start, stride=stride, offsets=rows.offsets)
+    for i, (start, stride, keys) in enumerate(segments):
+        fill(arguments.segment[i], keys_values=start, stride=stride, offsets=keys.offsets)
     return arguments
 
 
@@ -338,7 +338,7 @@ def _segments(
         segments.append((keys_values.data_ptr(), keys_values.shape[-1], layout.source))
     if layout.own:
         start = projected.data_ptr() + layout.width * projected.element_size()
-        segments.append((start, projected.shape[-1], layout.rows))
+        segments.append((start, projected.shape[-1], layout.queries))
     return segments
 
 
