@@ -4,8 +4,8 @@
 on input of ``fusetk decode``. ``LearnedStep`` is a ``LineStep`` with a model learned on the
 training text. ``PairStep`` and ``UniquePairStep`` drop training pairs.
 
-A subclass narrows ``step`` to a ``Literal``, documents its fields and implements the abstract
-methods; Python refuses to create an object of a class that lacks one.
+A subclass documents its fields and implements the abstract methods; Python refuses to create an
+object of a class that lacks one. A subclass in fusetk also narrows ``step`` to a ``Literal``.
 
 The functions below the classes apply a step, and check its results if its class is outside fusetk.
 """
@@ -196,17 +196,17 @@ def _checked(
         return function
 
     def checked(*lines: str) -> Any:
-        place = f"the step {class_name(step)}"
+        name = f"the step {class_name(step)}"
         text = " and ".join(repr(line if len(line) <= 80 else f"{line[:77]}...") for line in lines)
         try:
             result = function(*lines)
         except FusetkError:
             raise
         except Exception as error:
-            raise ConfigError(f"{place} failed for {text}: {outside_error(error)}") from error
+            raise ConfigError(f"{name} failed for {text}: {outside_error(error)}") from error
         if not is_valid(result):
             raise ConfigError(
-                f"{place} returned {result!r} for {text}: it must return {requirement}"
+                f"{name} returned {result!r} for {text}: it must return {requirement}"
             )
         return result
 
