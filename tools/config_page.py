@@ -85,8 +85,8 @@ def config_page() -> str:
         overrides the file. Unknown keys are errors. If a key can be null, the word none also means
         null, unless none is a value of that key.
 
-        If a `kind` selects a class, `key: NAME` is short for `key: {kind: NAME}`. The kind can also
-        be `package.module:Name`, a class outside fusetk, and so can the name of a step.
+        If a `kind` selects a class, `key: NAME` is short for `key: {kind: NAME}`. The kind, or the
+        name of a step, can also be `package.module:Name`, a class outside fusetk.
         """
     body = [".SH DESCRIPTION", prose(intro)]
     for section, field in Recipe.model_fields.items():

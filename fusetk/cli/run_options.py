@@ -110,8 +110,8 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="NAME",
         multiple=True,
         help="Another metric of `fusetk score`, besides that of the published score, or all; "
-        "repeatable. Default without a published score: multi-bleu, multi-bleu-lc if the config "
-        "lowercases the target, or sacrebleu with the step sentencepiece. multi-bleu, "
+        "repeatable. The default without a published score is multi-bleu (multi-bleu-lc if the "
+        "config lowercases the target, sacrebleu with the step sentencepiece). multi-bleu, "
         "multi-bleu-lc and multi-bleu-joined score tokenised text, and are refused with the step "
         "sentencepiece. Others score raw text, and ignore case if the config lowercases the "
         "target.",
