@@ -110,7 +110,8 @@ def check_config(recipe: Recipe, run: Path, option: str) -> None:
 def check_before_prep(recipe: Recipe, run: Path, option: str = "--run") -> None:
     """Raise ConfigError if the run cannot be resumed with text that is prepared by ``recipe``.
 
-    ``option`` chooses the run folder, for the error. Raises the errors of ``check_config``, too.
+    The error names ``option``, which chooses the run folder. Raises the errors of
+    ``check_config``, too.
     """
     if _newest_checkpoint(run):
         before, now = (

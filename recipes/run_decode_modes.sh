@@ -94,7 +94,7 @@ mode() {
         mv "$file.part" "$file.txt"
     fi
     # Keep the text of lines with an alignment, and the first entry of each n-best list. A blank
-    # line has none.
+    # input line has no entry.
     if [ -z "${n_best:-}" ]; then
         awk -F ' [|][|][|] ' '{ print $1 }' "$file.txt" > "$out/first"
     else

@@ -187,7 +187,7 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
 
 
 def imported(kind: str) -> Any:
-    """Import what ``kind``, `package.module:Name`, names.
+    """Import and return the object that ``kind``, `package.module:Name`, names.
 
     Raises ComponentImportError if it cannot be imported.
     """

@@ -250,7 +250,7 @@ class DataConfig(Config):
             if (other := names.setdefault(step.model_file, name)) != name:
                 raise ValueError(
                     f"data.steps: {other} and {name} have the same model_file, {step.model_file}: "
-                    "change one of the classes"
+                    "change it in one of the classes"
                 )
         return self
 

@@ -363,7 +363,7 @@ def _versions(steps: Sequence[PrepStep]) -> dict[str, Any]:
 
 
 def step_code(steps: Sequence[PrepStep]) -> dict[str, str]:
-    """Return the checksum of each module with a step outside fusetk, 12 digits."""
+    """Return 12 digits of the checksum of each module with a step outside fusetk."""
     checksums = code_checksums(step.step for step in steps if not is_own(step))
     return {module: checksum[:12] for module, checksum in checksums.items()}
 

@@ -377,7 +377,7 @@ def _choose_by_banks(best: _Best, num_left: Tensor, banks: int, beam: int) -> _B
 def _advance(live: _Live, best: _Best, places: Tensor | None) -> tuple[_Live, Tensor]:
     """Return the next live hypotheses (point 2), and the rows (A, W') of their parents' states.
 
-    ``places`` are those of ``extend``.
+    ``places`` are those of ``_Steps.extend``.
     """
     searches, width, _ = live.prefix.shape
     chosen = best.chosen

@@ -20,7 +20,7 @@ METRIC_LABELS = {"sacrebleu": "BLEU", "chrf": "chrF"}
 
 
 class SummaryConsole(Console):
-    """A console for which a closed pipe is the error that other commands get."""
+    """A console that raises BrokenPipeError for a closed pipe, as the output of other commands."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

@@ -50,10 +50,13 @@ def job_record(places: Places) -> Path:
 
 
 def check_submission(places: Places) -> None:
-    """Raise ConfigError if a job would not find fusetk, or if one is still queued or running."""
+    """Raise ConfigError if a job would not find fusetk.
+
+    It is also raised if a job of the experiment is still queued or running.
+    """
     if shutil.which("fusetk") is None:
         raise ConfigError(
-            "fusetk is not on PATH, where the job of Slurm looks for it: activate its environment"
+            "fusetk is not on PATH, where a job of Slurm looks for it: activate its environment"
         )
     if jobs := queued(job_record(places)):
         raise ConfigError(

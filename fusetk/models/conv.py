@@ -167,9 +167,9 @@ class ConvLayer(Layer):
         name: str,
         input_width: int,
     ):
-        """The residual sum projects x in added summary layers, and if it has another width.
+        """The residual sum projects x in added summary layers, and if x has another width.
 
-        ``name`` is the prefix of the tensors that the layer records.
+        ``name`` is the prefix of the names of the tensors that the layer records.
         """
         super().__init__()
         width, dropout = planned.width, config.dropout

@@ -164,9 +164,9 @@ class Seq2Seq(nn.Module):
     ) -> Tensor:
         """Return the features (1, N, D) of the rows of ``target_layout``.
 
-        The ids ``src`` (B, S) and ``tgt_in`` (B, T) are padded; ``source_layout`` and
-        ``target_layout`` are those of their real tokens. Only models with ``packs`` implement this
-        method.
+        The ids ``src`` (B, S) and ``tgt_in`` (B, T) are padded. ``source_layout`` and
+        ``target_layout`` are the layouts of their real tokens. Only models with ``packs`` implement
+        this method.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method decode_packed")
 

@@ -265,7 +265,9 @@ def test_text_of_other_settings_is_refused_before_prep(demo) -> None:
     assert "$ fusetk" not in again.stderr and manifest.read_bytes() == before
 
 
-def test_a_disk_that_is_full_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(folder: Path) -> None:
         raise OSError(errno.EFBIG, "File too large")
 

@@ -50,7 +50,7 @@ def step_type(steps: Sequence[type[PrepStep]]) -> Any:
 
 
 def _validated(value: Any, validate_own: pydantic.ValidatorFunctionWrapHandler) -> Any:
-    """Validate the config of a step."""
+    """Validate the config of a step; ``validate_own`` does it for the steps of fusetk."""
     name = value.get("step") if isinstance(value, dict) else None
     if not isinstance(name, str) or ":" not in name:
         return validate_own(value)
@@ -68,7 +68,7 @@ def _validated(value: Any, validate_own: pydantic.ValidatorFunctionWrapHandler) 
 
 
 def _problem(name: str, step: Any) -> str | None:
-    """Return why what ``name`` names cannot be a step; None if it can."""
+    """Return the reason why ``step``, the object with this name, cannot be a step, or None."""
     kinds = (LineStep, PairStep, UniquePairStep)
     if not (isinstance(step, type) and issubclass(step, kinds)):
         bases = ", ".join(kind.__name__ for kind in (LearnedStep, *kinds[:-1]))

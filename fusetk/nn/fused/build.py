@@ -142,7 +142,7 @@ def _check_owner(folder: Path) -> None:
 
 
 def _compile_once(compiler: list[str], source: Path, path: Path) -> None:
-    """Make a library. Of several processes, the first one makes it, and the others wait."""
+    """Make a library, unless another process made it. Parallel processes wait for the first."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_owner(path.parent)
     start = time.monotonic()

@@ -177,7 +177,10 @@ def allocate_forward(
 def _inputs_of_cells(
     spec: LoopSpec, x: Tensor, attention: AttentionBuffers | AttentionGradients | None
 ) -> list[Tensor | None]:
-    """Return the projected input of each cell, or its gradient; ``x`` is that of the lowest."""
+    """Return the projected input of each cell, or its gradient; None for a T-GRU.
+
+    ``x`` is that of the lowest cell.
+    """
     inputs: list[Tensor | None] = [None] * len(spec.cells)
     inputs[0] = x
     if attention is not None:
