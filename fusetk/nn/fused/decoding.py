@@ -117,9 +117,8 @@ class SourceKeysValues(NamedTuple):
         if length == 1:  # a view of one position does not have the stride of its rows
             keys, values = keys.contiguous(), values.contiguous()
         transposed = keys.new_empty(sentences, sources, width, -(-length // LANES) * LANES)
-        _call(
-            "transpose_keys", sentences * sources, length, width, keys.stride(2), keys, transposed,
-        )  # fmt: skip
+        sizes = sentences * sources, length, width, keys.stride(2)
+        _call("transpose_keys", *sizes, keys, transposed)
         return cls(transposed, values, value_bias, lengths)
 
 
