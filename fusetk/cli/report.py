@@ -76,10 +76,10 @@ def command(
     The table of a folder of results needs no runs and no recipes. It has BLEU of all checkpoints
     and chrF, their differences to the baseline, the lowest validation loss, and the cost: speed
     relative to the baseline, memory, and the time to the baseline's lowest validation loss. A line
-    below the table explains each column. A row has the config with the most seeds; at a tie, that
-    with the lowest mean validation loss. A training whose config changes `training.stages.*.end` is
-    a trial. The rows do not show trials, unless all trainings of the table are trials. --all adds
-    all recorded scores and tests all differences.
+    below the table explains each column. A row has the config with the most seeds; at a tie, the
+    one with the lowest mean validation loss. A training whose config changes
+    `training.stages.*.end` is a trial. The rows do not show trials, unless all trainings of the
+    table are trials. --all adds all recorded scores and tests all differences.
 
     The column gain says whether the first score of a row is better than that of its baseline. The
     notes below the table give the rule. A second table has the difference and the p-value of each

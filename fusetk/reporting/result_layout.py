@@ -297,7 +297,7 @@ def _other_configs_table(table: ResultTable) -> TextTable:
                 *(f"{score:.2f}" if score is not None else None for score in scores),
             ]
         )
-    note = f"{SHOWN_CONFIG}. These are the other runs"
+    note = f"{SHOWN_CONFIG}. This table has the other runs"
     return TextTable(f"{table.title}: other configs", heads, rows, [note])
 
 

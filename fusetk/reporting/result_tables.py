@@ -24,7 +24,7 @@ DEFAULT_METRICS = (("sacrebleu", "multi-bleu", "multi-bleu-lc"), ("chrf", "chrf+
 
 
 SHOWN_CONFIG = (
-    "A row has the config with the most seeds; at a tie, that with the lowest mean validation "
+    "A row has the config with the most seeds; at a tie, the one with the lowest mean validation "
     "loss. A training whose config changes training.stages.*.end is a trial. The rows do not show "
     "trials, unless all trainings of the table are trials"
 )
