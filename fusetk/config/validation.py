@@ -257,7 +257,9 @@ def _hint(name: str, classes: Sequence[type[BaseModel]], elsewhere: Sequence[str
     # The key has the right name and place, but the `kind` of the section does not have it.
     has_other_kind = foreign == re.sub(r"\.\d+\.", ".0.", name)
     if foreign and not has_other_kind:
-        return f"; fusetk calls it {foreign}{value_advice(key)}"
+        stage = re.search(r"\.stages\.\d+\.", name)
+        known_as = foreign.replace(".stages.0.", stage.group() if stage else ".stages.0.")
+        return f"; fusetk calls it {known_as}{value_advice(key)}"
     if elsewhere:
         return f"; did you mean {' or '.join(dict.fromkeys(elsewhere))}?"
     near = difflib.get_close_matches(key, known, 1)

@@ -4,9 +4,9 @@ Each layer is compiled, not the full model. So equal layers share the compiled c
 recomputation and sharding, which wrap a layer, still work. Parameter names do not change.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,12 @@ from fusetk import trace
 from fusetk.errors import ConfigError, class_name, first_line
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.dropout_mask import DropoutMask
+
+
+class CompilationFailed(ConfigError):
+    """torch cannot compile the layers."""
+
 
 MAX_VARIANTS = 64  # compiled variants of one kind of layer: different widths, a batch of one pair
 
@@ -40,6 +46,7 @@ def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
         for module in layer.modules():
             if isinstance(module, Dropout):
                 module.forward = partial(_drop_out, module)  # type: ignore[method-assign]
+                module.draw = partial(_draw, module)  # type: ignore[method-assign,assignment]
         layer.forward = _in_training(layer, layer.forward, backend)
 
 
@@ -59,6 +66,22 @@ def _drop_out(dropout: Dropout, x: Tensor) -> Tensor:
         return Dropout.forward(dropout, x)
     random_bits: Tensor = torch.ops.fusetk.random_bits(x.detach())
     return x * dropout.factors(random_bits, x.dtype)
+
+
+class _UndrawnMask(NamedTuple):
+    """A ``DropoutMask`` in compiled code, whose seed is drawn when its bits are computed."""
+
+    units: int
+
+    def random_bits(self, shape: Sequence[int]) -> Tensor:
+        bits: Tensor = torch.ops.fusetk.random_bits(torch.empty(shape, dtype=torch.int16))
+        return bits
+
+
+def _draw(dropout: Dropout) -> DropoutMask | _UndrawnMask | None:
+    if not torch.compiler.is_compiling():
+        return Dropout.draw(dropout)
+    return _UndrawnMask(dropout.units) if dropout.training and dropout.units else None
 
 
 # Not `torch.library.custom_op`: it takes no tags before torch 2.7.

@@ -9,11 +9,11 @@ import torch
 from fusetk.data.batch import Batch, collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import Indices
-from fusetk.errors import ConfigError, FusetkError, first_line, out_of_memory
+from fusetk.errors import FusetkError, first_line, out_of_memory
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import World
 from fusetk.training.buffers import SavedBuffers
-from fusetk.training.compiling import compile_failure
+from fusetk.training.compiling import CompilationFailed, compile_failure
 from fusetk.training.config import TrainingConfig
 from fusetk.training.cuda_graphs import CudaGraphs
 from fusetk.training.loss import Loss
@@ -135,8 +135,8 @@ class GradientComputer:
         ``indices`` are the batches of all processes: numbers of pairs of ``corpus``. ``updates`` is
         the number of updates before this one. If the memory does not suffice, CUDA graphs are
         deleted or batches are split, and the batches are computed again. Raises FusetkError if the
-        memory does not suffice for a single pair, and ConfigError if torch cannot compile the
-        layers or record the passes.
+        memory does not suffice for a single pair, CompilationFailed if torch cannot compile the
+        layers, and ConfigError if it cannot record the passes.
         """
         parts = [
             part
@@ -199,7 +199,7 @@ class GradientComputer:
         """
         if not out_of_memory(error):
             if message := compile_failure(error):
-                raise ConfigError(message) from None
+                raise CompilationFailed(message) from None
             raise error
         if self.graphs and self.graphs.graphs:
             self.graphs.halve_limit()

@@ -11,13 +11,14 @@ import torch
 
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import Indices, update_size
-from fusetk.errors import CheckpointError, FusetkError
+from fusetk.errors import CheckpointError, FusetkError, Interrupted
 from fusetk.models.parts import layers_and_parts
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World, is_peer_failure
 from fusetk.runs import CHECKPOINTS, checkpoint_name
 from fusetk.training.checkpoint import load_optimizer
 from fusetk.training.checkpoints import Checkpoints
+from fusetk.training.compiling import CompilationFailed
 from fusetk.training.config import TrainingConfig
 from fusetk.training.distributed_validation import DistributedValidation
 from fusetk.training.ema import Ema
@@ -201,10 +202,16 @@ class Trainer:
         try:
             rate = rate_of_update(self.schedule, update, progress.schedule_state)
             losses = self.gradients.compute(corpus, indices, tokens, progress.update, scale)
-        except Exception:
+        except Exception as error:
             with suppress(Exception):  # after an error of CUDA, no tensor can be copied
                 self.gradients.buffers.restore()
                 self._save_after_failure()
+            if isinstance(error, CompilationFailed) and self.stop.signal:
+                # A signal to a group of processes, such as Ctrl-C, also ends the C++ compiler.
+                raise Interrupted(
+                    f"{self.stop.signal} received while the layers were compiled: run the same "
+                    "command again to resume"
+                ) from None
             raise
         try:
             stats = optimizer_step(

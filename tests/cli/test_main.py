@@ -223,6 +223,13 @@ def test_every_value_that_is_advised_is_valid(toy: Path, setting: str) -> None:
         assert "tie: all" in str(error) or "extend has an effect with source" in str(error)
 
 
+def test_the_advice_for_a_key_of_another_toolkit_names_its_stage(toy: Path) -> None:
+    stages = load(toy).training.model_dump(mode="json")["stages"] * 2
+    stages[1] = {**stages[1], "patience": 3}
+    with pytest.raises(ConfigError, match=r"fusetk calls it training\.stages\.1\.end\.patience"):
+        load(toy, [f"training.stages={json.dumps(stages)}"])
+
+
 def test_every_option_that_is_advised_exists() -> None:
     """The advice names only options and commands of fusetk."""
     members = commands().values()

@@ -1,20 +1,27 @@
 """Compiled layers give the results of layers, for every length, and the same checkpoints."""
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from test_sharding import close
 
 from fusetk import train as train_module
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.nn.attention import CrossAttention, SelfAttention
+from fusetk.nn.dropout import Dropout
 from fusetk.recipe import load
-from fusetk.runs import EMA, MODEL, TRAINING
-from fusetk.training.compiling import compile_layers
+from fusetk.runs import EMA, MODEL, TRAINING, find_checkpoint
+from fusetk.training.compiling import CompilationFailed, compile_layers
+from fusetk.training.gradients import GradientComputer
+from fusetk.training.verify_pairs import Pairs
 from tests.contracts.systems import SYSTEMS
 from tests.helpers.forks import train
 
@@ -36,23 +43,49 @@ def passes(model: Seq2Seq) -> list[list[torch.Tensor]]:
         torch.manual_seed(seed)
         src, tgt = (torch.randint(3, 9, (rows, length)) for length in (source, target))
         mask = torch.arange(source) < torch.randint(1, source + 1, (rows, 1))
-        features = model(src, mask, tgt)
-        model.zero_grad()
-        features.square().sum().backward()
-        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        results.append([features.detach(), *grads, torch.rand(1)])
+        results.append(values(model, model(src, mask, tgt)))
     return results
 
 
-def same(name: str, backend: str) -> None:
+def packed_passes(model: Seq2Seq) -> list[list[torch.Tensor]]:
+    """Return the values of ``passes`` for packed sentences of several lengths."""
+    results = []
+    for seed, (rows, source, target) in enumerate(SHAPES):
+        torch.manual_seed(seed)
+        sources, targets = (
+            [torch.randint(3, 9, (length - i % 3,)).tolist() for i in range(rows)]
+            for length in (source, target)
+        )
+        pairs = Pairs(sources, targets, torch.device("cpu"))
+        results.append(values(model, pairs.training_features(model)))
+    return results
+
+
+def values(model: Seq2Seq, features: torch.Tensor) -> list[torch.Tensor]:
+    """Return features, their gradients, and the next random number."""
+    model.zero_grad()
+    features.square().sum().backward()
+    grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return [features.detach(), *grads, torch.rand(1)]
+
+
+def same(
+    name: str,
+    backend: str,
+    compute: Callable[[Seq2Seq], list[list[torch.Tensor]]] = passes,
+    attention_dropout: float | None = None,
+) -> None:
     """Check that compiled layers give the same results, including separate dropout masks."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     model = SYSTEMS[name]().train()
-    names, uncompiled = [n for n, _ in model.named_parameters()], passes(model)
+    for module in model.modules():
+        if attention_dropout and isinstance(module, SelfAttention | CrossAttention):
+            module.dropout = Dropout(attention_dropout)
+    names, uncompiled = [n for n, _ in model.named_parameters()], compute(model)
     compile_layers(model, backend)
-    for actual, expected in zip(passes(model), uncompiled, strict=True):
+    for actual, expected in zip(compute(model), uncompiled, strict=True):
         for a, b in zip(actual, expected, strict=True):
             # Normalisation of a small sum can magnify rounding errors a thousand times.
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3 * max(1.0, float(b.abs().max())))
@@ -72,6 +105,10 @@ def test_compiled_layers_are_the_layers() -> None:
     same("conv", "eager")
 
 
+def test_compiled_layers_drop_attention_weights_of_packed_sentences() -> None:
+    same("transformer", "eager", packed_passes, attention_dropout=0.3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -87,11 +124,41 @@ def test_through_the_compilers_own_passes(name: str) -> None:
     same(name, "aot_eager")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["transformer", "coordinated", "transformer, dense, attend dense-sum"]
+)
+def test_packed_sentences_through_the_compilers_own_passes(name: str) -> None:
+    same(name, "aot_eager", packed_passes, attention_dropout=0.3)
+
+
 def test_a_recurrence_is_refused_before_anything_is_written(toy: Path, tmp_path: Path) -> None:
     recurrent = ["model={kind: recurrent, width: 16, heads: 2}", "training.compile=true"]
     with pytest.raises(ConfigError, match=r"nothing to compile.* model Recurrent"):
         train_module.train(load(toy, recurrent), tmp_path / "run", "cpu", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_that_also_ends_the_compiler_is_an_interruption(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = GradientComputer.compute
+
+    def fail(self: GradientComputer, *arguments: Any) -> Any:
+        updates = arguments[3]
+        if updates == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise CompilationFailed("the compiler was ended")
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(GradientComputer, "compute", fail)
+    with pytest.raises(Interrupted, match="SIGTERM received while the layers were compiled"):
+        train_module.train(load(toy, PLAIN), tmp_path / "run", "cpu", quiet=True)
+    assert find_checkpoint(tmp_path / "run")[1].resolve().name == "update-0000002"
+    monkeypatch.undo()
+    train_module.train(load(toy, PLAIN), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(load(toy, PLAIN), tmp_path / "plain", "cpu", quiet=True)
+    close(tmp_path / "run", tmp_path / "plain", 8, MODEL, TRAINING, EMA)
 
 
 @pytest.mark.slow
