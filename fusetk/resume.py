@@ -262,7 +262,9 @@ def _check_prepared_text(recipe: Recipe, run: Path, last: Path, option: str) -> 
         return
     if read_state(last).get("data") != manifest.training_fingerprint(prepared):
         return
-    if paths := integrity.changed_inputs(recipe.data, prepared):
+    changed = [str(path) for path in integrity.changed_inputs(recipe.data, prepared)]
+    changed += [f"the code of {name}" for name in integrity.changed_code(recipe.data, prepared)]
+    if changed:
         advice = f"undo the change or choose another {option}"
         if option == "--run":
             advice = (
@@ -270,7 +272,7 @@ def _check_prepared_text(recipe: Recipe, run: Path, last: Path, option: str) -> 
                 "another --run and another data.folder"
             )
         raise ConfigError(
-            f"{', '.join(map(str, paths))} changed since {folder} was prepared, and prep would "
+            f"{', '.join(changed)} changed since {folder} was prepared, and prep would "
             f"replace the text that {run} was trained on: {advice}"
         )
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +20,7 @@ from fusetk import system
 from fusetk.cli.main import main
 from fusetk.decoding.threads import raise_if_cancelled
 from fusetk.decoding.translate import Translation
+from fusetk.errors import ConfigError
 from fusetk.recipe import load
 from fusetk.serving.batching import Batcher, Closed, QueueFull
 from fusetk.train import train
@@ -254,6 +255,34 @@ WRONG = [
 def test_wrong_requests(port: int, body: object, status: int, reason: str) -> None:
     answered, answer = ask(port, body)
     assert answered == status and reason in answer["error"]
+
+
+class StepTranslator:
+    """A translator of words whose prep step fails for some lines."""
+
+    max_source_length = 9
+
+    def tokens(self, side: str, line: str) -> list[str]:
+        if line == "before":
+            raise ConfigError("the step a:B failed for 'before'")
+        return line.split()
+
+    def n_best(self, lines: list[str], first: list[int]) -> list[list[Translation]]:
+        if "after" in lines:
+            raise ConfigError("the step a:B failed for 'after'")
+        return [[Translation(line.upper(), [], 0.0, 0.0)] for line in lines]
+
+
+def test_a_failing_step_does_not_fail_other_sentences() -> None:
+    pytest.importorskip("starlette")
+    from fusetk.serving.app import NumberedSentence, _translate
+
+    lines = ["a", "before", "b", "after"]
+    sentences = [NumberedSentence(number, line) for number, line in enumerate(lines, 1)]
+    results: Any = _translate(StepTranslator(), sentences)  # type: ignore[arg-type]
+    assert [results[i][0].text for i in (0, 2)] == ["A", "B"]
+    for i, said in ((1, "cannot be prepared"), (3, "cannot be translated")):
+        assert results[i].status == 500 and said in str(results[i]) and lines[i] in str(results[i])
 
 
 def test_a_sentence_with_too_many_tokens_is_refused(port: int) -> None:

@@ -31,7 +31,8 @@ def check_settings(
         before = DataConfig.model_validate({**recorded["settings"], "folder": config.folder})
     except ValidationError:
         raise DataError(
-            f"{config.folder} was prepared by another version of fusetk: {advice}"
+            f"{config.folder} was prepared by another version of fusetk, or with a step whose "
+            f"class changed: {advice}"
         ) from None
     changes = list(
         manifest.differences(training_settings(before), training_settings(config), "data")
@@ -40,8 +41,7 @@ def check_settings(
         changed = _changed_codes_and_vocabularies(config, recorded)
         changes = [f"{name}: {file} changed" for name, file in changed]
         changes += [
-            f"data.steps: the code of {module} changed"
-            for module in _changed_code(config, recorded)
+            f"data.steps: the code of {module} changed" for module in changed_code(config, recorded)
         ]
     if changes:
         raise DataError(
@@ -94,7 +94,7 @@ def _changed_codes_and_vocabularies(
     ]
 
 
-def _changed_code(config: DataConfig, recorded: Mapping[str, Any]) -> list[str]:
+def changed_code(config: DataConfig, recorded: Mapping[str, Any]) -> list[str]:
     """Return the modules of steps outside fusetk whose code changed after the preparation."""
     before = recorded["stages"].get("words.train", {}).get("settings", {}).get("step_code", {})
     now = step_code(config.steps)

@@ -115,17 +115,21 @@ def _pickled(value: object) -> Iterator[Path]:
             path = Path(folder) / "function"
             with path.open("wb") as file:
                 pickle.dump(value, file)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"a function cannot be passed to the worker processes ({one_line(error)}): the "
-                "options and the models of a prep step must be picklable"
-            ) from error
         except OSError as error:
             raise DataError(
                 "the temporary file of the worker processes cannot be written "
                 f"({error.strerror}); set TMPDIR to a folder with free space"
             ) from None
+        except Exception as error:  # objects outside fusetk may raise anything
+            raise _not_picklable(error) from error
         yield path
+
+
+def _not_picklable(error: Exception) -> DataError:
+    return DataError(
+        f"a function cannot be passed to the worker processes ({one_line(error)}): the options and "
+        "the models of a prep step must be picklable"
+    )
 
 
 # The file that this worker process read last, and the function that it holds.
@@ -136,8 +140,11 @@ def _work(path: Path, item: Any) -> Any:
     """Apply ``make(*arguments)`` to ``item``; the file ``path`` holds both, pickled."""
     global _latest
     if _latest is None or _latest[0] != path:
-        with path.open("rb") as file:
-            make, arguments = pickle.load(file)
+        content = path.read_bytes()
+        try:
+            make, arguments = pickle.loads(content)
+        except Exception as error:  # objects outside fusetk may raise anything
+            raise _not_picklable(error) from error
         _latest = path, make(*arguments)
     return _latest[1](item)
 

@@ -21,6 +21,8 @@ from fusetk.data.steps.base import (
     StepModels,
     line_function,
     line_steps,
+    load,
+    save,
     undo_function,
 )
 from fusetk.data.text import read_lines, single_spaces, writer
@@ -56,8 +58,12 @@ class Text:
         """Return a raw line as words separated by one space."""
         if side not in self._functions:
             language = self.language(side)
-            functions = [line_function(step, side, language, self.models) for step in self.steps]
-            self._functions[side] = [function for function in functions if function is not None]
+            functions = self._functions[side] = []
+            for step in self.steps:
+                if isinstance(step, LearnedStep):  # prep writes and reads training text before it
+                    functions.append(single_spaces)
+                if function := line_function(step, side, language, self.models):
+                    functions.append(function)
         for function in self._functions[side]:
             line = function(line)
         return single_spaces(line)
@@ -182,7 +188,7 @@ class Pipeline(Text):
                 written.append(path)
             for step in learned_steps(self.steps, side):
                 path = folder / f"{step.model_file}.{language}"
-                self.models[side, step.step].save(path)
+                save(step, self.models[side, step.step], path)
                 written.append(path)
         with writer(folder / FILE) as file:
             sums = {path.name: checksum(path) for path in written}
@@ -265,7 +271,7 @@ def load_models(
     ``find`` returns the path of a file by its name; ``languages`` is keyed by side.
     """
     return {
-        (side, step.step): step.load(find(f"{step.model_file}.{language}"))
+        (side, step.step): load(step, find(f"{step.model_file}.{language}"))
         for side, language in languages.items()
         for step in learned_steps(steps, side)
     }

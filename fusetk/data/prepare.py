@@ -1,5 +1,6 @@
 """Conversion of raw parallel text to memory-mapped ids, for ``fusetk prep``."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -405,7 +406,7 @@ def _describe_split(
     counts: dict[str, Any] = {
         "pairs_in": words.get("pairs_in", pairs_out),
         "pairs_out": pairs_out,
-        "dropped": {**words["dropped"], **ids["dropped"]},
+        "dropped": dict(Counter(words["dropped"]) + Counter(ids["dropped"])),
     }
     to_valid = words.get("to_valid", 0)
     if to_valid:

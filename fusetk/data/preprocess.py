@@ -19,9 +19,17 @@ from fusetk import display
 from fusetk.data.config import DataConfig, Every, Sample
 from fusetk.data.filter import Deduplicator, PairSteps, PassSpec
 from fusetk.data.parallel import chunks
-from fusetk.data.pipeline import SIDES, Text, load_models
+from fusetk.data.pipeline import SIDES, Text, learned_steps, load_models
 from fusetk.data.stages import Build, Results
-from fusetk.data.steps.base import LearnedStep, PairStep, PrepStep, StepModel, StepModels
+from fusetk.data.steps.base import (
+    LearnedStep,
+    PairStep,
+    PrepStep,
+    StepModel,
+    StepModels,
+    learn,
+    save,
+)
 from fusetk.data.text import FilePair, read_lines, read_pairs, writer
 from fusetk.display import Task
 from fusetk.errors import ConfigError, DataError
@@ -165,15 +173,15 @@ def _learn(
             lines = read_lines(build.aside / f"pass{previous}.{language}", bom=False)
             name = f"learning {step.step} of {language}"
             lines = display.tracked(lines, name, "lines", num_lines, BLOCK)
-            models[side, step.step] = step.learn(lines)
+            models[side, step.step] = learn(step, lines)
     return models
 
 
 def _save_models(build: Build, config: DataConfig, models: StepModels) -> None:
-    files = {step.step: step.model_file for step in config.steps if isinstance(step, LearnedStep)}
-    language_of = languages_by_side(config)
-    for (side, name), model in models.items():
-        model.save(build.new(f"words/{files[name]}.{language_of[side]}"))
+    for side, language in languages_by_side(config).items():
+        for step in learned_steps(config.steps, side):
+            path = build.new(f"words/{step.model_file}.{language}")
+            save(step, models[side, step.step], path)
 
 
 def _run_pass(

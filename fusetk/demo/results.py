@@ -5,6 +5,7 @@ import random
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -204,7 +205,8 @@ def _model_config(files: DemoFiles) -> Any:
 def next_commands(files: DemoFiles) -> list[tuple[str, str]]:
     """Return commands for the user to try, each after a comment."""
     folder, run = shlex.quote(str(files.folder)), shlex.quote(str(files.run))
-    changes = "".join(f" --set {shlex.quote(setting)}" for setting in files.settings)
+    changes = _options(files.settings)
+    plain_changes = _options(s for s in files.settings if not s.startswith("model.decoder.fuse"))
     source, _ = sentence_to_plot(files)
     sentence = shlex.quote(source)
     commands = _activation()
@@ -217,7 +219,7 @@ def next_commands(files: DemoFiles) -> list[tuple[str, str]]:
         )
     elif files.name == FUSING:
         commands.append(
-            ("the same model without fusion", f"fusetk demo --plain --out {folder}{changes}"),
+            ("the same model without fusion", f"fusetk demo --plain --out {folder}{plain_changes}"),
         )
     else:
         commands.append(("the same model with a fusion", f"fusetk demo --out {folder}{changes}"))
@@ -233,6 +235,10 @@ def next_commands(files: DemoFiles) -> list[tuple[str, str]]:
         ),
     ]
     return commands
+
+
+def _options(settings: Iterable[str]) -> str:
+    return "".join(f" --set {shlex.quote(setting)}" for setting in settings)
 
 
 def _activation() -> list[tuple[str, str]]:

@@ -83,8 +83,8 @@ def places(config: Path, recipe: Recipe, out: Path | None) -> Places:
     name = f"{config.stem}.seed{recipe.training.seed}"
     if is_row(recipe):
         default = Path("work") / f"{config.parent.parent.name}_{task}"
-        return Places((out or default).absolute(), task, f"{task}.{name}")
-    return Places((out or Path("work") / config.stem).absolute(), config.stem, name)
+        return Places(Path(os.path.abspath(out or default)), task, f"{task}.{name}")
+    return Places(Path(os.path.abspath(out or Path("work") / config.stem)), config.stem, name)
 
 
 def is_row(recipe: Recipe) -> bool:

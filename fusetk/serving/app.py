@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from fusetk.decoding.alignment import AttentionHeads, hard
 from fusetk.decoding.config import multiple_of_groups
 from fusetk.decoding.translate import Extras, Translation, Translator
+from fusetk.errors import ConfigError
 from fusetk.serving.batching import Batcher
 from fusetk.serving.http import (
     BadRequest,
@@ -109,13 +110,23 @@ def _translate(
     most = translator.max_source_length
     results: list[list[Translation] | BadRequest] = []
     for sentence in sentences:
-        length = len(translator.tokens("source", sentence.text))
+        try:
+            length = len(translator.tokens("source", sentence.text))
+        except ConfigError as error:  # of a prep step; other requests are in the batch
+            results.append(BadRequest(500, f"cannot be prepared: {error}"))
+            continue
         too_long = BadRequest(413, f"has {length} tokens; the model reads at most {most}")
         results.append([] if length <= most else too_long)
     fitting = [i for i, result in enumerate(results) if not isinstance(result, BadRequest)]
-    translations = translator.n_best(
-        [sentences[i].text for i in fitting], first=[sentences[i].number for i in fitting]
-    )
+    translations: Sequence[list[Translation] | BadRequest]
+    try:
+        translations = translator.n_best(
+            [sentences[i].text for i in fitting], first=[sentences[i].number for i in fitting]
+        )
+    except ConfigError as error:
+        if len(fitting) > 1:  # each request gets its own result
+            return [_translate(translator, [sentence])[0] for sentence in sentences]
+        translations = [BadRequest(500, f"cannot be translated: {error}")]
     for i, n_best in zip(fitting, translations, strict=True):
         results[i] = n_best
     return results

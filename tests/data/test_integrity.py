@@ -307,7 +307,8 @@ def test_data_prepared_with_other_settings_are_refused(
 
 def test_settings_of_another_version_are_refused(recipe: Recipe, tmp_path: Path) -> None:
     edit(recipe, lambda data: data["settings"].update(unknown=1))
-    refused(recipe, tmp_path / "run", "was prepared by another version of fusetk: run fusetk prep")
+    said = "prepared by another version of fusetk, or with a step whose class changed: run fusetk"
+    refused(recipe, tmp_path / "run", f"was {said} prep")
 
 
 def test_more_training_text_than_was_prepared_is_refused(

@@ -9,7 +9,7 @@ import pytest
 
 from fusetk.config import Document, parse
 from fusetk.data import integrity, manifest
-from fusetk.data.config import DataConfig
+from fusetk.data.config import BPEConfig, DataConfig
 from fusetk.data.filter import PairSteps, PassSpec
 from fusetk.data.parallel import Workers
 from fusetk.data.pipeline import Pipeline, Text
@@ -112,6 +112,68 @@ class WrongReason(PairStep):
         return None
 
 
+class Spelled(LineStep):
+    """Three spaces between words, which prep collapses before it learns a model."""
+
+    def line_function(self, language: str, model: StepModel | None) -> LineFunction:
+        return "   ".join
+
+
+class Surrogate(LineStep):
+    def line_function(self, language: str, model: StepModel | None) -> LineFunction:
+        return lambda line: "\ud800"
+
+
+class Exiting(LineStep):
+    def line_function(self, language: str, model: StepModel | None) -> LineFunction:
+        return lambda line: sys.exit(3)
+
+
+class BadMethods(Known):
+    """A method that fails."""
+
+    model_file = "bad"
+    method: str
+
+    def learn(self, lines: Iterable[str]) -> Any:
+        if self.method == "learn":
+            raise OSError("no list of words")
+        return None if self.method == "nothing" else BadModel(self.method)
+
+
+class BadModel:
+    def __init__(self, method: str):
+        self.method = method
+
+    def __call__(self, line: str) -> str:
+        return line
+
+    def save(self, path: Path) -> None:
+        if self.method == "folder":
+            path.mkdir()
+
+
+class Options(LineStep):
+    words: set[str]
+
+    def line_function(self, language: str, model: StepModel | None) -> LineFunction:
+        return lambda line: line
+
+
+class ManySubwords(PairStep):
+    def drop_reason(self, source: str, target: str) -> str:
+        return "too many subwords" if source.startswith("lang") else ""
+
+
+class NoReason(FirstLetter):
+    reason = ""
+
+
+class NoFunction(LineStep):
+    def line_function(self, language: str, model: StepModel | None) -> Any:
+        return None
+
+
 class NoKind(PrepStep):
     """It changes no line and drops no pair."""
 
@@ -168,6 +230,13 @@ def test_steps_of_all_kinds(folder: Path) -> None:
         ({"step": "Result", "result": 3}, r"test_outside_steps:Result returned 3 for 'ab cd': it "),
         ({"step": "Result", "result": "a\nb"}, "it must return a string without line breaks"),
         ({"step": "Failing"}, r"failed for 'ab cd': ZeroDivisionError: .*test_outside_steps\.py"),
+        ({"step": "Surrogate"}, "without line breaks or lone surrogates"),
+        ({"step": "Exiting"}, "failed for 'ab cd': SystemExit: 3"),
+        ({"step": "NoFunction"}, "NoFunction returned None: it must return a function"),
+        ({"step": "BadMethods", "method": "learn"}, "the method learn .* failed: OSError: no list"),
+        ({"step": "BadMethods", "method": "nothing"}, "learn .* returned None: it must return an"),
+        ({"step": "BadMethods", "method": "folder"}, "did not write .*bad.de"),
+        ({"step": "BadMethods", "method": "empty"}, "did not write .*bad.de"),
         ({"step": "WrongKey"}, "returned 'ab cd' for 'ab cd' and 'AB': it must return bytes"),
         ({"step": "WrongReason"}, "returned None for 'ab cd' and 'AB': it must return a string"),
     ],
@@ -197,6 +266,7 @@ def test_undone_lines_are_checked() -> None:
         ("Shorter", r"steps\.0\.longest: must be given"),
         ("LineStep", "abstract"),
         ("NamedLower", r"declare `step: str` in the class"),
+        ("NoReason", "has reason = '': it must be a text"),
         ("TrainFile", "has model_file = 'train': it must be a name of letters"),
     ],
 )
@@ -208,6 +278,24 @@ def test_a_class_that_is_no_step(step: str, message: str, tmp_path: Path) -> Non
 def test_models_of_two_steps_have_two_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Known and .*AlsoKnown have the same model_file, known"):
         config(tmp_path, [{"step": "Known"}, {"step": "AlsoKnown"}])
+
+
+def test_training_and_other_text_are_equal_before_a_model(folder: Path) -> None:
+    prepare(config(folder, [{"step": "Spelled"}, {"step": "Known"}]))
+    train = list(read_lines(folder / "out" / "words" / "train.de"))
+    assert train == list(read_lines(folder / "out" / "valid.de.txt"))
+    assert train[0] == "a b c d" and "?" not in train[0]
+
+
+def test_the_order_of_a_set_changes_nothing() -> None:
+    step = Options(step="options", words={"b", "a", "c"})
+    assert step.model_dump(mode="json")["words"] == ["a", "b", "c"]
+
+
+def test_equal_reasons_of_a_step_and_of_bpe_are_added(folder: Path) -> None:
+    chosen = config(folder, [{"step": "ManySubwords"}])
+    chosen = chosen.model_copy(update={"bpe": BPEConfig(merges=1, max_subwords=2)})
+    assert prepare(chosen).splits["train"]["dropped"] == {"too many subwords": 3}
 
 
 def test_a_missing_module(tmp_path: Path) -> None:
@@ -243,7 +331,20 @@ def test_a_step_that_adds_spaces_gives_no_warning(folder: Path) -> None:
         assert any("its words are not separated" in line for line in reported) == warned
 
 
-def test_an_option_that_cannot_be_pickled_is_an_error() -> None:
-    step = Result(step="result", result=lambda: 0)
+class Reduced:
+    """An object that can be pickled, but not unpickled."""
+
+    def __init__(self, value: int):
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        return Reduced, ()
+
+
+@pytest.mark.parametrize("value", [lambda: 0, Reduced(1)], ids=["pickle", "unpickle"])
+def test_an_option_that_cannot_be_pickled_is_an_error(value: object) -> None:
+    step = Result(step="result", result=value)
+    workers = Workers(2)
     with pytest.raises(DataError, match="must be picklable"):
-        list(Workers(2).ordered(PairSteps, (PassSpec([step], "de", "en", {}, True),), [[]], 1))
+        list(workers.ordered(PairSteps, (PassSpec([step], "de", "en", {}, True),), [[]], 1))
+    workers.close()

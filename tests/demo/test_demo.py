@@ -249,6 +249,14 @@ def test_translations_without_words_are_an_error(tmp_path: Path) -> None:
         sentence_to_plot(files)
 
 
+def test_the_plain_model_has_no_settings_of_the_fusion(demo) -> None:
+    settings = ("model.decoder.fuse.hops=2", "model.width=16")
+    files = DemoFiles(demo[0], FUSING, settings)
+    files.other.scores.unlink(missing_ok=True)
+    [plain] = [command for _, command in next_commands(files) if "--plain" in command]
+    assert "--set model.width=16" in plain and "decoder.fuse" not in plain
+
+
 def test_other_search_settings_translate_again(demo) -> None:
     folder, _ = demo
     again = call("--out", str(folder), "--set", "decoding.max_length_extra=9")

@@ -635,6 +635,7 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
         (["--raw", "/nowhere"], "--raw /nowhere: the folder does not exist: put the text there"),
         (["--raw", ".", "--set", "data.folder=x"], "--set data.folder=x: use --raw for the folder"),
         (["--raw", ".", "--out", "/", "--smoke"], "--smoke writes beside --out /: give another"),
+        (["--raw", ".", "--out", "/x/..", "--smoke"], "--smoke writes beside --out /: give"),
         (["--raw", ".", "--slurm", "--smoke"], "--slurm and --smoke exclude each other"),
         (["--raw", ".", "--slurm", "--devices=4"], "--slurm and --devices exclude each other"),
         (["--raw", ".", "--devices=4", "-d", "cuda:1"], "--devices and --device cuda:1 exclude"),

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fusetk.cli.main import main
 from fusetk.config import ComponentConfig, resolve
+from fusetk.data.prepare import prepare
 from fusetk.errors import ConfigError, FusetkError
 from fusetk.files import code_checksums
 from fusetk.fusion.base import LayerFusion, LayerFusionConfig
@@ -26,6 +27,7 @@ from fusetk.models.quantization import to_bf16, to_int8
 from fusetk.models.transformer import Transformer
 from fusetk.recipe import Recipe, load
 from fusetk.reporting.parameters import count_parameters
+from fusetk.resume import check_before_prep
 from fusetk.runs import EMA, MODEL
 from fusetk.system import build as build_model
 from fusetk.system import load_model
@@ -629,6 +631,26 @@ def test_a_change_of_the_code_is_named(
     del sys.modules["outside_changed"]
     averaged = CliRunner().invoke(main, ["average", str(run), "--last", "1"])
     assert averaged.exit_code == 0, "a mean of tensors needs no module"
+
+
+def test_prep_keeps_the_text_of_a_run_if_a_step_changed(
+    toy: Path, tmp_path: Path, outside: Callable[[str, str], None]
+) -> None:
+    text = "from fusetk.data.steps.lowercase import Lowercase\n"
+    text += "class Own(Lowercase):\n    step: str\n"
+    outside("outside_step_code", text)
+    steps = "data.steps=[{step: outside_step_code:Own}]"
+    recipe = load(toy, [steps, f"data.folder={tmp_path / 'prepared'}"])
+    prepare(recipe.data)
+    train(recipe, tmp_path / "run", "cpu", quiet=True)
+    check_before_prep(recipe, tmp_path / "run")
+    outside("outside_step_code", text + "# other\n")
+    said = "the code of outside_step_code changed since .* train without --prep"
+    with pytest.raises(ConfigError, match=said):
+        check_before_prep(recipe, tmp_path / "run")
+    lines: list[str] = []
+    load_model(tmp_path / "run", "cpu", report=lines.append)
+    assert any("the code of the module outside_step_code was changed" in line for line in lines)
 
 
 @pytest.mark.parametrize(

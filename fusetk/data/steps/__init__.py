@@ -76,6 +76,10 @@ def _problem(name: str, step: Any) -> str | None:
     annotation: Any = step.model_fields["step"].annotation
     if annotation is not str and name not in get_args(annotation):
         return "must accept its name as the value of `step`: declare `step: str` in the class"
+    if issubclass(step, UniquePairStep):
+        reason = getattr(step, "reason", None)
+        if not (isinstance(reason, str) and reason):
+            return f"has reason = {reason!r}: it must be a text, the reason for dropping in reports"
     if issubclass(step, LearnedStep):
         file = getattr(step, "model_file", "")
         if not (isinstance(file, str) and re.fullmatch(r"[\w-]+", file)) or file in RESERVED:

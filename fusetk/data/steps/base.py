@@ -11,9 +11,12 @@ The functions below the classes apply a step, and check its results if its class
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
+
+from pydantic import field_serializer
 
 from fusetk.config import Config, outside_error
 from fusetk.errors import ConfigError, FusetkError, class_name, is_own
@@ -23,6 +26,7 @@ LineFunction = Callable[[str], str]
 ReasonFunction = Callable[[str, str], str]  # of a pair of lines; see ``PairStep.drop_reason``
 KeyFunction = Callable[[str, str], bytes]  # of a pair of lines; see ``UniquePairStep.key``
 F = TypeVar("F", bound=Callable[..., Any])
+LINE = "a string without line breaks or lone surrogates"  # a requirement, for errors
 
 
 class StepModel(Protocol):
@@ -47,6 +51,12 @@ class PrepStep(Config):
     version: ClassVar[int] = 1
     """Version of the code of the step. Raise it if a change of the code changes the output: then
     `prep` makes the text again."""
+
+    @field_serializer("*", mode="wrap", when_used="json")
+    def _sets_in_order(self, value: Any, serialize: Callable[[Any], Any]) -> Any:
+        """Return sets as sorted lists, so that each process writes and compares the same values."""
+        result = serialize(value)
+        return sorted(result, key=repr) if isinstance(value, set | frozenset) else result
 
 
 class LineStep(PrepStep):
@@ -156,21 +166,43 @@ def line_function(
     """
     if not isinstance(step, LineStep) or not step.works_on(side):
         return None
-    function = step.line_function(language, models.get((side, step.step)))
-    return _checked(step, function, _is_line, "a string without line breaks")
+    with _errors_of(step, "line_function"):
+        function = step.line_function(language, models.get((side, step.step)))
+    return _checked(step, function, _is_line, LINE)
 
 
 def undo_function(step: LineStep, language: str) -> LineFunction | None:
     """Return the function that undoes a step on a line; None if the step is not undone."""
-    function = step.undo_function(language)
-    return function and _checked(step, function, _is_line, "a string without line breaks")
+    with _errors_of(step, "undo_function"):
+        function = step.undo_function(language)
+    return None if function is None else _checked(step, function, _is_line, LINE)
+
+
+def learn(step: LearnedStep, lines: Iterable[str]) -> StepModel:
+    """Return the model that a step learns on lines."""
+    with _errors_of(step, "learn"):
+        return _checked_model(step, "learn", step.learn(lines))
+
+
+def load(step: LearnedStep, path: Path) -> StepModel:
+    """Return the model of a step that was saved in a file."""
+    with _errors_of(step, "load"):
+        return _checked_model(step, "load", step.load(path))
+
+
+def save(step: LearnedStep, model: StepModel, path: Path) -> None:
+    """Write the model of a step into a file."""
+    with _errors_of(step, "save"):
+        model.save(path)
+    if not path.is_file():
+        raise ConfigError(f"save of the model of the step {class_name(step)} did not write {path}")
 
 
 def reason_function(step: PrepStep) -> ReasonFunction | None:
     """Return the function that returns the reason for dropping a pair; None for other steps."""
     if not isinstance(step, PairStep):
         return None
-    return _checked(step, step.drop_reason, _is_line, "a string without line breaks")
+    return _checked(step, step.drop_reason, _is_line, LINE)
 
 
 def key_function(step: PrepStep) -> KeyFunction | None:
@@ -181,7 +213,34 @@ def key_function(step: PrepStep) -> KeyFunction | None:
 
 
 def _is_line(result: object) -> bool:
-    return isinstance(result, str) and "\n" not in result
+    if not isinstance(result, str) or "\n" in result:
+        return False
+    return result.isascii() or not any("\ud800" <= character <= "\udfff" for character in result)
+
+
+@contextmanager
+def _errors_of(step: PrepStep, method: str) -> Iterator[None]:
+    """Raise ConfigError, which names the step, for an error of a class outside fusetk."""
+    try:
+        yield
+    except FusetkError:
+        raise
+    except (Exception, SystemExit) as error:
+        if is_own(step):
+            raise
+        raise ConfigError(
+            f"the method {method} of the step {class_name(step)} failed: {outside_error(error)}"
+        ) from error
+
+
+def _checked_model(step: LearnedStep, method: str, model: StepModel) -> StepModel:
+    """Return a model. Raise ConfigError if it is not a function with a method ``save``."""
+    if not (callable(model) and callable(getattr(model, "save", None))):
+        raise ConfigError(
+            f"the method {method} of the step {class_name(step)} returned {model!r}: it must "
+            "return an object that can be called with a line, with a method save(path)"
+        )
+    return model
 
 
 def _checked(
@@ -194,15 +253,17 @@ def _checked(
     """
     if is_own(step):
         return function
+    name = f"the step {class_name(step)}"
+    if not callable(function):
+        raise ConfigError(f"{name} returned {function!r}: it must return a function")
 
     def checked(*lines: str) -> Any:
-        name = f"the step {class_name(step)}"
         text = " and ".join(repr(line if len(line) <= 80 else f"{line[:77]}...") for line in lines)
         try:
             result = function(*lines)
         except FusetkError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"{name} failed for {text}: {outside_error(error)}") from error
         if not is_valid(result):
             raise ConfigError(
