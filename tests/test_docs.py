@@ -4,7 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -398,13 +398,23 @@ def test_a_picture_has_a_model_and_a_command() -> None:
         assert figure.command[:2] == ["fusetk", "plot-attention"] and figure.model
 
 
-def test_the_fusion_on_the_page_extending(
-    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def provide_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that makes a module of the page docs/extending.md importable."""
     pieces = [text for _, text in blocks(ROOT / "docs/extending.md")]
-    [code] = [text for text in pieces if text.startswith("# my_fusion.py")]
-    (tmp_path / "my_fusion.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
+
+    def provide(name: str) -> None:
+        [code] = [text for text in pieces if text.startswith(f"# {name}.py")]
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+
+    return provide
+
+
+def test_the_fusion_on_the_page_extending(
+    toy: Path, provide_example: Callable[[str], None]
+) -> None:
+    provide_example("my_fusion")
     option = "{kind: 'my_fusion:FeatureMix', temperature: 0.5, norm: false}"
     model: Any = recipe.load(toy, [f"model.decoder.fuse={option}"]).model
     fusion = build_fusion(model.decoder.fuse, [4, 4, 4], 4, "decoder.fuse")
@@ -415,13 +425,8 @@ def test_the_fusion_on_the_page_extending(
     torch.testing.assert_close(fusion(list(layers)), expected)
 
 
-def test_the_parts_on_the_page_extending(
-    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces = [text for _, text in blocks(ROOT / "docs/extending.md")]
-    [code] = [text for text in pieces if text.startswith("# my_parts.py")]
-    (tmp_path / "my_parts.py").write_text(code, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_the_parts_on_the_page_extending(toy: Path, provide_example: Callable[[str], None]) -> None:
+    provide_example("my_parts")
     settings = ["model.decoder.attend=my_parts:MeanOfTwo"]
     for side in ("encoder", "decoder"):
         settings.append(f"model.{side}.connect=my_parts:MeanConnection")
@@ -434,26 +439,16 @@ def test_the_parts_on_the_page_extending(
     assert [schedule.rate(t) for t in (1, 4)] == [0.1, 0.025]
 
 
-def test_the_model_on_the_page_extending(
-    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces = [text for _, text in blocks(ROOT / "docs/extending.md")]
-    [code] = [text for text in pieces if text.startswith("# my_model.py")]
-    (tmp_path / "my_model.py").write_text(code, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_the_model_on_the_page_extending(toy: Path, provide_example: Callable[[str], None]) -> None:
+    provide_example("my_model")
     loaded = recipe.load(toy, ["model.kind=my_model:RunningMean", "model.scale=0.5"])
     model: Any = build_model(loaded.model, 20, 20)
     assert model.scale == 0.5
     assert not verify(model, 20, 20, ["my_model"])
 
 
-def test_the_step_on_the_page_extending(
-    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces = [text for _, text in blocks(ROOT / "docs/extending.md")]
-    [code] = [text for text in pieces if text.startswith("# my_steps.py")]
-    (tmp_path / "my_steps.py").write_text(code, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_the_step_on_the_page_extending(toy: Path, provide_example: Callable[[str], None]) -> None:
+    provide_example("my_steps")
     loaded = recipe.load(toy, ["data.steps=[{step: my_steps:Characters, side: target}]"])
     text = Text(loaded.data.steps, "de", "en")
     assert text.words("source", "ab c") == "ab c"

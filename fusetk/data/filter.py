@@ -13,10 +13,8 @@ from fusetk.data.steps.base import (
     PrepStep,
     StepModels,
     UniquePairStep,
-    key_function,
-    line_function,
-    reason_function,
 )
+from fusetk.data.steps.calls import key_function, line_function, reason_function
 from fusetk.data.steps.filter import EMPTY
 from fusetk.data.text import FilePair, cannot_write, open_text, read_pairs, single_spaces, writer
 

@@ -19,12 +19,9 @@ from fusetk.data.steps.base import (
     PrepStep,
     StepModel,
     StepModels,
-    line_function,
     line_steps,
-    load,
-    save,
-    undo_function,
 )
+from fusetk.data.steps.calls import line_function, load_model, save_model, undo_function
 from fusetk.data.text import read_lines, single_spaces, writer
 from fusetk.data.vocab import Vocabulary
 from fusetk.errors import DataError
@@ -188,7 +185,7 @@ class Pipeline(Text):
                 written.append(path)
             for step in learned_steps(self.steps, side):
                 path = folder / f"{step.model_file}.{language}"
-                save(step, self.models[side, step.step], path)
+                save_model(step, self.models[side, step.step], path)
                 written.append(path)
         with writer(folder / FILE) as file:
             sums = {path.name: checksum(path) for path in written}
@@ -271,7 +268,7 @@ def load_models(
     ``find`` returns the path of a file by its name; ``languages`` is keyed by side.
     """
     return {
-        (side, step.step): load(step, find(f"{step.model_file}.{language}"))
+        (side, step.step): load_model(step, find(f"{step.model_file}.{language}"))
         for side, language in languages.items()
         for step in learned_steps(steps, side)
     }

@@ -21,15 +21,8 @@ from fusetk.data.filter import Deduplicator, PairSteps, PassSpec
 from fusetk.data.parallel import chunks
 from fusetk.data.pipeline import SIDES, Text, learned_steps, load_models
 from fusetk.data.stages import Build, Results
-from fusetk.data.steps.base import (
-    LearnedStep,
-    PairStep,
-    PrepStep,
-    StepModel,
-    StepModels,
-    learn,
-    save,
-)
+from fusetk.data.steps.base import LearnedStep, PairStep, PrepStep, StepModel, StepModels
+from fusetk.data.steps.calls import learn_model, save_model
 from fusetk.data.text import FilePair, read_lines, read_pairs, writer
 from fusetk.display import Task
 from fusetk.errors import ConfigError, DataError
@@ -173,7 +166,7 @@ def _learn(
             lines = read_lines(build.aside / f"pass{previous}.{language}", bom=False)
             name = f"learning {step.step} of {language}"
             lines = display.tracked(lines, name, "lines", num_lines, BLOCK)
-            models[side, step.step] = learn(step, lines)
+            models[side, step.step] = learn_model(step, lines)
     return models
 
 
@@ -181,7 +174,7 @@ def _save_models(build: Build, config: DataConfig, models: StepModels) -> None:
     for side, language in languages_by_side(config).items():
         for step in learned_steps(config.steps, side):
             path = build.new(f"words/{step.model_file}.{language}")
-            save(step, models[side, step.step], path)
+            save_model(step, models[side, step.step], path)
 
 
 def _run_pass(
