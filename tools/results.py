@@ -2,18 +2,19 @@
 
 The command replaces the text between two markers by the tables of the folder of results that the
 first marker names, relative to the file. If ``main`` follows the folder, it is a short table: the
-first system and those with the highest scores, with the main columns, without title and notes. If
-``costs`` follows, it is a table of the measured costs of all systems. If ``losses`` and names of
-systems follow, it is a table of their validation losses after some epochs. ``training-losses``
-makes a table of their training losses in these epochs. A name alone selects the trainings with the
-recipe's values; ``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values. If ``loss-counts``
-follows, it is a table of the number of systems whose validation loss is lower than that of their
-baseline. If ``all-scores`` follows, it is a table of the differences of all scores of the systems
-that have enough seeds. If ``overview`` and names of other folders follow, it is a table of the
-difference of each system to its baseline in each of these folders. If ``significance`` and names of
-other folders follow, it is a table of the systems that differ significantly with all, some or no
-seeds. If ``power`` and names of other folders follow, it is a table of how often the rule of a gain
-finds a true difference.
+first system and those with the highest scores, with the main columns, without title and notes. Each
+other folder that the marker names then adds a column of differences. If ``costs`` follows, it is a
+table of the measured costs of all systems. If ``losses`` and names of systems follow, it is a table
+of their validation losses after some epochs. ``training-losses`` makes a table of their training
+losses in these epochs. A name alone selects the trainings with the recipe's values;
+``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values. If ``loss-counts`` follows, it is a
+table of the number of systems whose validation loss is lower than that of their baseline. If ``all-
+scores`` follows, it is a table of the differences of all scores of the systems that have enough
+seeds. If ``overview`` and names of other folders follow, it is a table of the difference of each
+system to its baseline in each of these folders. If ``significance`` and names of other folders
+follow, it is a table of the systems that differ significantly with all, some or no seeds. If
+``power`` and names of other folders follow, it is a table of how often the rule of a gain finds a
+true difference.
 """
 
 import argparse
@@ -43,7 +44,7 @@ from tools.power import gain_probabilities, measured_noise
 
 BEGIN = re.compile(
     r"<!-- results: begin (\S+?)"
-    r"( main| costs| all-scores| loss-counts| (?:overview|significance|power)(?: \S+?)*|"
+    r"( costs| all-scores| loss-counts| (?:main|overview|significance|power)(?: \S+?)*|"
     r" (?:training-)?losses(?: [\w@.,=]+)+)?, "
     r"made by `python -m tools.results \S+` -->\n"
 )
@@ -93,6 +94,8 @@ def _content(
     table and the names that follow it. ``read`` returns the tables of a folder of results.
     """
     kind, *names = words
+    if not any((folder / results).glob("*.json")):
+        return f"There are no results in `{results}` yet."
     if make := TABLES_OF_FOLDERS.get(kind):
         return make([_only_table(read(name)) for name in (results, *names)])
     if kind == "costs":
@@ -105,9 +108,7 @@ def _content(
         return loss_table(read(results), names)
     if kind == "training-losses":
         return training_loss_table(read(results), names)
-    if not any((folder / results).glob("*.json")):
-        return f"There are no results in `{results}` yet."
-    return folder_tables(read(results), kind == "main")
+    return all_tables(read(results))
 
 
 def _only_table(tables: Sequence[ResultTable]) -> ResultTable:
@@ -118,20 +119,46 @@ def _only_table(tables: Sequence[ResultTable]) -> ResultTable:
     return tables[0]
 
 
-def folder_tables(tables: Sequence[ResultTable], only_main: bool) -> str:
+def all_tables(tables: Sequence[ResultTable]) -> str:
     """Return the tables of a folder of results as Markdown."""
     texts = []
     for table in tables:
-        for text in text_tables(table)[: 1 if only_main else None]:
-            rows = [[NONE if cell is None else cell for cell in row] for row in text.rows]
-            if only_main:
-                bases = {row.name: base.name for row in table.rows if (base := table.base_of(row))}
-                heads, *best = _main_columns([text.heads, *_best(text.heads, rows, bases)])
-                texts.append(markdown_rows(heads, best))
-            else:
-                texts.append(markdown_table(text.title, text.heads, rows, text.notes))
+        for text in text_tables(table):
+            rows = [_without_none(row) for row in text.rows]
+            texts.append(markdown_table(text.title, text.heads, rows, text.notes))
         table.p_values.save()
     return "\n\n".join(texts)
+
+
+def main_table(tables: Sequence[ResultTable]) -> str:
+    """Return the systems of the first table with the highest scores.
+
+    Each other table adds a column: the difference of each of these systems to its baseline there.
+    """
+    first, *others = tables
+    text = text_tables(first)[0]
+    rows = [_without_none(row) for row in text.rows]
+    bases = {row.name: base.name for row in first.rows if (base := first.base_of(row))}
+    heads, *best = _main_columns([text.heads, *_best(text.heads, rows, bases)])
+    column = heads.index("gain") + 1
+    for other in reversed(others):
+        comparisons = _comparisons(other)
+        heads.insert(column, f"Δ, {_short_title(other)}")
+        for row in best:
+            comparison = comparisons.get(row[0])
+            row.insert(column, signed(comparison.mean_difference) if comparison else "")
+    for table in tables:
+        table.p_values.save()
+    return markdown_rows(heads, best)
+
+
+def _without_none(row: Sequence[str | None]) -> list[str]:
+    return [NONE if cell is None else cell for cell in row]
+
+
+def _short_title(table: ResultTable) -> str:
+    """Return the title up to the first comma: the name of the text."""
+    return table.title.partition(",")[0]
 
 
 def overview(tables: Sequence[ResultTable]) -> str:
@@ -167,7 +194,7 @@ def overview(tables: Sequence[ResultTable]) -> str:
         lines.append(line + speeds[name])
     heads = ["", "compared with"]
     for table in tables:
-        heads += [f"{table.title.partition(',')[0]}: Δ {table.columns[0].metric}", "gain"]
+        heads += [f"{_short_title(table)}: Δ {table.columns[0].metric}", "gain"]
         table.p_values.save()
     return markdown_rows([*heads, *MAIN_COLUMNS], lines)
 
@@ -249,7 +276,7 @@ def significance_table(tables: Sequence[ResultTable]) -> str:
         for group, columns in groups.items()
         if any(columns)
     ]
-    heads = ["", *(table.title.partition(",")[0] for table in tables)]
+    heads = ["", *map(_short_title, tables)]
     return markdown_rows(heads, lines, align="---")
 
 
@@ -302,9 +329,9 @@ def power_table(tables: Sequence[ResultTable]) -> str:
         noise = measured_noise(table)
         table.p_values.save()
         for seeds in POWER_SEEDS:
+            label = f"{_short_title(table)}, {seeds} seeds"
             shares = gain_probabilities(noise, TRUE_DIFFERENCES, seeds)
-            name = table.title.partition(",")[0]
-            lines.append([f"{name}, {seeds} seeds", *(f"{share:.0%}" for share in shares)])
+            lines.append([label, *(f"{share:.0%}" for share in shares)])
     heads = ["true difference", *map(str, TRUE_DIFFERENCES)]
     return markdown_rows(heads, lines)
 
@@ -467,6 +494,7 @@ def _main_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
 
 # The tables that compare folders of results, by the word in the marker.
 TABLES_OF_FOLDERS: dict[str, Callable[[Sequence[ResultTable]], str]] = {
+    "main": main_table,
     "overview": overview,
     "significance": significance_table,
     "power": power_table,

@@ -324,7 +324,7 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
         gains[name] = [row.name for row in table.rows if table.gain(row) == "yes"]
     sentences = {
         "README.md": [
-            "four systems of layer fusion have three seeds. Three of these systems have a *gain*",
+            "four systems of layer fusion have three seeds. Three of them have a *gain*",
             "seventeen systems of layer fusion have three seeds, and none has a gain.",
             "The L-GRU, the cell of DTMT, has a gain of 0.9 BLEU over a GRU there",
         ],
@@ -429,6 +429,11 @@ def test_an_overview_has_the_differences_in_all_folders(results: Path) -> None:
     assert rows[0][4].split()[0] == f"{comparison.difference:+.2f}"
     assert rows[0][4].endswith(" *") == (comparison.p_values[1] < 0.05)
     assert rows[1][2:4] == ["-", "-"]
+    text = f"{MARKERS.format(f'{other.name} main {results.name}')}{END}\n"
+    lines = updated(text, results.parent).splitlines()[1:-1]
+    heads, _, *rows = [line.split(" | ") for line in lines]
+    by_name = {row[0].strip("| "): row[heads.index("Δ, Systems")] for row in rows}
+    assert by_name == {"plain": "", "fused": f"{mean:+.2f}", "other": ""}
 
 
 def test_systems_are_grouped_by_significance(
