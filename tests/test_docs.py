@@ -31,7 +31,8 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs/tutorial.md"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "recipes/README.md", *DOCS]
+RESULTS = sorted((ROOT / "results").glob("*.md"))
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "recipes/README.md", *RESULTS, *DOCS]
 GUIDES = [README, *DOCS]
 MIGRATION = [page for page in DOCS if page.parent.name == "migration" and page.stem != "index"]
 

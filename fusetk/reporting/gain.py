@@ -10,7 +10,7 @@ from fusetk.reporting.runs import MeanScore
 SEEDS = 3  # least number of seeds
 LEVEL = 0.05  # significance level
 SHARE = Fraction(2, 3)  # least share of the seeds with a significant difference
-# The protocol of the evidence, `results/README.md`, quotes this text.
+# `results/protocol.md` quotes this text.
 RULE = (
     f"the mean over at least {SEEDS} seeds is better than that of the system's own baseline, by "
     "more than the sum of both standard deviations, and paired approximate randomisation gives "

@@ -65,5 +65,5 @@ def test_a_lower_score_can_be_better() -> None:
 
 
 def test_the_protocol_quotes_the_rule() -> None:
-    text = " ".join((ROOT / "results" / "README.md").read_text(encoding="utf-8").split())
+    text = " ".join((ROOT / "results" / "protocol.md").read_text(encoding="utf-8").split())
     assert RULE.replace("the mean", "The mean", 1) in text

@@ -309,18 +309,20 @@ def test_a_page_needs_results(toy: Path, results: Path, tmp_path: Path) -> None:
 # Tables in a Markdown file ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", ["README.md", "results/README.md"])
-def test_the_readme_has_what_the_files_say(file: str) -> None:
-    path = Path(results_page.__file__).parents[2] / file
-    text = path.read_text(encoding="utf-8")
-    assert updated(text, path.parent) == text, f"run `python -m tools.results {file}`"
+ROOT = Path(results_page.__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "results").glob("*.md")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_the_pages_have_what_the_files_say(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert updated(text, page.parent) == text, f"run `python -m tools.results {page}`"
 
 
 def test_the_readme_says_which_fusions_have_a_gain() -> None:
-    root = Path(results_page.__file__).parents[2]
     gains = {}
     for name in ("iwslt14", "multi30k"):
-        [table] = read_tables(root / "results" / name, {})
+        [table] = read_tables(ROOT / "results" / name, {})
         gains[name] = [row.name for row in table.rows if table.gain(row) == "yes"]
     sentences = {
         "README.md": [
@@ -338,11 +340,11 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
         ],
     }
     for file, expected in sentences.items():
-        text = " ".join((root / file).read_text(encoding="utf-8").split())
+        text = " ".join((ROOT / file).read_text(encoding="utf-8").split())
         assert all(sentence in text for sentence in expected), "the test names other sentences"
     assert gains["iwslt14"] == ["RTAL EWP, both", "transparent attention", "MUDDFormer"]
     assert gains["multi30k"] == ["ShallowRNMT + L-GRU"]
-    [table] = read_tables(root / "results" / "multi30k", {})
+    [table] = read_tables(ROOT / "results" / "multi30k", {})
     without = [row.name for row in table.rows if table.gain(row) == "no"]
     fusions = ["Enc-AVG", "Enc-FNN", "Dec-SA, 4 hops", "Both-FNN-SA, 4 hops"]
     fusions += ["Dec-SA, 4 hops, plus highest layer", "RTAL EWP, both"]
@@ -362,7 +364,7 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
 
 
 def test_the_table_of_claims_has_the_differences_of_the_files() -> None:
-    root = Path(results_page.__file__).parents[2] / "results"
+    root = ROOT / "results"
     text = (root / "README.md").read_text(encoding="utf-8").partition("## The claims")[2]
     text = text.partition("\n## ")[0]
     rows = re.findall(r"^\| (?:MLRF|DenseNMT|RTAL|LWC|DTMT) \|.*", text, re.MULTILINE)
