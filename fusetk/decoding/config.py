@@ -230,7 +230,8 @@ class SearchConfig(Config):
             if unused := keys & {"groups", "diversity", "coverage_penalty"}:
                 key = min(unused)
                 raise ValueError(
-                    f"{key} has no effect on samples: {self._removal_advice(key)}, or do not sample"
+                    f"{key} has no effect on samples: {self._removal_advice(key)}, or search "
+                    "instead of sampling"
                 )
             return
         if "word_penalty" in keys and self.penalty == "power" and self.normalize == 1:

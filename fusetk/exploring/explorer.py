@@ -75,8 +75,10 @@ class Explorer:
         self.model: Seq2Seq = loaded.model
         self.translator = loaded.translator()
         self.views = views(self.model)
-        target_tokens = "\n".join(loaded.pipeline.target_vocab.tokens)
-        self._vocabulary = hashlib.sha256(target_tokens.encode()).hexdigest()
+        # The tokens of a prefix have the same meaning in two runs only if the steps are equal, too.
+        steps = [step.model_dump_json() for step in loaded.pipeline.steps]
+        target = "\n".join([*steps, *loaded.pipeline.target_vocab.tokens])
+        self._vocabulary = hashlib.sha256(target.encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
         """Return the names, the model and the views of the run."""

@@ -1,5 +1,6 @@
 """The explorer's numbers are those of the search, of forced decoding and of plot-attention."""
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from fusetk import system
 from fusetk.data.bpe import BPE
+from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.vocab import EOS
 from fusetk.decoding.requests import Request
 from fusetk.errors import DataError
@@ -18,7 +20,7 @@ from fusetk.models.description import summary
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.pages import panel_function
 from tests.contracts.systems import BACKBONES, build, sides
-from tests.exploring.runs import explorer
+from tests.exploring.runs import LARGEST, explorer
 
 TEXT = "eins zwei drei"
 
@@ -114,6 +116,14 @@ def test_views_are_those_that_the_model_has(plain: Explorer, fused: Explorer) ->
         "transformer; encoder of 2 layers, connect linear; decoder of 2 layers, fuse attention"
     )
     assert description["vocabulary"] == plain.describe()["vocabulary"]
+
+
+def test_runs_with_other_steps_do_not_share_tokens(runs: list[Path]) -> None:
+    loaded = system.load_model(runs[0], "cpu")
+    with_step = copy.copy(loaded.pipeline)
+    with_step.steps = [*with_step.steps, Lowercase(step="lowercase")]
+    other = Explorer("other", loaded._replace(pipeline=with_step), LARGEST)
+    assert other.describe()["vocabulary"] != explorer(runs[0]).describe()["vocabulary"]
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
