@@ -53,8 +53,7 @@ class TokenMask:
     ):
         """``src_mask`` (B, S) includes EOS. Each sentence has ``groups`` adjacent searches."""
         requests = requests or unrestricted(len(src_mask))
-        minima = length_minima(src_mask, config)
-        limits = length_limits(models, src_mask, config, requests)
+        minima, limits = length_bounds(models, src_mask, config, requests)
         self.forbidden = [PAD, BOS, UNK] if config.forbid_unknown else [PAD, BOS]
         self.ngram = config.no_repeat_ngram
         self.longest = max(limits, default=0)
@@ -199,39 +198,28 @@ def rounded_down(product: float) -> int:
     return math.floor(product + 1e-9)
 
 
-def length_minima(src_mask: Tensor, config: SearchConfig) -> list[int]:
-    """Return the minimum length of each translation, without EOS.
-
-    ``src_mask`` (B, S) includes EOS.
-    """
-    return [
-        max(config.min_length, rounded_down(config.min_length_factor * length))
-        for length in (src_mask.sum(1) - 1).tolist()
-    ]
-
-
-def length_limits(
+def length_bounds(
     models: Sequence[Seq2Seq],
     src_mask: Tensor,
     config: SearchConfig,
-    requests: Sequence[EncodedRequest] | None = None,
-) -> list[int]:
-    """Return the maximum length of each translation, including EOS.
+    requests: Sequence[EncodedRequest],
+) -> tuple[list[int], list[int]]:
+    """Return the minimum length of each translation, without EOS, and the maximum, with EOS.
 
-    The settings give the limit. The minimum length, a prefix and phrases may raise it. It never
-    exceeds the number of positions of the models.
+    The settings give both; ``src_mask`` (B, S) includes EOS. The minimum, a prefix and phrases may
+    raise the maximum. The maximum never exceeds the number of positions of the models.
     """
-    lengths = (src_mask.sum(1) - 1).tolist()
-    minima = length_minima(src_mask, config)
+    positions = max_positions(models)
+    minima = []
     limits = []
-    for length, minimum, request in zip(
-        lengths, minima, requests or unrestricted(len(lengths)), strict=True
-    ):
+    for length, request in zip((src_mask.sum(1) - 1).tolist(), requests, strict=True):
+        minimum = max(config.min_length, rounded_down(config.min_length_factor * length))
         maximum = rounded_down(config.max_length_factor * length) + config.max_length_extra
         required = len(request.prefix) + sum(map(len, request.constraints))
-        limits.append(max(maximum, minimum, required) + 1)
-    positions = max_positions(models)
-    return limits if positions is None else [min(limit, positions) for limit in limits]
+        limit = max(maximum, minimum, required) + 1
+        minima.append(minimum)
+        limits.append(limit if positions is None else min(limit, positions))
+    return minima, limits
 
 
 def max_positions(models: Sequence[Seq2Seq]) -> int | None:

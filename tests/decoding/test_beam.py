@@ -11,7 +11,7 @@ from fusetk.decoding import beam as beam_module
 from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scores import PENALTIES
-from fusetk.decoding.token_mask import length_limits, length_minima
+from fusetk.decoding.token_mask import length_bounds, unrestricted
 from fusetk.errors import Diverged
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import KernelLinear
@@ -251,13 +251,14 @@ def test_lengths_and_forbidden_tokens(beam):
 
 def test_positions_of_the_model_limit_the_length():
     model = Echo(seed=0)
-    assert length_limits([model], torch.ones(2, 6, dtype=torch.bool), SearchConfig()) == [21, 21]
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    assert length_bounds([model], mask, SearchConfig(), unrestricted(2)) == ([1, 1], [21, 21])
     for factor, limit in ((0.29, 30), (0.57, 58), (0.295, 30), (2.0, 201)):
         settings = SearchConfig(max_length_factor=factor, max_length_extra=0)
         mask = torch.ones(1, 101, dtype=torch.bool)
-        assert length_limits([], mask, settings) == [limit]
+        assert length_bounds([], mask, settings, unrestricted(1))[1] == [limit]
         settings = SearchConfig(min_length_factor=factor)
-        assert length_minima(mask, settings) == [limit - 1]
+        assert length_bounds([], mask, settings, unrestricted(1))[0] == [limit - 1]
     model.max_positions = 4
     model.output.bias.data[EOS] = -9.0
     assert all(len(h.ids) == 3 for [h] in search([model], *batch(SOURCES), SearchConfig()))

@@ -14,7 +14,7 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.constraints import Constraints
 from fusetk.decoding.ensemble import EnsembleMean
 from fusetk.decoding.scores import PENALTIES, bound, value
-from fusetk.decoding.token_mask import EncodedRequest, length_limits
+from fusetk.decoding.token_mask import EncodedRequest, length_bounds
 from tests.contracts.systems import SYSTEMS
 from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
 from tests.decoding.plain import PlainSearch, covered
@@ -66,7 +66,7 @@ FOLLOWING = {
 
 def plain(model, i, settings, request=FREE[0]):
     mask = torch.ones(1, len(SOURCES[i]), dtype=torch.bool)
-    [limit] = length_limits([model], mask, settings, [request])
+    _, [limit] = length_bounds([model], mask, settings, [request])
     least = max(settings.min_length, int(settings.min_length_factor * (len(SOURCES[i]) - 1)))
     return PlainSearch(FOLLOWING[model, i], WORDS, limit, least, settings, request).search()
 
