@@ -91,7 +91,7 @@ def test_a_row_trains_an_update_of_each_stage(name: str, corpus: Corpus) -> None
         assert all(p.grad is not None for p in model.parameters())
         before = [p.detach().clone() for p in model.parameters()]
         rate = stages.schedule(progress).rate(1)
-        stats = optimizer_step(model, stages.optimizer(progress), losses, rate, stage.clip, tokens)
+        stats = optimizer_step(model, stages.optimizer(progress), losses, rate, stage.clip)
         loss = stats.nll.item() / tokens
         assert 0 < stats.grad_norm < math.inf and 0 < loss < 3 * math.log(entries)
         changed = [not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)]

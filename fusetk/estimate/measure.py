@@ -56,7 +56,7 @@ def measured_speed(
                 )
             end_of_batch = _now(device)
             optimizer_step(
-                *(model, optimizer, losses, 0.0, stage.clip, tokens),
+                *(model, optimizer, losses, 0.0, stage.clip),
                 keep_gradients=graphs is not None,
             )
             seconds.append((end_of_batch - start) / operations[number % len(shapes)])

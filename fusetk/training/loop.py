@@ -220,7 +220,6 @@ class Trainer:
                 losses,
                 rate,
                 stage.clip,
-                tokens,
                 self.world,
                 scale,
                 keep_gradients=self.gradients.graphs is not None,

@@ -163,13 +163,13 @@ class Reporter:
         if not (refresh or display.line_due()):
             return
         self._last_values = now
-        tokens = sum(stats.tokens for stats in self._stats)
+        tokens = sum(size.target_tokens for size in self._sizes)
         self.task.values |= {"speed": tokens / (now - self._start), "rate": self._rate}
         if self.world.size == 1:
             self.task.values["loss"] = _sum(stats.nll for stats in self._stats) / tokens
 
     def _report_average(self, progress: Progress) -> None:
-        tokens = sum(stats.tokens for stats in self._stats)
+        tokens = sum(size.target_tokens for size in self._sizes)
         nll = _sum(stats.nll for stats in self._stats)
         smoothed = _sum(stats.smoothed for stats in self._stats)
         loss, smoothed_loss = (total / tokens for total in self.world.all_sum([nll, smoothed]))

@@ -19,13 +19,12 @@ from fusetk.training.sharding import clip_gradients, local
 class UpdateStats(NamedTuple):
     """Sums over the target tokens of an update, and its gradient norms.
 
-    With several processes, the losses are those of this process. The number of tokens and the norms
-    are those of all processes.
+    With several processes, the losses are those of this process, and the norms are those of all
+    processes.
     """
 
     smoothed: Tensor  # (), see training.loss.Loss
     nll: Tensor  # ()
-    tokens: int
     grad_norm: float  # before clipping; not finite if the update was skipped
     parameters: Sequence[nn.Parameter]  # those with a gradient
     grad_norms: Tensor  # (parameters,) before clipping
@@ -95,18 +94,16 @@ def optimizer_step(
     losses: Sequence[Loss],
     rate: float,
     clip: float,
-    tokens: int,
     world: World = ALONE,
     scale: float = 1.0,
     keep_gradients: bool = False,
 ) -> UpdateStats:
     """Sum the gradients of all processes, unscale and clip them, and take an optimiser step.
 
-    ``losses`` are those of this process. ``tokens`` is the number of target tokens of all
-    processes. ``scale`` is the loss scale, by which the gradients are divided. Afterwards, the
-    gradients are None. With ``keep_gradients`` they are zeros in the same memory; then the
-    optimiser also changes parameters that an update does not use. If the gradient norm is not
-    finite, weights and optimiser state do not change.
+    ``losses`` are those of this process. ``scale`` is the loss scale, by which the gradients are
+    divided. Afterwards, the gradients are None. With ``keep_gradients`` they are zeros in the same
+    memory; then the optimiser also changes parameters that an update does not use. If the gradient
+    norm is not finite, weights and optimiser state do not change.
     """
     all_reduce_gradients(world, model)
     parameters = [p for p in model.parameters() if p.grad is not None]
@@ -124,4 +121,4 @@ def optimizer_step(
     zero = torch.zeros((), device=world.device if world.size > 1 else parameters[0].device)
     smoothed = sum((sums.smoothed for sums in losses), zero)
     nll = sum((sums.nll for sums in losses), zero)
-    return UpdateStats(smoothed, nll, tokens, norms.total, parameters, norms.parameters)
+    return UpdateStats(smoothed, nll, norms.total, parameters, norms.parameters)

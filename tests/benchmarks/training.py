@@ -93,7 +93,7 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
                         moved = [batch.to(device)]
                         losses = accumulate_gradients(model, moved, smoothing, precision, count)
                     optimizer_step(
-                        *(model, optimizer, losses, 1e-4, stage.clip, count),
+                        *(model, optimizer, losses, 1e-4, stage.clip),
                         keep_gradients=graphs is not None,
                     )
                     tokens += count

@@ -70,7 +70,7 @@ def check_update(model: Seq2Seq) -> None:
         losses = accumulate_gradients(model, batches, 0.1, "fp32", 30)
         assert host.count == 0
         assert all(p.grad is not None and p.grad.is_meta for p in model.parameters())
-        optimizer_step(model, optimizer, losses, 0.1, 1.0, 30)
+        optimizer_step(model, optimizer, losses, 0.1, 1.0)
     assert host.count == 1
 
 

@@ -37,7 +37,7 @@ def update(
     """Train on some batches as one update."""
     tokens = sum(len(batch.target_index) for batch in batches)
     losses = accumulate_gradients(model, batches, smoothing, precision, tokens)
-    return optimizer_step(model, optimizer, losses, rate, clip, tokens)
+    return optimizer_step(model, optimizer, losses, rate, clip)
 
 
 def test_an_outside_fusion_that_cannot_be_imported_is_one_failure(

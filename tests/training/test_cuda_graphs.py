@@ -129,7 +129,7 @@ def test_an_update_can_keep_the_memory_of_the_gradients() -> None:
         for _ in range(3):
             before = [grad.data_ptr() for grad in grads(model)]
             losses = accumulate_gradients(model, [random_batch()], 0.1, "fp32", 20)
-            optimizer_step(model, optimizer, losses, 0.01, 1.0, 20, keep_gradients=keep)
+            optimizer_step(model, optimizer, losses, 0.01, 1.0, keep_gradients=keep)
             if not keep:
                 assert not grads(model)
             elif before:

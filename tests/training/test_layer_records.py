@@ -57,8 +57,7 @@ def test_skipped_updates_and_unused_parts_have_no_norm() -> None:
     parts = {used: ("encoder", "l1"), unused: ("encoder", "l2")}
     zero = torch.zeros(())
     updates = [
-        UpdateStats(zero, zero, 1, norm, [used], torch.tensor([norm]))
-        for norm in (3.0, math.nan, 5.0)
+        UpdateStats(zero, zero, norm, [used], torch.tensor([norm])) for norm in (3.0, math.nan, 5.0)
     ]
     assert part_norms(updates, parts) == {"encoder": {"l1": 4.0, "l2": 0.0}}
     assert part_norms(updates[1:2], parts) == {}

@@ -48,10 +48,10 @@ def overflowing(monkeypatch: pytest.MonkeyPatch, above: float) -> None:
     """Make gradients infinite if the losses were multiplied by more than ``above``."""
     plain = loop.optimizer_step
 
-    def step(model, optimizer, losses, rate, clip, tokens, world, scale, **named):
+    def step(model, optimizer, losses, rate, clip, world, scale, **named):
         if scale > above:
             next(iter(model.parameters())).grad.fill_(math.inf)
-        return plain(model, optimizer, losses, rate, clip, tokens, world, scale, **named)
+        return plain(model, optimizer, losses, rate, clip, world, scale, **named)
 
     monkeypatch.setattr(loop, "optimizer_step", step)
 
@@ -109,6 +109,6 @@ def test_the_scale_changes_neither_weights_nor_the_gradient_norm() -> None:
         model.load_state_dict({"weight": torch.ones(2, 3), "bias": torch.zeros(2)})
         (model(torch.tensor([[1.0, 2.0, 3.0]])).sum() * scale).backward()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        stats = optimizer_step(model, optimizer, [], 0.1, 0.0, 1, scale=scale)
+        stats = optimizer_step(model, optimizer, [], 0.1, 0.0, scale=scale)
         results.append((stats.grad_norm, model.weight))
     torch.testing.assert_close(*results)
