@@ -142,15 +142,11 @@ class CoordinatedLayer(TransformerLayer):
         """``layer`` 0 is the lowest. ``target=False``: the layer serves the source only."""
         separate = target and not config.mixed_attention
         attention_residual, *cross_residual, ffn_residual = residuals.layer(width, 2 + separate)
-        super().__init__(
-            config,
-            f"decoder.layer{layer + 1}",
-            input_width,
-            width,
-            attention_residual,
-            ffn_residual,
-        )
-        self.layer = layer
+        name = f"decoder.layer{layer + 1}"
+        super().__init__(config, name, input_width, width, attention_residual, ffn_residual)
+        # Names of recorded weights: of attention to the source, and of attention in the source.
+        self.source_name = f"{name}.mixed" if config.mixed_attention else f"{name}.cross"
+        self.encoder_name = f"encoder.layer{layer + 1}.self"
         self.mixed = config.mixed_attention
         self.target_projects_source = config.target_projects_source
         self.cross_residual = cross_residual[0] if separate else None
@@ -161,7 +157,7 @@ class CoordinatedLayer(TransformerLayer):
                 [width],
                 config.heads,
                 config.attention_dropout,
-                self._trace_name("cross"),
+                f"{name}.cross",
                 config.attention_bias,
             )
 
@@ -170,14 +166,6 @@ class CoordinatedLayer(TransformerLayer):
             return super().sublayers()
         # Shared attention to the source has the weights of self-attention.
         return [*super().sublayers(), (self.cross_residual, self.cross or nn.Identity())]
-
-    def _trace_name(self, what: str, side: str = "decoder") -> str:
-        return f"{side}.layer{self.layer + 1}.{what}"
-
-    @property
-    def source_name(self) -> str:
-        """The name of the recorded weights of attention to the source."""
-        return self._trace_name("mixed" if self.mixed else "cross")
 
     def forward(
         self, x: Stream, context: SourceContext | TargetContext | cpu_inference.StepContext
@@ -200,9 +188,7 @@ class CoordinatedLayer(TransformerLayer):
         x, stream = self.attention_residual.before(stream)
         if context.is_top:
             return None, x if self.target_projects_source else self.attention.keys_values(x)
-        y, keys_values = self.attention.with_keys_values(
-            x, context.mask, self._trace_name("self", "encoder")
-        )
+        y, keys_values = self.attention.with_keys_values(x, context.mask, self.encoder_name)
         output = self.feed_forward(self.attention_residual.after(stream, y))
         return output, x if self.target_projects_source else keys_values
 
@@ -213,7 +199,7 @@ class CoordinatedLayer(TransformerLayer):
         return self.attention.keys_values(source) if self.target_projects_source else source
 
     def _target(self, stream: Stream, context: TargetContext) -> tuple[Stream, Cache]:
-        name = self.source_name if self.mixed else self._trace_name("self")
+        name = self.source_name if self.mixed else self.attention.name
         x, stream = self.attention_residual.before(stream)
         y, cache = self.attention.step(x, context.cache, context.visible, name)
         stream = self.attention_residual.after(stream, y)
