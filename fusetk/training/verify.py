@@ -347,15 +347,9 @@ def _in_steps(model: Seq2Seq, rows: Tensor, state: State, swap_at: int | None = 
     return torch.cat(steps, 1)
 
 
-def _real_logits(model: Seq2Seq, pairs: Pairs, features: Tensor) -> Tensor:
-    """(B, T, D) -> (N, V): the logits of the real target tokens."""
-    logits: Tensor = model.output(features.flatten(0, 1)[pairs.target_index]).float()
-    return logits
-
-
 def _search_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:
     state = model.start(model.encode(pairs.src, pairs.src_mask))
-    return _real_logits(model, pairs, _in_steps(model, pairs.tgt_in, state))
+    return pairs.logits(model, _in_steps(model, pairs.tgt_in, state))
 
 
 def _single_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:
@@ -385,7 +379,7 @@ def _reordered_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:
     rows[:, :, middle:] = rows[:, :, middle:].flip(1)
     features = _in_steps(model, rows.flatten(0, 1), state, middle)
     first, second = features[::2, :middle], features[1::2, middle:]
-    return _real_logits(model, pairs, torch.cat((first, second), 1))
+    return pairs.logits(model, torch.cat((first, second), 1))
 
 
 # Rules, each with another computation of the logits of padded sentences.

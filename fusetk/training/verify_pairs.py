@@ -35,7 +35,10 @@ class Pairs:
 
     def padded_logits(self, model: Seq2Seq) -> Tensor:
         """Return the logits (N, V), float32, of the padded sentences."""
-        features = model(self.src, self.src_mask, self.tgt_in)
+        return self.logits(model, model(self.src, self.src_mask, self.tgt_in))
+
+    def logits(self, model: Seq2Seq, features: Tensor) -> Tensor:
+        """Return the logits (N, V), float32, of the real target tokens for features (B, T, D)."""
         logits: Tensor = model.output(features.flatten(0, 1)[self.target_index]).float()
         return logits
 
