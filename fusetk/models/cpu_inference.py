@@ -11,7 +11,7 @@ list only. Layers are those of ``fusetk.models.transformer`` and ``fusetk.models
 which import this module.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -121,24 +121,6 @@ class Hypotheses(NamedTuple):
         traced = any(trace.is_recorded(layer.attention.name) for layer in layers)
         return traced or tgt_in.shape[1] > 1
 
-    def extended(self) -> "Hypotheses":
-        """Return the hypotheses with one more token each."""
-        rows = torch.arange(len(self.ancestors))
-        return self._replace(ancestors=torch.cat((self.ancestors, rows[:, None]), 1))
-
-    def contexts(self) -> list["StepContext"]:
-        """Return the context of each layer."""
-        return [
-            StepContext(source, self.sentences, self.ancestors, steps, layer)
-            for source, steps, layer in zip(
-                self.shared.kernel_keys_values, self.shared.steps, self.shared.layers, strict=True
-            )
-        ]
-
-    def with_steps(self, steps: Iterable[tuple[Tensor, ...]]) -> "Hypotheses":
-        """Return the hypotheses with other ``SharedState.steps``."""
-        return self._replace(shared=self.shared._replace(steps=tuple(steps)))
-
 
 class StepContext(NamedTuple):
     """The context of a decoder layer for one token of each of R hypotheses."""
@@ -192,14 +174,23 @@ def decode_in_steps(
     """
     hypotheses, step = state.per_hypothesis, state.step
     assert isinstance(hypotheses, Hypotheses)
+    sentences, ancestors, shared = hypotheses
+    rows = torch.arange(len(ancestors))[:, None]
+    steps = shared.steps
     outputs = []
     for tokens in tgt_in.split(1, dim=1):
-        hypotheses = hypotheses.extended()
-        contexts = stack.per_module(hypotheses.contexts())
-        _, output, projections = stack(embed(tokens, step), contexts)
-        hypotheses = hypotheses.with_steps(item for item in projections if item is not None)
+        ancestors = torch.cat((ancestors, rows), 1)
+        contexts = [
+            StepContext(source, sentences, ancestors, earlier, layer)
+            for source, earlier, layer in zip(
+                shared.kernel_keys_values, steps, shared.layers, strict=True
+            )
+        ]
+        _, output, projections = stack(embed(tokens, step), stack.per_module(contexts))
+        steps = tuple(item for item in projections if item is not None)
         outputs.append(output)
         step += 1
+    hypotheses = Hypotheses(sentences, ancestors, shared._replace(steps=steps))
     return torch.cat(outputs, 1), State(None, hypotheses, step)
 
 
