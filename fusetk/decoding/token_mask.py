@@ -61,9 +61,9 @@ class TokenMask:
         self._smallest_minimum = min(minima, default=0)
         self._largest_minimum = max(minima, default=0)
 
-        def per_search(numbers: Sequence[int]) -> Tensor:
-            tensor = torch.tensor(numbers, device=src_mask.device, dtype=torch.long)
-            return tensor.repeat_interleave(groups)
+        def per_search(values: Sequence[int] | Sequence[list[int]]) -> Tensor:
+            tensor = torch.tensor(values, device=src_mask.device, dtype=torch.long)
+            return tensor.repeat_interleave(groups, 0)
 
         self.limit = per_search(limits)  # (U,), includes EOS
         self.minimum = per_search(minima)  # (U,), excludes EOS
@@ -71,8 +71,7 @@ class TokenMask:
         if any(request.prefix for request in requests):
             size = max(len(request.prefix) for request in requests)
             rows = [[*request.prefix, *[-1] * (size - len(request.prefix))] for request in requests]
-            prefixes = torch.tensor(rows, device=src_mask.device)
-            self.prefix = prefixes.repeat_interleave(groups, 0)  # (U, P)
+            self.prefix = per_search(rows)  # (U, P)
         self.constraints = None
         if any(request.constraints for request in requests):
             continued = frozenset().union(*(request.continued for request in requests))
