@@ -14,7 +14,7 @@ from fusetk import trace
 from fusetk.config import ComponentConfig, Config
 from fusetk.errors import ConfigError
 from fusetk.fusion import AnyFusionConfig, build_fusion
-from fusetk.fusion.base import Fusion, FusionConfig, share_layer_embedding
+from fusetk.fusion.base import FusionConfig, share_layer_embedding
 from fusetk.models.attend import (
     AnyAttendConfig,
     OutputSource,
@@ -196,7 +196,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         encoder, query, decoder = config.encoder, config.query, config.decoder
         self.encoder = Transition(encoder.cell, encoder.depth, size, width, 2, norm, bias)
         encoder_widths = [size] + [2 * width] * (encoder.depth + 1)
-        self.encoder_fuse = _fusion_of_states(encoder.fuse, encoder_widths, "encoder.fuse")
+        self.encoder_fuse = build_fusion(encoder.fuse, encoder_widths, 2 * width, "encoder.fuse")
         self.attend = build_attended_sources(
             decoder.attend, encoder_widths, self.encoder_fuse.out_width, layers=1
         )
@@ -226,8 +226,8 @@ class Recurrent(DerivedTensor, Seq2Seq):
         self.decoder = Transition(
             decoder.cell, decoder.depth, self.context_width, width, 1, norm, bias
         )
-        states = [width] * (query.depth + decoder.depth + 2)
-        self.decoder_fuse = _fusion_of_states(decoder.fuse, [size, *states], "decoder.fuse")
+        decoder_widths = [size] + [width] * (query.depth + decoder.depth + 2)
+        self.decoder_fuse = build_fusion(decoder.fuse, decoder_widths, width, "decoder.fuse")
         share_layer_embedding(self.encoder_fuse, self.decoder_fuse)
         self.readout = nn.Linear(size + self.decoder_fuse.out_width + self.context_width, size)
         self.candidate_dropout = Dropout(config.candidate_dropout)
@@ -401,11 +401,6 @@ def _state_dtype(embedding: Tensor) -> torch.dtype:
     A lower precision would round away the small changes of a state in each step.
     """
     return torch.promote_types(embedding.dtype, torch.float32)
-
-
-def _fusion_of_states(config: FusionConfig, widths: Sequence[int], name: str) -> Fusion:
-    """Build a fusion of the states of a time step, as wide as the highest state."""
-    return build_fusion(config, widths, widths[-1], name)
 
 
 def initialise_uniform(model: nn.Module, bound: float, biases: bool) -> None:
