@@ -362,13 +362,12 @@ class DecoderLayer:
         self._tensors = maps, vectors
         project, *_, hidden, _ = maps
         assert project is not None and hidden is not None
-        self.width = project.blocked.width
         structs = [_Map() if each is None else each.struct() for each in maps]
         layer_norms = [
             _Norm() if n is None else _Norm(*map(address, pair), n.eps)
             for n, pair in zip(norms, vectors, strict=True)
         ]
-        sizes = self.width, heads, hidden.blocked.size
+        sizes = project.blocked.width, heads, hidden.blocked.size
         mixed = maps[2] is None
         self.struct = _Layer(*sizes, pre, mixed, *structs, (_Norm * 3)(*layer_norms))
 
