@@ -35,8 +35,7 @@ AnyFusionConfig = Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)
 
 def fusion_class(config: FusionConfig) -> type[Fusion]:
     """Return the class that ``config.kind`` names. Raises ValueError if no class has this name."""
-    cls: type[Fusion] = resolve(config.kind, FUSIONS, Fusion)
-    return cls
+    return resolve(config.kind, FUSIONS, Fusion)
 
 
 def build_fusion(config: FusionConfig, widths: Sequence[int], width: int, name: str) -> Fusion:

@@ -241,8 +241,7 @@ AnyAttendConfig = Annotated[
 
 def attended_sources_class(config: ComponentConfig) -> type[AttendedSources]:
     """Return the class that ``config.kind`` names. Raises ValueError if no class has this name."""
-    cls: type[AttendedSources] = resolve(config.kind, ATTENDS, AttendedSources)
-    return cls
+    return resolve(config.kind, ATTENDS, AttendedSources)
 
 
 def build_attended_sources(

@@ -424,8 +424,7 @@ class Coordinated(Seq2Seq):
 
     def _features(self, output: Tensor) -> Tensor:
         """Return the input (..., D) of the output projection for the result of the stack."""
-        features: Tensor = self.to_output(self.norm(output))
-        return features
+        return self.to_output(self.norm(output))
 
     def _target_contexts(
         self,

@@ -610,8 +610,7 @@ class Transformer(Seq2Seq):
 
     def _features(self, output: Tensor) -> Tensor:
         """Return the input (..., D) of the output projection for the result of the decoder."""
-        features: Tensor = self.to_output(self.decoder_norm(output))
-        return features
+        return self.to_output(self.decoder_norm(output))
 
     def decode_packed(
         self, src: Tensor, source_layout: PackedLayout, tgt_in: Tensor, target_layout: PackedLayout

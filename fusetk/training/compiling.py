@@ -74,8 +74,7 @@ class _UndrawnMask(NamedTuple):
     units: int
 
     def random_bits(self, shape: Sequence[int]) -> Tensor:
-        bits: Tensor = torch.ops.fusetk.random_bits(torch.empty(shape, dtype=torch.int16))
-        return bits
+        return torch.ops.fusetk.random_bits(torch.empty(shape, dtype=torch.int16))
 
 
 def _draw(dropout: Dropout) -> DropoutMask | _UndrawnMask | None:

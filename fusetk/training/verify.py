@@ -360,13 +360,11 @@ def _single_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:
             pairs.src, pairs.src_mask, pairs.tgt_in, pairs.sources, pairs.targets, strict=True
         )
     ]
-    logits: Tensor = model.output(torch.cat(features, 1)[0]).float()
-    return logits
+    return model.output(torch.cat(features, 1)[0]).float()
 
 
 def _training_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:
-    logits: Tensor = model.output(pairs.training_features(model)).float()
-    return logits
+    return model.output(pairs.training_features(model)).float()
 
 
 def _reordered_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:

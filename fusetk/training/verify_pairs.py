@@ -39,15 +39,11 @@ class Pairs:
 
     def logits(self, model: Seq2Seq, features: Tensor) -> Tensor:
         """Return the logits (N, V), float32, of the real target tokens for features (B, T, D)."""
-        logits: Tensor = model.output(features.flatten(0, 1)[self.target_index]).float()
-        return logits
+        return model.output(features.flatten(0, 1)[self.target_index]).float()
 
     def training_features(self, model: Seq2Seq) -> Tensor:
         """Return the features (N, D) of a training batch, which some models pack on a CPU."""
-        features: Tensor = model(
-            self.src, self.src_mask, self.tgt_in, self.target_index, self.lengths
-        )
-        return features
+        return model(self.src, self.src_mask, self.tgt_in, self.target_index, self.lengths)
 
 
 def random_pairs(model: Seq2Seq, source_size: int, target_size: int) -> Pairs:

@@ -43,5 +43,4 @@ def build_connection(config: ConnectConfig, name: str) -> Connection:
 
     Raises ValueError if no class has this name.
     """
-    connection: Connection = resolve(config.kind, CONNECTIONS, Connection)(config, name)
-    return connection
+    return resolve(config.kind, CONNECTIONS, Connection)(config, name)

@@ -208,5 +208,4 @@ class SourcesConnection(Connection):
 
     def project(self, i: int, output: Tensor) -> Tensor:
         """Return output ``i`` in the common width, (..., its width) -> (..., D)."""
-        projected: Tensor = self.map[i](output)
-        return projected
+        return self.map[i](output)

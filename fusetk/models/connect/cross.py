@@ -139,5 +139,4 @@ class CrossConnection(SourcesConnection):
 
     def top_input(self, outputs: CrossSources) -> Tensor:
         [mix] = self.mix[outputs.layers](outputs.sources)
-        combined: Tensor = mix
-        return combined
+        return mix

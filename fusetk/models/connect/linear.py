@@ -57,13 +57,11 @@ class LinearConnection(SourcesConnection):
         return self.width
 
     def project(self, i: int, output: Tensor) -> Tensor:
-        normed: Tensor = self.norm_layers[i](super().project(i, output))
-        return normed
+        return self.norm_layers[i](super().project(i, output))
 
     def forward(self, outputs: tuple[Tensor, ...]) -> Tensor:
         i = len(outputs) - 1
-        combined: Tensor = self.norm[i](self.combine[i](outputs))
-        return combined
+        return self.norm[i](self.combine[i](outputs))
 
 
 class SingleInput(nn.Module):

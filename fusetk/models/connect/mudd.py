@@ -99,8 +99,7 @@ class MuddConnection(SourcesConnection):
         return self._streams(outputs)[0]
 
     def _streams(self, outputs: FeatureBuffer) -> tuple[Tensor, ...]:
-        streams: tuple[Tensor, ...] = self.aggregate[self._count(outputs) - 1](outputs)
-        return streams
+        return self.aggregate[self._count(outputs) - 1](outputs)
 
     def _count(self, outputs: FeatureBuffer) -> int:
         """Return the number of outputs in the buffer."""

@@ -63,8 +63,7 @@ RESIDUALS: dict[str, type[Residual]] = {
 
 def residual_class(config: ResidualConfig) -> type[Residual]:
     """Return the class that ``config.kind`` names. Raises ValueError if no class has this name."""
-    cls: type[Residual] = resolve(config.kind, RESIDUALS, Residual)
-    return cls
+    return resolve(config.kind, RESIDUALS, Residual)
 
 
 class ResidualBuilder:

@@ -127,13 +127,11 @@ class Residual(nn.Module):
 
     def normed_input(self, x: Tensor) -> Tensor:
         """Return the input of the sub-layer for the state x: the norm of x with ``norm: pre``."""
-        normed: Tensor = self.norm(x) if self.pre else x
-        return normed
+        return self.norm(x) if self.pre else x
 
     def normed_output(self, x: Tensor) -> Tensor:
         """Return the state for the residual sum x: the norm of x with ``norm: post``."""
-        normed: Tensor = x if self.pre else self.norm(x)
-        return normed
+        return x if self.pre else self.norm(x)
 
     def before(self, stream: Stream) -> tuple[Any, Stream]:
         """Return the input of the sub-layer, and the stream for ``after``.

@@ -57,8 +57,7 @@ def windows(
 
     They have the type of products. ``earlier`` receives no gradient.
     """
-    result: Tensor = _MakeWindows.apply(x, kernel, before, earlier, mask, dropout_mask)
-    return result
+    return _MakeWindows.apply(x, kernel, before, earlier, mask, dropout_mask)
 
 
 class _MakeWindows(torch.autograd.Function):
@@ -102,8 +101,7 @@ class _MakeWindows(torch.autograd.Function):
 
 def gated(x: Tensor) -> Tensor:
     """Return a * sigmoid(b) for x = [a; b]: (..., 2 D) -> (..., D)."""
-    result: Tensor = _GatedUnit.apply(x)
-    return result
+    return _GatedUnit.apply(x)
 
 
 class _GatedUnit(torch.autograd.Function):
@@ -147,8 +145,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
     of source tokens. The result has the type of products. Call it only if ``can_attend``.
     """
     dtype = product_dtype(q)
-    result: Tensor = _SourceAttention.apply(q.to(dtype), keys.to(dtype), values.to(dtype), lengths)
-    return result
+    return _SourceAttention.apply(q.to(dtype), keys.to(dtype), values.to(dtype), lengths)
 
 
 class _SourceAttention(torch.autograd.Function):

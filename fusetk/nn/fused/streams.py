@@ -105,8 +105,7 @@ def weighted_sums(
     weights = weights.contiguous().expand(*leading, *weights.shape[-2:])
     if write is not None:
         write = write.contiguous().expand(*leading, write.shape[-1])
-    result: Tensor = _WeightedSumsFunction.apply(weights, x, write, y)
-    return result
+    return _WeightedSumsFunction.apply(weights, x, write, y)
 
 
 class _WeightedSumsFunction(torch.autograd.Function):
@@ -156,8 +155,7 @@ def normed_products(x: Tensor, weights: Tensor, eps: float, centred: bool) -> Te
 
     The norm has no parameters. It is layer normalisation if ``centred``, else RMSNorm.
     """
-    result: Tensor = _NormedProductsFunction.apply(x, weights.mT.contiguous(), eps, centred)
-    return result
+    return _NormedProductsFunction.apply(x, weights.mT.contiguous(), eps, centred)
 
 
 class _NormedProductsFunction(torch.autograd.Function):
@@ -208,8 +206,7 @@ def sinkhorn_is_usable(logits: Tensor) -> bool:
 
 def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
     """Return a nearly doubly stochastic matrix for each matrix of logits (..., n, n)."""
-    result: Tensor = _SinkhornFunction.apply(logits, iterations)
-    return result
+    return _SinkhornFunction.apply(logits, iterations)
 
 
 class _SinkhornFunction(torch.autograd.Function):
@@ -295,8 +292,7 @@ def depth_attention(x: Tensor, last: Tensor | None, scales: Tensor, query: Tenso
     The sources are ``x`` (..., n, D), or ``x`` (..., n - 1, D) and ``last`` (..., D). ``scales`` is
     (..., n) and ``query`` is (D,).
     """
-    result: Tensor = _DepthAttentionFunction.apply(x, last, scales, query)
-    return result
+    return _DepthAttentionFunction.apply(x, last, scales, query)
 
 
 class _DepthAttentionFunction(torch.autograd.Function):

@@ -108,8 +108,7 @@ def residual(
 ) -> Tensor:
     """Return norm(x + dropout(y)), or x + dropout(y) without ``norm``: (..., D) -> (..., D)."""
     parameters = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
-    result: Tensor = _ResidualSum.apply(x, y, dropout_mask, *parameters)
-    return result
+    return _ResidualSum.apply(x, y, dropout_mask, *parameters)
 
 
 class _ResidualSum(torch.autograd.Function):
@@ -181,10 +180,7 @@ def feed_forward(
     x: Tensor, hidden: nn.Linear, out: nn.Linear, dropout_mask: DropoutMask | None
 ) -> Tensor:
     """Return out(dropout(relu(hidden(x)))): (..., D) -> (..., D')."""
-    result: Tensor = _FeedForward.apply(
-        x, hidden.weight, hidden.bias, out.weight, out.bias, dropout_mask
-    )
-    return result
+    return _FeedForward.apply(x, hidden.weight, hidden.bias, out.weight, out.bias, dropout_mask)
 
 
 class _FeedForward(torch.autograd.Function):
@@ -250,8 +246,7 @@ def attend(
     _check_rows(projected, layout.queries)
     if keys_values is not None and layout.source is not None:
         _check_rows(keys_values, layout.source)
-    result: Tensor = _Attend.apply(projected, keys_values, layout, dropout_mask)
-    return result
+    return _Attend.apply(projected, keys_values, layout, dropout_mask)
 
 
 def _check_rows(x: Tensor, layout: PackedLayout) -> None:
