@@ -46,7 +46,6 @@ class DistributedValidation:
         self.precision = precision
         self.checkpoints = checkpoints
         self.world = world
-        self.device = next(model.parameters()).device
 
     def __call__(
         self,
@@ -88,9 +87,7 @@ class DistributedValidation:
                 unsharded(self.model),
                 stop.at_once(),
             ):
-                part = self.validator.validate_part(
-                    self.model, self.device, self.precision, self.world
-                )
+                part = self.validator.validate_part(self.model, self.precision, self.world)
         except Exception as error:
             return None, error
         return part, None

@@ -89,19 +89,18 @@ class Validator:
         batch = BatchConfig(size=max(self.config.tokens, int(lengths.max())))
         return [pairs[order[start:end]] for start, end in cut(lengths[order], batch)]
 
-    def validate_part(
-        self, model: Seq2Seq, device: torch.device, precision: str, world: World = ALONE
-    ) -> PartialResults:
+    def validate_part(self, model: Seq2Seq, precision: str, world: World = ALONE) -> PartialResults:
         """Validate on this process' part of the corpus.
 
         The model is in training mode afterwards.
         """
         model.eval()
+        device = next(model.parameters()).device
         try:
             with display.task("validation", "pairs", self._num_pairs()) as done:
                 with torch.inference_mode(), autocast(device, precision):
-                    sums = self._loss_sums(model, device, world, self.corpus, self.batches, done)
-                    train = self._train_sums(model, device, world, done)
+                    sums = self._loss_sums(model, world, self.corpus, self.batches, done)
+                    train = self._train_sums(model, world, done)
                 model.eval()
                 translations = self._translations(model, world, done) if self.translates else {}
                 shares = self._layer_shares(model, done) if world.first else None
@@ -137,9 +136,7 @@ class Validator:
         hypotheses = [translations[i] for i in range(len(self.corpus))]
         return corpus_bleu(hypotheses, *self.references)
 
-    def _train_sums(
-        self, model: Seq2Seq, device: torch.device, world: World, done: Task
-    ) -> LossSums | None:
+    def _train_sums(self, model: Seq2Seq, world: World, done: Task) -> LossSums | None:
         """Return the sums of the training pairs; None without ``train_pairs``."""
         if self.train_corpus is None:
             return None
@@ -148,21 +145,20 @@ class Validator:
         # Updates do not depend on the random numbers before them: each sets its own seed.
         torch.manual_seed(world.rank)
         try:
-            batches = self.train_batches
-            return self._loss_sums(model, device, world, self.train_corpus, batches, done)
+            return self._loss_sums(model, world, self.train_corpus, self.train_batches, done)
         finally:
             buffers.restore()
 
     def _loss_sums(
         self,
         model: Seq2Seq,
-        device: torch.device,
         world: World,
         corpus: Corpus,
         batches: Sequence[Indices],
         done: Task,
     ) -> LossSums:
         """Return the sums of this process' part; ``done`` counts the pairs of all processes."""
+        device = next(model.parameters()).device
         nll = 0.0
         correct = 0.0
         tokens = 0

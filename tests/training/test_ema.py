@@ -88,9 +88,7 @@ def test_validation_checkpoints_and_translation_use_the_average(toy: Path, tmp_p
         Path(recipe.data.folder),
         system.load_model(last).pipeline,
     )
-    judged = validator.combine(
-        [validator.validate_part(system.load_model(last).model, torch.device("cpu"), "fp32")]
-    )
+    judged = validator.combine([validator.validate_part(system.load_model(last).model, "fp32")])
     assert judged["loss"] == pytest.approx(read_state(last)["valid"]["loss"], rel=1e-5)
 
 

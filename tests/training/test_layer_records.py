@@ -96,11 +96,10 @@ def test_shares_of_a_model_that_has_diverged_are_not_recorded(toy: Path) -> None
     pipeline = Pipeline.load(data / "text")
     model = system.build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
     validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
-    cpu = torch.device("cpu")
-    assert validator.validate_part(model, cpu, "fp32").layer_shares
+    assert validator.validate_part(model, "fp32").layer_shares
     for parameter in model.parameters():
         nn.init.constant_(parameter, math.nan)
-    assert validator.validate_part(model, cpu, "fp32").layer_shares is None
+    assert validator.validate_part(model, "fp32").layer_shares is None
 
 
 def test_shares_of_a_model_without_fusion_are_refused(toy: Path, tmp_path: Path) -> None:
