@@ -310,7 +310,7 @@ class Plateau(Schedule):
     uses_validation = True
 
     def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
-        cuts: int = state.get("cuts", 0)
+        cuts = state.get("cuts", 0)
         return max(self.config.rate * self.config.factor**cuts, self.config.floor)
 
     def after_validation(
@@ -354,7 +354,7 @@ def build(config: ComponentConfig, width: int) -> Schedule:
     Raises ConfigError if a schedule outside fusetk cannot be built.
     """
     try:
-        schedule: Schedule = resolve(config.kind, SCHEDULES)(config, width)
+        return resolve(config.kind, SCHEDULES)(config, width)
     except FusetkError:
         raise
     except Exception as error:
@@ -362,7 +362,6 @@ def build(config: ComponentConfig, width: int) -> Schedule:
             f"the schedule {config.kind} cannot be built with (config, width): "
             f"{outside_error(error)}"
         ) from error
-    return schedule
 
 
 def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> float:
