@@ -5,6 +5,7 @@ import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
+SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -16,11 +17,7 @@ _LATEX = {
     ">": r"$>$",
     "|": r"\textbar{}",
     "×": r"$\times$",
-    "¹": r"\textsuperscript{1}",
-    "²": r"\textsuperscript{2}",
-    "³": r"\textsuperscript{3}",
-    **{digit: f"\\textsuperscript{{{i}}}" for i, digit in enumerate("⁴⁵⁶⁷⁸⁹", 4)},
-    "⁰": r"\textsuperscript{0}",
+    **{digit: f"\\textsuperscript{{{i}}}" for i, digit in enumerate(SUPERSCRIPTS)},
 }
 
 

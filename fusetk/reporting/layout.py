@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusetk.reporting.deviations import config_deviations
-from fusetk.reporting.formats import Cells, TextTable, signed
+from fusetk.reporting.formats import SUPERSCRIPTS, Cells, TextTable, signed
 from fusetk.reporting.runs import (
     MeanScore,
     MeasuredRun,
@@ -17,7 +17,6 @@ from fusetk.reporting.runs import (
 )
 from fusetk.reporting.tables import PRINTED, PaperRow, PaperTable, ParameterCount
 
-_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _ORIGINS = {
     "paper": "the vocabulary of the recipe",
     "runs": "the runs' vocabulary",
@@ -98,7 +97,7 @@ def _noted_rows(table: PaperTable) -> list[PaperRow]:
 
 
 def _superscript(number: int) -> str:
-    return str(number).translate(_SUPERSCRIPTS)
+    return "".join(SUPERSCRIPTS[int(digit)] for digit in str(number))
 
 
 def _printed_cells(table: PaperTable, values: Sequence[float | None]) -> list[Cells]:
