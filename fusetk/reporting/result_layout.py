@@ -14,7 +14,6 @@ from fusetk.reporting.result_columns import (
 )
 from fusetk.reporting.result_tables import SHOWN_CONFIG, TEST, ResultRow, ResultTable
 from fusetk.reporting.runs import MeanScore, difference_sentence
-from fusetk.reporting.saved_run import SavedRun
 
 DIFFERENCE_EPOCHS = (1, 2, 4, 8, 16, 24)
 # Epochs of the baseline in the table by time. In earlier epochs, interpolation is not exact enough.
@@ -71,48 +70,30 @@ def _notes(table: ResultTable, columns: Sequence[TableColumn]) -> list[str]:
 
 def table_warnings(table: ResultTable) -> list[str]:
     """Return the reasons why the runs of a table are not comparable."""
-    runs = table.runs
-    machines = (
-        "; ".join(
-            dict.fromkeys(f"{session.processor}, {session.device}" for session in training.sessions)
-        )
-        for training in (run.result.training for run in runs)
-    )
-    data = (run.result.training.data for run in runs)
+    machines, data, precisions = [], [], []
+    for stem, result in table.runs:
+        training = result.training
+        devices = dict.fromkeys(f"{each.processor}, {each.device}" for each in training.sessions)
+        machines.append((stem, "; ".join(devices)))
+        data.append((stem, training.data and training.data[:8]))
+        precisions.append((stem, str(result.config["training"].get("precision"))))
     # Measured costs are comparable: they are from one run on one machine.
     measures = "peak memory is" if table.costs else "speeds and peak memory are"
-    precisions = (str(run.result.config["training"].get("precision")) for run in runs)
     warnings = [
-        *_differing(f"the machine, so their {measures} not comparable", runs, machines),
-        *_differing("the training data", runs, (known and known[:8] for known in data)),
-        *_differing("the precision", runs, precisions),
+        *difference_sentence(f"the machine, so their {measures} not comparable", machines),
+        *difference_sentence("the training data", data),
+        *difference_sentence("the precision", precisions),
     ]
     for column in table.columns:
-        scored = [
-            (run, score)
-            for run in runs
-            for score in run.result.scores
-            if score.key == tuple(column)
-        ]
-        members = [run for run, _ in scored]
+        scores = [(run.stem, score) for run in table.runs if (score := run.saved_score(column))]
         what = f"of {column.metric} on {column.set_name}"
-        warnings += _differing(
-            f"the references {what}", members, (score.references[:8] for _, score in scored)
-        )
-        warnings += _differing(
-            f"the signature {what}", members, (score.signature for _, score in scored)
-        )
+        references = [(stem, score.references[:8]) for stem, score in scores]
+        signatures = [(stem, score.signature) for stem, score in scores]
+        warnings += difference_sentence(f"the references {what}", references)
+        warnings += difference_sentence(f"the signature {what}", signatures)
     stems = {run.stem for row in table.rows for run in (*row.runs, *row.other_runs)}
     warnings += [note for note, stem in table.p_values.notes.items() if stem in stems]
     return list(dict.fromkeys(warnings))
-
-
-def _differing(quantity: str, runs: Sequence[SavedRun], values: Iterable[str | None]) -> list[str]:
-    """Return a sentence if runs differ in a value; see ``difference_sentence``."""
-    stems: dict[str, list[str]] = {}
-    for run, value in zip(runs, values, strict=True):
-        stems.setdefault(value or "unknown", []).append(run.stem)
-    return difference_sentence(quantity, stems)
 
 
 # Comparisons and other configs --------------------------------------------------------------------

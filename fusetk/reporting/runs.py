@@ -301,22 +301,23 @@ def unique_runs(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
 
 
 def _differences(quantity: str, values: Iterable[tuple[MeasuredRun, str | None]]) -> list[str]:
-    """Return a sentence if runs differ in a value; see ``difference_sentence``."""
-    groups: dict[str, list[MeasuredRun]] = {}
-    for run, value in values:
-        groups.setdefault(value or "unknown", []).append(run)
-    names = {value: [run.name for run in unique_runs(runs)] for value, runs in groups.items()}
-    return difference_sentence(quantity, names, MAX_RUNS)
+    """Return a sentence if runs differ in a value; a run may have several values."""
+    names = {(run.folder, value): run.name for run, value in values}
+    pairs = [(name, value) for (_, value), name in names.items()]
+    return difference_sentence(quantity, pairs, MAX_RUNS)
 
 
 def difference_sentence(
-    quantity: str, names: Mapping[str, Sequence[str]], most: int | None = None
+    quantity: str, values: Iterable[tuple[str, str | None]], most: int | None = None
 ) -> list[str]:
-    """Return a sentence if there is more than one value; the most frequent value comes first.
+    """Return a sentence if runs differ in a value; the most frequent value comes first.
 
-    ``names`` are those of the runs with each value. ``most`` limits how many of them are given for
+    ``values`` has the name and the value of each run. ``most`` limits how many names are given for
     a value.
     """
+    names: dict[str, list[str]] = {}
+    for name, value in values:
+        names.setdefault(value or "unknown", []).append(name)
     if len(names) < 2:
         return []
     (value, usual), *others = sorted(names.items(), key=lambda group: -len(group[1]))

@@ -54,7 +54,7 @@ class SavedRun(NamedTuple):
 
     def saved_score(self, column: ScoreColumn) -> SavedScore | None:
         """Return the score of a column with its signature; None if there is none."""
-        return next((each for each in self.result.scores if each.key == tuple(column)), None)
+        return next((each for each in self.result.scores if each.key == column), None)
 
     @property
     def seconds_per_update(self) -> float | None:
