@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fusetk.reporting.deviations import short_keys
-from fusetk.reporting.formats import Cells, signed
+from fusetk.reporting.formats import signed
 from fusetk.reporting.gain import RULE
 from fusetk.reporting.result_tables import ResultRow, ResultTable
 from fusetk.reporting.runs import MeanScore, ScoreColumn, mean_of
@@ -15,7 +15,7 @@ class TableColumn(NamedTuple):
     """A column of a table."""
 
     head: str
-    cells: Cells  # of each row
+    cell: Callable[[ResultRow], str | None]  # of a row; None: the value is unknown
     explanation: str  # the rest of a sentence after the head
 
     @property
@@ -27,14 +27,12 @@ class TableColumn(NamedTuple):
 def result_columns(table: ResultTable) -> list[TableColumn]:
     """Return the columns after the names of the rows: scores first, then costs."""
     columns = [
-        _column(
-            table,
+        TableColumn(
             "parameters",
             lambda row: f"{row.parameters / 1e6:.2f}M" if row.parameters else None,
             "number of parameters of the model, in millions",
         ),
-        _column(
-            table,
+        TableColumn(
             "seeds",
             lambda row: " ".join(str(run.result.seed) for run in row.runs),
             "seeds of the trainings; all means and sample standard deviations (±) are over them",
@@ -42,8 +40,7 @@ def result_columns(table: ResultTable) -> list[TableColumn]:
     ]
     if any(row.overrides for row in table.rows):
         columns.append(
-            _column(
-                table,
+            TableColumn(
                 "config",
                 lambda row: config_text(row.overrides),
                 "values that differ from the recipe's; if a row and its baseline have different "
@@ -54,8 +51,7 @@ def result_columns(table: ResultTable) -> list[TableColumn]:
         columns += _score_columns(table, column)
         if i == 0:
             columns.append(gain_column(table))
-    loss = _column(
-        table,
+    loss = TableColumn(
         "valid loss",
         lambda row: mean_text(row.loss, len(row.runs), 3),
         "mean of the lowest validation loss of each training, for a target token",
@@ -68,12 +64,6 @@ def config_text(overrides: Mapping[str, Any]) -> str:
     names = short_keys(list(overrides))
     values = [f"{names[key]} = {value}" for key, value in overrides.items()]
     return ", ".join(values) or "the recipe's"
-
-
-def _column(
-    table: ResultTable, head: str, cell: Callable[[ResultRow], str | None], explanation: str
-) -> TableColumn:
-    return TableColumn(head, [cell(row) for row in table.rows], explanation)
 
 
 # Scores -------------------------------------------------------------------------------------------
@@ -100,14 +90,12 @@ def _score_columns(table: ResultTable, column: ScoreColumn) -> list[TableColumn]
     }
     signature = f", with the signature {signatures.pop()}" if len(signatures) == 1 else ""
     return [
-        _column(
-            table,
+        TableColumn(
             column_name(table.columns, column),
             lambda row: mean_text(row.mean(column), len(row.runs), 2),
             f"mean {column.metric} on {column.set_name}, translated with {checkpoint}{signature}",
         ),
-        _column(
-            table,
+        TableColumn(
             "Δ",
             lambda row: _difference(table, row, column),
             "difference to the mean of the baseline in the column before it",
@@ -139,7 +127,7 @@ def gain_column(table: ResultTable) -> TableColumn:
         f"yes if, by {name}, {RULE}; otherwise no, or open if more seeds or tests are needed; "
         "'open: 1 of 3 seeds' means that one of three seeds has this score"
     )
-    return _column(table, "gain", table.gain, explanation)
+    return TableColumn("gain", table.gain, explanation)
 
 
 # Costs --------------------------------------------------------------------------------------------
@@ -150,8 +138,7 @@ def _cost_columns(table: ResultTable) -> list[TableColumn]:
     measured = table.costs is not None
     source = "measured in one run" if measured else "from the logs of training"
     columns = [
-        _column(
-            table,
+        TableColumn(
             "training speed",
             lambda row: _times(table.relative_speed(row, "training")),
             f"target tokens a second in training, relative to the baseline; {source}",
@@ -159,14 +146,12 @@ def _cost_columns(table: ResultTable) -> list[TableColumn]:
     ]
     if measured:
         columns += [
-            _column(
-                table,
+            TableColumn(
                 "decoding speed",
                 lambda row: _times(table.relative_speed(row, "decoding")),
                 f"sentences a second in beam search, relative to the baseline; {source}",
             ),
-            _column(
-                table,
+            TableColumn(
                 "memory a token",
                 lambda row: (
                     f"{cost.bytes_per_token / 1024:,.1f} KB"
@@ -178,14 +163,12 @@ def _cost_columns(table: ResultTable) -> list[TableColumn]:
         ]
     return [
         *columns,
-        _column(
-            table,
+        TableColumn(
             "peak memory",
             lambda row: f"{mean.value / 2**20:,.0f} MB" if (mean := row.peak_memory) else None,
             "mean of the highest memory of the training process, or of PyTorch on the GPU",
         ),
-        _column(
-            table,
+        TableColumn(
             "time to baseline's loss",
             lambda row: _time_to_loss(table, row),
             "mean time of updates until the lowest validation loss of the baseline with the same "

@@ -27,8 +27,7 @@ def text_tables(table: ResultTable) -> list[TextTable]:
     those that the first one compares. The tables of losses have all common configs.
     """
     columns = result_columns(table)
-    cells = zip(*(column.cells for column in columns), strict=True)
-    rows = [[row.name, *others] for row, others in zip(table.rows, cells, strict=True)]
+    rows = [[row.name, *(column.cell(row) for column in columns)] for row in table.rows]
     heads = ["", *(column.head for column in columns)]
     further: list[TextTable] = []
     compared = [row for row in table.rows if table.base_of(row) is not row]
