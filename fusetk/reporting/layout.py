@@ -26,8 +26,8 @@ _ORIGINS = {
 # Cells --------------------------------------------------------------------------------------------
 
 
-def table_cells(table: PaperTable, costs: bool = False) -> tuple[list[str], list[list[str | None]]]:
-    """Return the heads of the table and the cells of each row; None for an unknown value.
+def text_table(table: PaperTable, costs: bool) -> TextTable:
+    """Return the cells and the notes of a table.
 
     With ``costs``, the last columns have updates, hours, speed, hardware and seeds of the runs.
     """
@@ -55,12 +55,7 @@ def table_cells(table: PaperTable, costs: bool = False) -> tuple[list[str], list
     if costs and table.runs:
         heads += ["hours", "tokens/s", "hardware", "seeds"]
         columns += [list(cells) for cells in zip(*map(_cost_cells, table.rows), strict=True)]
-    return heads, [list(cells) for cells in zip(*columns, strict=True)]
-
-
-def text_table(table: PaperTable, costs: bool = False) -> TextTable:
-    """Return the cells and the notes of a table; for ``costs`` see ``table_cells``."""
-    heads, rows = table_cells(table, costs)
+    rows = [list(cells) for cells in zip(*columns, strict=True)]
     return TextTable(table.title, heads, rows, table_notes(table))
 
 
