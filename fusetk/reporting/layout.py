@@ -199,11 +199,12 @@ def _vocabulary_notes(table: PaperTable) -> list[str]:
 
 def table_warnings(table: PaperTable) -> list[str]:
     """Return warnings about runs: not comparable, different from the recipe, or without a score."""
-    scored = {run.folder for run in table.scored_runs()}
+    scores = table.scores()
+    scored = {run.folder for run, _ in scores}
     others = [run for run in table.runs if run.folder not in scored]
     other_scores = [run for run in others if run.test_scores and table.as_printed]
     unscored = [run for run in others if run not in other_scores]
-    warnings = comparability_warnings(table.scores())
+    warnings = comparability_warnings(scores)
     for row in table.rows:
         runs = [run for run in row.runs if run.folder in scored]
         warnings += [f"the same row and seed: {run_names(twins)}" for twins in equal_seeds(runs)]

@@ -150,10 +150,6 @@ class PaperTable:
             if (record := run.record(row.column(column)))
         ]
 
-    def scored_runs(self) -> list[MeasuredRun]:
-        """Return the runs that have a score in a column."""
-        return unique_runs(run for run, _ in self.scores())
-
 
 # Rows ---------------------------------------------------------------------------------------------
 
