@@ -160,7 +160,6 @@ def _saved_run(run: MeasuredRun, row: PaperRow, notes: list[str]) -> RunContents
         except FusetkError as error:
             notes.append(f"{run.folder}: the translations of {name} are not saved, because {error}")
             del translations[name]
-    curve_train, curve_valid = _curves(run.folder)
     result = RunResult(
         system=row.path.stem,
         **row_fields(row),
@@ -174,8 +173,8 @@ def _saved_run(run: MeasuredRun, row: PaperRow, notes: list[str]) -> RunContents
         translations={name: list(columns) for name, columns in translations.items()},
         texts={name: _checksum(columns) for name, columns in texts.items()},
         layer_weights=[],
-        train_curve=curve_train,
-        valid_curve=curve_valid,
+        train_curve=_curve(run.folder, "train", TRAIN_CURVE),
+        valid_curve=_curve(run.folder, "valid", VALID_CURVE),
         config=without_folders(run.config),
     )
     return RunContents(result, translations, texts)
@@ -248,22 +247,15 @@ def _parameters(run: MeasuredRun) -> int | None:
         return None
 
 
-def _curves(run: Path) -> tuple[Curve, Curve]:
-    """Return the columns of training and of validation that have a number."""
-    records: dict[str, dict[float, dict[str, Any]]] = {"train": {}, "valid": {}}
+def _curve(run: Path, kind: str, names: Sequence[str]) -> Curve:
+    """Return the columns of a kind of metrics, without those that have no number."""
+    records: dict[float, dict[str, Any]] = {}
     for record in read_metrics(run):
-        if record is not None and record["kind"] in records:
-            records[record["kind"]][record["update"]] = record  # a repeated update replaces it
-    curves = []
-    for kind, names in (("train", TRAIN_CURVE), ("valid", VALID_CURVE)):
-        ordered = [records[kind][update] for update in sorted(records[kind])]
-        columns = {name: [rounded(record.get(name)) for record in ordered] for name in names}
-        curves.append({name: column for name, column in columns.items() if _has_number(column)})
-    return curves[0], curves[1]
-
-
-def _has_number(column: Sequence[float | None]) -> bool:
-    return any(value is not None for value in column)
+        if record is not None and record["kind"] == kind:
+            records[record["update"]] = record  # a repeated update replaces it
+    ordered = [records[update] for update in sorted(records)]
+    columns = {name: [rounded(record.get(name)) for record in ordered] for name in names}
+    return {name: column for name, column in columns.items() if any(v is not None for v in column)}
 
 
 def rounded(value: Any) -> int | float | None:
