@@ -54,7 +54,6 @@ def save_results_page(tables: list[ResultTable], folder: Path, path: Path) -> No
 
 def _table(table: ResultTable, folder: Path) -> dict[str, Any]:
     main, *others = text_tables(table)
-    curves = [run.result.model_dump(mode="json") for run in table.runs]
     return {
         "title": table.title,
         "table": _sortable(main),
@@ -63,7 +62,7 @@ def _table(table: ResultTable, folder: Path) -> dict[str, Any]:
         "quantities": [
             {"curve": curve, "name": name, "label": label}
             for curve, name, label in QUANTITIES
-            if any(name in values[curve] for values in curves)
+            if any(name in getattr(run.result, curve) for run in table.runs)
         ],
         "pairs": [
             pair
