@@ -166,7 +166,8 @@ def sample_batches(
                 f"--src-length, --tgt-length and --pairs, or add --set "
                 f"training.stages.{stage}.weights=null and give the pairs of an epoch in --pairs"
             )
-        return [mean_batch(config, text)], _batches_in_epoch(config, text)
+        batch = mean_batch(config, text)
+        return [batch], text.pairs and -(-text.pairs // len(batch.target))
     source, target = text.corpus.source.lengths, text.corpus.target.lengths
     spans = sampling_spans(text.corpus.parts, weights, stage)
     order = batches(source, target, config, seed, 0, spans)
@@ -193,12 +194,6 @@ def mean_batch(config: BatchConfig, text: TextLengths) -> BatchShape:
     if config.token_limit:
         pairs = split_size(pairs, max(source, target), config.token_limit)
     return BatchShape([source] * pairs, [target] * pairs)
-
-
-def _batches_in_epoch(config: BatchConfig, text: TextLengths) -> int | None:
-    if text.pairs is None:
-        return None
-    return -(-text.pairs // len(mean_batch(config, text).target))
 
 
 def stage_hours(stage: StageCost, multiply_adds_per_second: float) -> float | None:
