@@ -128,12 +128,17 @@ def compare(
     with the lines of ``system.load_model``.
     """
 
-    def translations(path: Path) -> tuple[str, list[str]]:
-        return _translate(path, inputs.sources, tokenized, device, report)
+    def named(path: Path, lines: list[str] | None) -> tuple[str, list[str]]:
+        """Return the name and the translations of a system."""
+        if lines is not None:
+            return str(path), lines
+        from fusetk import system
 
-    (first_name, first_lines), (second_name, second_lines) = (
-        translations(path) if lines is None else (str(path), lines)
-        for path, lines in zip(inputs.systems, inputs.translations, strict=True)
+        loaded = system.load_model(path, device, report=report)
+        return loaded.name, loaded.translator().translate(inputs.sources, tokenized)
+
+    (first_name, first_lines), (second_name, second_lines) = map(
+        named, inputs.systems, inputs.translations
     )
     # Runs in different folders may have one name.
     if first_name == second_name and inputs.systems[0] != inputs.systems[1]:
@@ -143,20 +148,6 @@ def compare(
     )
     summary = summarize(sentences, inputs.references, tokenized)
     return Comparison((first_name, second_name), metric, rank_by_gain(sentences), summary)
-
-
-def _translate(
-    path: Path,
-    sources: Sequence[str],
-    tokenized: bool,
-    device: str,
-    report: Callable[[str], None],
-) -> tuple[str, list[str]]:
-    """Return the name of a run and its translations."""
-    from fusetk import system
-
-    loaded = system.load_model(path, device, report=report)
-    return loaded.name, loaded.translator().translate(sources, tokenized)
 
 
 def write_comparison(output: Path, comparison: Comparison) -> None:

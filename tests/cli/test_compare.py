@@ -235,7 +235,7 @@ def test_a_missing_second_run_is_an_error_before_the_first_is_translated(
 ) -> None:
     translated: list[object] = []
     monkeypatch.setattr(
-        "fusetk.reporting.comparison._translate", lambda *arguments: translated.append(arguments)
+        "fusetk.system.load_model", lambda *arguments, **options: translated.append(arguments)
     )
     make_run(Path("one"))
     for second in ("none", "."):
