@@ -81,15 +81,8 @@ def _panels(checkpoint: Path, source: Path, target: Path) -> "tuple[list[Panel],
 
 def _saved(panel: "Panel") -> SavedPanel:
     from fusetk.plotting.figure import finite
+    from fusetk.plotting.panel import json_fields
 
     rounded = [finite(round(float(value), DIGITS) for value in row) for row in panel.matrix]
-    return SavedPanel(
-        name=panel.name,
-        title=panel.title,
-        measure=panel.measure,
-        axes=list(panel.axes),
-        x=list(panel.x),
-        y=list(panel.y),
-        matrix=rounded,
-        up=panel.up,
-    )
+    fields = {**json_fields(panel), "matrix": rounded}
+    return SavedPanel(name=panel.name, up=panel.up, **fields)
