@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from fusetk.errors import DataError
@@ -205,11 +206,8 @@ class _Measured:
             wrap(caption, max(CAPTION, cell * len(panel.x)), self.style.caption, self.widths)
             for panel, caption in zip(self.panels, self.captions, strict=True)
         ]
-        captioned = list(zip(self.panels, wrapped, strict=True))
-        starts = [sum(lengths[:i]) for i in range(len(lengths))]
-        return [
-            captioned[start : start + length] for start, length in zip(starts, lengths, strict=True)
-        ]
+        captioned = iter(zip(self.panels, wrapped, strict=True))
+        return [list(islice(captioned, length)) for length in lengths]
 
     def _left_edges(
         self, row: list[Captioned], rows: list[list[Captioned]], cell: float
@@ -223,8 +221,8 @@ class _Measured:
         edges: list[float] = []
         end = 0.0
         for c in range(len(row)):
-            beside = [(other, c) for other in (aligned if c else rows)]
-            edges.append(end + max(self._beside(other, c, cell) for other, c in beside))
+            others = aligned if c else rows
+            edges.append(end + max(self._beside(other, c, cell) for other in others))
             end = edges[-1] + max(self._width(other[c], cell) for other in aligned) + GAP
         return [*edges, end]
 
@@ -275,7 +273,8 @@ def arrange(
     which they fit is chosen; if there is none, the figure grows with its words.
     """
     measured = _Measured(panels, captions, style, widths, bar_labels or {})
-    natural_cell = max(least_cell(style), min(LARGEST_CELL, 6.0 / _longest(panels)))
+    longest = max(max(len(panel.x), len(panel.y)) for panel in panels)
+    natural_cell = max(least_cell(style), min(LARGEST_CELL, 6.0 / longest))
     for width in (size.width,) if size else style.widths:
         fitted = _fit(measured, width - MARGIN - bar_room, columns, natural_cell)
         if fitted:
@@ -295,10 +294,6 @@ def arrange(
             style.widths[-1],
         )
     return arranged
-
-
-def _longest(panels: Sequence[Panel]) -> int:
-    return max(max(len(panel.x), len(panel.y)) for panel in panels)
 
 
 def _fit(
