@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, quantity
 from fusetk.files import locked, replace_file
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
@@ -53,7 +53,8 @@ def device_of(name: str) -> torch.device:
         raise ConfigError(f"device {name} is not supported: write auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"there is no device {name}: this machine has {torch.cuda.device_count()} CUDA devices"
+            f"there is no device {name}: this machine has "
+            f"{quantity(torch.cuda.device_count(), 'CUDA device')}"
         )
     # PyTorch does not know the limit of a container.
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > usable_processors():

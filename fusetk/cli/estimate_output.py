@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fusetk.errors import quantity
+
 if TYPE_CHECKING:
     from fusetk.estimate.cost import TrainingCost
 
@@ -57,9 +59,12 @@ def print_estimate(cost: "TrainingCost", document: dict[str, Any]) -> None:
     )
     click.echo(f"speed: {speed / 1e9:,.1f} G multiply-adds/s on each device ({_source(document)})")
     for number, stage in enumerate(document["stages"], 1):
-        updates = "an unknown number of" if stage["updates"] is None else f"{stage['updates']:,}"
+        updates = stage["updates"]
+        number_of_updates = (
+            "an unknown number of updates" if updates is None else quantity(updates, "update")
+        )
         click.echo(
-            f"stage {number}: {updates} updates of {stage['batch']}, "
+            f"stage {number}: {number_of_updates} of {stage['batch']}, "
             f"{stage['multiply_adds_of_update'] / 1e9:,.1f} G multiply-adds, "
             f"{stage['target_tokens_a_second']:,} target tokens/s, {_hours(stage['hours'])}"
         )

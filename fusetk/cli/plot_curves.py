@@ -7,7 +7,7 @@ import click
 
 from fusetk.cli.parameters import FilePath
 from fusetk.cli.picture_options import check_picture, size_option, style_option
-from fusetk.errors import DataError
+from fusetk.errors import DataError, quantity
 from fusetk.plotting.curve_figure import plot
 from fusetk.plotting.curves import (
     BY_LAYER,
@@ -104,7 +104,7 @@ def command(
         raise click.UsageError("--names has an empty name: give a name for each run")
     if len(run_names) != len(runs):
         raise click.UsageError(
-            f"--names has {len(run_names)} names for {len(runs)} runs; "
+            f"--names has {quantity(len(run_names), 'name')} for {quantity(len(runs), 'run')}; "
             "give one name for each run, separated by commas"
         )
     if len(set(run_names)) != len(run_names):

@@ -7,6 +7,7 @@ import click
 
 from fusetk.cli.common_options import inform
 from fusetk.cli.tables import NONE, print_json, print_warnings, show
+from fusetk.errors import quantity
 from fusetk.reporting.formats import TextTable, csv_text, latex_text
 from fusetk.reporting.result_layout import result_table_as_dict, text_tables
 from fusetk.reporting.result_tables import read_tables
@@ -62,7 +63,10 @@ def save_and_inform(folder: Path, rows: Sequence[PaperRow], warnings: Sequence[s
         inform(f"{old} is now {new.name}")
     for path in report.written:
         inform(f"{path} written")
-    inform(f"{folder}: {len(report.written)} results written, {len(report.unchanged)} unchanged")
+    inform(
+        f"{folder}: {quantity(len(report.written), 'result')} written, "
+        f"{len(report.unchanged):,} unchanged"
+    )
 
 
 def inform_unmatched(unmatched_runs: Mapping[str, int]) -> None:

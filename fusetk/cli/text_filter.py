@@ -8,7 +8,7 @@ import click
 from fusetk.cli.common_options import inform
 from fusetk.cli.parameters import FilePath, FiniteRange
 from fusetk.data.text import FilePair, check_inputs_and_output
-from fusetk.errors import DataError
+from fusetk.errors import DataError, quantity
 
 
 @click.command("filter")
@@ -63,7 +63,7 @@ def filter_pairs(
     outputs = _output_paths(prefix, source, target)
     num_kept, dropped = filter_files(FilePair(source, target), outputs, step, unique)
     reasons = "".join(f", {count} {reason}" for reason, count in sorted(dropped.items()))
-    inform(f"{num_kept + dropped.total()} pairs in, {num_kept} out{reasons}")
+    inform(f"{quantity(num_kept + dropped.total(), 'pair')} in, {num_kept:,} out{reasons}")
 
 
 def _output_paths(prefix: str, source: Path, target: Path) -> FilePair:

@@ -29,7 +29,7 @@ from fusetk.data.stages import Build, Results
 from fusetk.data.steps.base import line_steps
 from fusetk.data.text import FilePair, read_lines, read_pairs, writer
 from fusetk.data.vocab import SPECIAL, Vocabulary
-from fusetk.errors import DataError
+from fusetk.errors import DataError, quantity
 
 # BPE and vocabularies ----------------------------------------------------------------------------
 
@@ -160,8 +160,8 @@ def check_required_tokens(config: DataConfig, vocabularies: Sequence[Vocabulary]
             lacks = [token for token in step.required_tokens() if token not in vocabulary.ids]
             if lacks:
                 raise DataError(
-                    f"the {side} vocabulary lacks {len(lacks)} tokens that the step {step.step} "
-                    f"requires, such as {lacks[0]!r}: raise data.vocabulary.size"
+                    f"the {side} vocabulary lacks {quantity(len(lacks), 'token')} that the step "
+                    f"{step.step} requires, such as {lacks[0]!r}: raise data.vocabulary.size"
                 )
 
 

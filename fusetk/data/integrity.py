@@ -52,11 +52,11 @@ def check_settings(
 def training_settings(config: DataConfig) -> dict[str, Any]:
     """Return the settings that decide what training reads; paths become numbers of files."""
     settings = config.model_dump(mode="json", exclude={"folder", "test"})
-    settings["train"] = f"{len(config.train)} file prefixes"
+    settings["train"] = f"file prefixes: {len(config.train)}"
     if isinstance(config.valid, list):
-        settings["valid"] = f"{len(config.valid)} file prefixes"
+        settings["valid"] = f"file prefixes: {len(config.valid)}"
     if config.bpe and config.bpe.codes:
-        settings["bpe"]["codes"] = f"{len(config.bpe.codes)} files"
+        settings["bpe"]["codes"] = f"files: {len(config.bpe.codes)}"
     for side in SIDES:
         if settings["vocabulary"][side]:
             settings["vocabulary"][side] = "a file"

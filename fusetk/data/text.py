@@ -19,7 +19,7 @@ from math import log
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
-from fusetk.errors import DataError, OutputDiskFull
+from fusetk.errors import DataError, OutputDiskFull, quantity
 from fusetk.files import is_stream, similar_names
 
 BOM = b"\xef\xbb\xbf"
@@ -345,7 +345,7 @@ def unequal(first: Path | str, other: Path | str, first_count: int, other_count:
     """
     first, other = Path(first), Path(other)
     longer, shorter = (first, other) if first_count > other_count else (other, first)
-    counts = f"{first} has {first_count} lines and {other} has {other_count}"
+    counts = f"{first} has {quantity(first_count, 'line')} and {other} has {other_count:,}"
     advice = "repair the files, because fusetk never drops surplus lines"
     if not (longer.is_file() and shorter.is_file()):  # a pipe cannot be read again
         return DataError(f"{counts}; {advice}")

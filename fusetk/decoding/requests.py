@@ -187,7 +187,7 @@ def skip_done(
     if count < num_done:
         part = f"part {inputs.shard[0]}/{inputs.shard[1]} of " if inputs.shard else ""
         raise DataError(
-            f"{target} has translations of {num_done:,} lines, but {part}{inputs.name} has only "
-            f"{count:,} lines: name the output that was made from this input"
+            f"{target} has translations of {quantity(num_done, 'line')}, but {part}{inputs.name} "
+            f"has only {quantity(count, 'line')}: name the output that was made from this input"
         )
     return chain(last if redo_last else [], requests)

@@ -92,8 +92,8 @@ def read_chunks(
         point = lines.resume
         requests = skip_done(requests, point.lines, point.redo_last, inputs, target)
         report(
-            f"{target} has translations of {point.num_complete:,} lines: continuing with line "
-            f"{lines.first + 1:,}"
+            f"{target} has translations of {quantity(point.num_complete, 'line')}: continuing "
+            f"with line {lines.first + 1:,}"
         )
     first = lines.first
     for chunk in chunks(requests, size, ready, first - lines.start):

@@ -12,7 +12,7 @@ from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Corpus
 from fusetk.data.corpus_weights import sampling_spans
 from fusetk.data.sampler import batches, split_size
-from fusetk.errors import ConfigError, DataError
+from fusetk.errors import ConfigError, DataError, quantity
 from fusetk.estimate.operations import BatchShape, batch_cost, optimizer_bytes
 from fusetk.models import Seq2Seq
 from fusetk.recipe import Recipe
@@ -122,7 +122,8 @@ def _stage_cost(
     tokens = float(np.mean([shape.target_tokens for shape in shapes]))
     pairs = float(np.mean([len(shape.target) for shape in shapes]))
     return StageCost(
-        batch=f"{round(in_update, 1):g} x {tokens:,.0f} target tokens ({pairs:,.0f} pairs)",
+        batch=f"{round(in_update, 1):g} x {tokens:,.0f} target tokens "
+        f"({quantity(round(pairs), 'pair')})",
         target_tokens=in_update * tokens,
         multiply_adds=in_update * float(np.mean([cost.multiply_adds for cost in costs])),
         activations=max(cost.activations for cost in costs),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fusetk.config.messages import unknown_choice
-from fusetk.errors import DataError
+from fusetk.errors import DataError, quantity
 from fusetk.evaluation.comet import Comet
 from fusetk.evaluation.metric import Metric, MetricOptions, Score
 from fusetk.evaluation.multi_bleu import JoinedMultiBleu, LowercaseMultiBleu, MultiBleu
@@ -83,8 +83,8 @@ def score(
     for k, lines in enumerate(references, 1):
         if len(lines) != len(hypotheses):
             raise DataError(
-                f"the hypothesis has {len(hypotheses)} lines and reference {k} has {len(lines)}: "
-                "give one reference line for each hypothesis line"
+                f"the hypothesis has {quantity(len(hypotheses), 'line')} and reference {k} has "
+                f"{len(lines):,}: give one reference line for each hypothesis line"
             )
     built = make_metrics(references, metrics, MetricOptions(lowercase, tokenize, compound_split))
     return [metric.score(metric.statistics(hypotheses)) for metric in built]

@@ -16,7 +16,7 @@ from fusetk.decoding.requests import (
     parallel_lines,
 )
 from fusetk.decoding.translate import Translator
-from fusetk.errors import DataError, join_names
+from fusetk.errors import DataError, join_names, quantity
 from fusetk.evaluation.rescore import RescorePair, Rescorer, ScoredTarget, ScoreRule
 
 BAR = "|||"
@@ -192,8 +192,8 @@ class _SourceLines:
             self.num_read += len(skipped)
             if self.num_read < number:
                 raise DataError(
-                    f"{self.name} has {self.num_read} lines, so it has no line for ID {line_id}, "
-                    "counted from 0"
+                    f"{self.name} has {quantity(self.num_read, 'line')}, so it has no line for ID "
+                    f"{line_id}, counted from 0"
                 )
             ids = self.translator.encode("source", skipped[-1], self.tokenized)
             self.ids = self.translator.truncate([*ids, EOS], self.num_read)

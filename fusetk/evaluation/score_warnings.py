@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from fusetk.errors import join_names
+from fusetk.errors import join_names, quantity
 from fusetk.evaluation.metric import Metric
 
 MAX_LINES = 5_000  # lines of a text that the statistics count
@@ -259,11 +259,13 @@ def _blank_warnings(hypotheses: Sequence[str], references: Sequence[Sequence[str
     warnings = []
     if blank_hypotheses > limit:
         warnings.append(
-            f"the hypothesis is blank and the reference is not: {blank_hypotheses} lines"
+            "the hypothesis is blank and the reference is not: "
+            f"{quantity(blank_hypotheses, 'line')}"
         )
     if blank_references > limit:
         warnings.append(
-            f"the reference is blank and the hypothesis is not: {blank_references} lines"
+            "the reference is blank and the hypothesis is not: "
+            f"{quantity(blank_references, 'line')}"
         )
     return warnings
 

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
+from fusetk.errors import quantity
 from fusetk.fusion.aggregate import AggregateConfig, build_aggregation, record_betas
 from fusetk.fusion.base import LayerFusion
 
@@ -21,7 +22,7 @@ class TreeFusionConfig(AggregateConfig):
     kind: str = "tree"
     embedding: bool = False
     """Allow the word embedding to be a leaf. It is the lowest leaf if the stack has one layer fewer
-    than `leaves`. In a deeper stack it would be no leaf, so this option is refused. If the stack
+    than `leaves`. In a deeper stack it would not be a leaf, so this option is refused. If the stack
     has exactly `leaves` layers, the residual connection of the first node reads the embedding, even
     with `false`."""
     leaves: int = Field(4, ge=2)
@@ -45,14 +46,15 @@ class TreeFusionConfig(AggregateConfig):
         if self.embedding and layers >= self.leaves:
             raise ValueError(
                 f"fuse: tree has {self.leaves} leaves, and this stack has {layers} layers, so the "
-                "embedding would be no leaf: remove embedding: true"
+                "embedding would not be a leaf: remove embedding: true"
             )
         available = layers + self.embedding
         if available < self.leaves:
             counted = " with the embedding" if self.embedding else ""
             raise ValueError(
-                f"fuse: tree has {self.leaves} leaves, and this stack has {available} layers"
-                f"{counted}: make the stack deeper, or set leaves to less"
+                f"fuse: tree has {self.leaves} leaves, and this stack has "
+                f"{quantity(available, 'layer')}{counted}: make the stack deeper, or give fewer "
+                "leaves"
             )
 
 

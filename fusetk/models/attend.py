@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.config import ComponentConfig, component, resolve
-from fusetk.errors import ConfigError, class_name
+from fusetk.errors import ConfigError, class_name, quantity
 from fusetk.models.seq2seq import Memory
 from fusetk.nn.combine import weighted_sum
 from fusetk.nn.dropout import Dropout
@@ -74,8 +74,8 @@ class AttendedSources(nn.Module):
             raise ConfigError(f"{method} returned a {type(sources).__name__} instead of a list")
         if len(sources) != len(self.widths):
             raise ConfigError(
-                f"{method} returned {len(sources)} tensors, but the property widths has "
-                f"{len(self.widths)} numbers"
+                f"{method} returned {quantity(len(sources), 'tensor')}, but the property widths "
+                f"has {quantity(len(self.widths), 'number')}"
             )
         for source, width in zip(sources, self.widths, strict=True):
             check_shape(source, memory.output.shape[:-1], width, self)

@@ -11,6 +11,7 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from fusetk import trace
+from fusetk.errors import quantity
 from fusetk.fusion.base import share_layer_embedding
 from fusetk.models.attend import attended_sources_class, build_attended_sources
 from fusetk.models.connect import PlannedModule
@@ -45,8 +46,8 @@ class ConvEncoderConfig(StackConfig):
             numbers = getattr(self, name)
             if isinstance(numbers, list) and len(numbers) != self.layers:
                 raise ValueError(
-                    f"{name} lists {len(numbers)} numbers for a stack of {self.layers} layers: "
-                    "give one number, or one for each layer"
+                    f"{name} lists {quantity(len(numbers), 'number')} for a stack of "
+                    f"{quantity(self.layers, 'layer')}: give one number, or one for each layer"
                 )
         return self
 

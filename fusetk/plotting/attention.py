@@ -262,7 +262,7 @@ def _heads(weights: np.ndarray, head: int | str, row_labels: list[str]) -> list[
         text = f"mean of {count} heads" if count > 1 else "1 head"
         return [_HeadMatrix("", text, weights.mean(0), row_labels)]
     if isinstance(head, int) and not 1 <= head <= count:
-        raise DataError(f"--head {head} is out of range: there are {count} heads, counted from 1")
+        raise DataError(f"--head {head} is out of range: choose a head from 1 to {count}")
     numbers = range(1, count + 1) if head == "all" else [int(head)]
     return [
         _HeadMatrix(f".head{number}", f"head {number}", weights[number - 1], row_labels)

@@ -44,8 +44,9 @@ def command_line_pairs(sources: Sequence[str], targets: Sequence[str]) -> list[I
     """
     if targets and len(targets) != len(sources):
         raise DataError(
-            f"there are {len(sources)} source sentences and {len(targets)} translations: "
-            "give one translation for each sentence, in order, or none"
+            f"{quantity(len(sources), 'source sentence')} and "
+            f"{quantity(len(targets), 'translation')} were given: give one translation for each "
+            "sentence, in order, or none"
         )
     for side, texts in (("source", sources), ("target", targets)):
         for text in texts:
@@ -78,7 +79,9 @@ def file_pairs(source: str, target: str | None, lines: range | None) -> Iterator
         if lines is not None and number >= lines.stop - 1 and target is None:
             return
     if lines is not None and number < lines.stop - 1:
-        raise DataError(f"{source} has {number} lines; --lines asks for {lines.stop - 1}")
+        raise DataError(
+            f"{source} has {quantity(number, 'line')}; --lines asks for {lines.stop - 1}"
+        )
 
 
 def line_range(text: str) -> range:

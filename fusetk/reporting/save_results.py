@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.data.text import cannot_write, read_lines
-from fusetk.errors import ConfigError, DataError, FusetkError
+from fusetk.errors import ConfigError, DataError, FusetkError, quantity
 from fusetk.files import locked, write_if_changed
 from fusetk.reporting import score_log
 from fusetk.reporting.cost import finite_value, read_cost
@@ -288,7 +288,9 @@ def _check_lines(translations: Columns, texts: Columns) -> None:
     expected = len(texts["source.raw"])
     for name, lines in translations.items():
         if len(lines) != expected:
-            raise DataError(f"{name} has {len(lines)} lines, and the source has {expected}")
+            raise DataError(
+                f"{name} has {quantity(len(lines), 'line')}, and the source has {expected:,}"
+            )
 
 
 def _texts(run: MeasuredRun, set_name: str) -> Columns:

@@ -399,7 +399,7 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
         (["-s", "der", "-r", "a.en"], "-r and --lines need a file"),
         (["-s", "der", "--lines", "1"], "-r and --lines need a file"),
         (["-i", "a.de", "-t", "the"], "-t needs -s"),
-        (["-s", "der", "-s", "mann", "-t", "the"], "2 source sentences and 1 translations"),
+        (["-s", "der", "-s", "mann", "-t", "the"], "sentences and 1 translation were given"),
         (
             ["-i", "a.de", "--corpus"],
             "use --corpus with --what fuse, encoder-fuse, decoder-fuse, connect or similarity",
@@ -472,7 +472,7 @@ def test_a_model_without_fusions(loaded: Any) -> None:
             ["-s", "der", "--what", "self", "--layer", "3"],
             "--layer 3 is out of range: the encoder has self-attention in layers 1 to 2",
         ),
-        (["-s", "der", "--head", "5"], "--head 5 is out of range: there are 4"),
+        (["-s", "der", "--head", "5"], "--head 5 is out of range: choose a head from 1 to 4"),
         (["-s", "der", "--head", "-1"], "not a number from 1, mean or all"),
         (
             ["-s", "der", "--what", "mixed"],

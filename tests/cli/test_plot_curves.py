@@ -76,7 +76,7 @@ def test_curves_in_the_numbers(runs: Path) -> None:
         (["x", "-o", "a.png"], "x has no metrics.jsonl"),
         (["z", "-o", "a.png"], "the run folder z does not exist"),
         (["x/base", "-o", "a.png", "--what", "blue"], "did you mean 'bleu'"),
-        (["x/base", "-o", "a.png", "--names", "a,b"], "2 names for 1 runs"),
+        (["x/base", "-o", "a.png", "--names", "a,b"], "2 names for 1 run;"),
         (["x/base", "x/base", "-o", "a.png"], "two runs have the name '/"),
         (["x/base", "y/base", "-o", "a.png", "--names", "a,"], "--names has an empty name"),
         (["x/base", "-o", "a.png", "--what", ","], "--what has no quantity"),

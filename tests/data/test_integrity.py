@@ -293,7 +293,7 @@ def test_a_batch_that_does_not_hold_the_longest_sentence(
         ("data.bpe=null", r"data\.bpe: .* -> none"),
         ("data.steps=[{step: lowercase}]", r"data\.steps: \[\] -> .*lowercase"),
         ("data.vocabulary.size=40", r"data\.vocabulary\.size: none -> 40"),
-        ("data.valid={every: 7}", r"data\.valid: .*1 file prefixes.* -> .*every"),
+        ("data.valid={every: 7}", r"data\.valid: .*file prefixes: 1.* -> .*every"),
     ],
 )
 def test_data_prepared_with_other_settings_are_refused(
@@ -323,7 +323,7 @@ def test_more_training_text_than_was_prepared_is_refused(
             f"data.train={json.dumps(train)}",
         ],
     )
-    refused(changed, tmp_path / "run", r"data\.train: .1 file prefixes. -> .2 file prefixes.")
+    refused(changed, tmp_path / "run", r"data\.train: .file prefixes: 1. -> .file prefixes: 2.")
 
 
 @pytest.fixture

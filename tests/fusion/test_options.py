@@ -91,7 +91,7 @@ def test_initial_layer_embeddings_are_uniform_between_minus_and_plus_a_tenth() -
     "fuse", [{"kind": "tree"}, {"kind": "tree", "leaves": 8, "embedding": True}]
 )
 def test_a_tree_with_more_leaves_than_layers_is_refused(fuse: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="make the stack deeper, or set leaves to less"):
+    with pytest.raises(ValueError, match="make the stack deeper, or give fewer leaves"):
         StackConfig.model_validate({"layers": 3, "fuse": fuse})
 
 
@@ -102,7 +102,7 @@ def test_a_tree_may_have_the_embedding_as_a_leaf() -> None:
 def test_an_embedding_that_would_be_no_leaf_is_refused() -> None:
     config = FUSIONS["tree"].Config.model_validate({"kind": "tree", "embedding": True})
     config.check(3)
-    with pytest.raises(ValueError, match="the embedding would be no leaf"):
+    with pytest.raises(ValueError, match="the embedding would not be a leaf"):
         config.check(4)
 
 

@@ -264,7 +264,7 @@ def test_layers_are_sorted_by_number() -> None:
     [
         (3, "mean", "--layer 3 is out of range.*1 to 2"),
         (0, "mean", "--layer 0 is out of range"),
-        (1, 4, "--head 4 is out of range: there are 3"),
+        (1, 4, "--head 4 is out of range: choose a head from 1 to 3"),
         (1, 0, "--head 0 is out of range"),
     ],
 )

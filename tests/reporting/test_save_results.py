@@ -370,7 +370,7 @@ def test_outdated_scores_are_left_out(work: Path) -> None:
     before = {score.key for score in read_result(result).scores}
     scores = work / "runs" / "a2" / "scores.json"
     scores.write_text(scores.read_text().replace('"updates": 30', '"updates": 20', 1))
-    assert "1 results written, 2 unchanged" in save_all(work)
+    assert "1 result written, 2 unchanged" in save_all(work)
     left = {score.key for score in read_result(result).scores}
     assert left < before and len(left) == len(before) - 1
 
@@ -382,7 +382,7 @@ def test_runs_without_complete_results_are_left_out(work: Path) -> None:
     told = save_all(work)
     assert "a1 is left out: it has no score" in told
     assert "a2 is left out: it was trained further" in told
-    assert "1 results written" in told
+    assert "1 result written" in told
 
 
 @pytest.mark.parametrize(

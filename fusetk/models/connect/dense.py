@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from fusetk.errors import quantity
 from fusetk.models.connect.base import ConnectConfig, Connection, SummaryMode
 from fusetk.nn.feature_buffer import FeatureBuffer
 from fusetk.nn.precision import product_dtype
@@ -41,8 +42,8 @@ class DenseConnectionConfig(ConnectConfig):
             )
         if isinstance(self.growth, list) and len(self.growth) != layers:
             raise ValueError(
-                f"growth lists {len(self.growth)} widths for a stack of {layers} layers: give one "
-                "number, or one for each layer"
+                f"growth lists {quantity(len(self.growth), 'width')} for a stack of "
+                f"{quantity(layers, 'layer')}: give one number, or one for each layer"
             )
 
     def width(self, layer: int, layers: int, usual: int) -> int:
