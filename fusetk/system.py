@@ -337,7 +337,7 @@ def check_raw(raw: bool, paths: Sequence[str | Path], loaded: Sequence[Loaded]) 
         names = join_names([str(path) for path in paths])
         raise ConfigError(
             f"--raw has no effect on {names}: there is no moving average of the weights "
-            "(training.ema); leave --raw out"
+            "(training.ema); omit --raw"
         )
 
 

@@ -62,9 +62,9 @@ if [ -n "$archive" ]; then
     link=$out/raw/archives/de-en.tgz
     if [ ! "$archive" -ef "$link" ]; then
         [ ! -e "$link" ] || [ -L "$link" ] ||
-            die "$link exists already: leave out --archive, or move that file"
+            die "$link exists already: omit --archive, or move that file"
         [ ! -e "$out/raw/train.de" ] ||
-            die "$out/raw has text already: leave out --archive, or give another --out"
+            die "$out/raw has text already: omit --archive, or give another --out"
         ln -sf "$archive" "$link"
     fi
 fi

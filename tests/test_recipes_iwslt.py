@@ -172,7 +172,7 @@ def test_another_archive_does_not_replace_the_text(prepared, tmp_path):
     archive = pack(tmp_path / "other.tgz", files())
     command = [SCRIPT, "--archive", archive, "--out", prepared[0], "--prepare-only", "--any-data"]
     ran = subprocess.run(command, capture_output=True, text=True)
-    assert ran.returncode == 2 and "raw has text already: leave out --archive" in ran.stderr
+    assert ran.returncode == 2 and "raw has text already: omit --archive" in ran.stderr
     assert link.resolve() == before
 
 

@@ -133,9 +133,7 @@ def _translator(
         options.word_scores, options.alignment, options.replace_unknown, bool(pipeline.bpe)
     )
     if options.constraints and config.sample:
-        raise ConfigError(
-            "sampling cannot enforce --constraints: leave out --sample or --constraints"
-        )
+        raise ConfigError("sampling cannot enforce --constraints: omit --sample or --constraints")
     translator = Translator(loaded.models, pipeline, config, extras)
     if options.mbr:
         utility = mbr_utility(options.mbr, pipeline.target_language)

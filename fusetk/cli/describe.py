@@ -53,7 +53,7 @@ def command(
     from fusetk import sections
 
     if only_config and as_json:
-        raise click.UsageError("--config and --json exclude each other: leave one of them out")
+        raise click.UsageError("--config and --json exclude each other: omit one of them")
     recipe = load_recipe(config, overrides)
     if only_config:
         click.echo(sections.dump(recipe), nl=False)

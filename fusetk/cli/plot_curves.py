@@ -98,7 +98,7 @@ def command(
     check_picture(output, size, style)
     quantities = list(filter(None, _split(what or "")))
     if what is not None and not quantities:
-        raise click.UsageError("--what has no quantity: give one, or leave --what out")
+        raise click.UsageError("--what has no quantity: give one, or omit --what")
     run_names = _folder_names(runs) if names is None else _split(names)
     if not all(run_names):
         raise click.UsageError("--names has an empty name: give a name for each run")

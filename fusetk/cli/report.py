@@ -103,7 +103,7 @@ def command(
     chosen = all_scores or any(choices.values())
     form = next((name for name, is_chosen in forms.items() if is_chosen), "text")
     if save and (chosen or form != "text"):
-        raise click.UsageError("--save prints no table: leave the options of tables out")
+        raise click.UsageError("--save prints no table: omit the options of tables")
     results = [path for path in recipes if holds_results(path, bool(folders or save))]
     if results:
         if len(recipes) > 1 or folders or save:

@@ -57,7 +57,7 @@ def save_and_inform(folder: Path, rows: Sequence[PaperRow], warnings: Sequence[s
     """Save the results of runs, and say which files were written."""
     report = save_results(folder, rows)
     for path, reason in report.left_out:
-        inform(f"{path} is left out: {reason}")
+        inform(f"{path} is omitted: {reason}")
     print_warnings([*warnings, *report.notes])
     for old, new in report.renamed:
         inform(f"{old} is now {new.name}")

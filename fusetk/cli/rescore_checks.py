@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 # another number.
 NUM_ARGUMENTS = {
     "": (2, "give SRC and TGT, or no file to read lines of SRC, tab, TGT from standard input"),
-    "--tsv": (0, "--tsv excludes other files: leave them out"),
+    "--tsv": (0, "--tsv excludes other files: omit them"),
     "--n-best": (1, "--n-best needs exactly one other file, the source text: give SRC"),
     "--json-lines": (
         0,
-        "--json-lines has the source tokens, so it excludes other files: leave them out",
+        "--json-lines has the source tokens, so it excludes other files: omit them",
     ),
 }
 
@@ -73,7 +73,7 @@ def check_options(inputs: "RescoreInputs", values: Mapping[str, Any]) -> None:
     changed = [name for name in names if source_of(name) is not ParameterSource.DEFAULT]
     if values["summary"] and changed:
         raise click.UsageError(
-            f"{flag_of(changed[0])} does not change the summary: leave it or --summary out"
+            f"{flag_of(changed[0])} does not change the summary: omit it, or omit --summary"
         )
     if values["penalty"] and not values["normalize"]:
         raise click.UsageError("--penalty has no effect without -n: give it, too")

@@ -136,7 +136,7 @@ def _check(
     if slurm and smoke:
         raise ConfigError("--slurm and --smoke exclude each other: run the smoke test here first")
     if slurm and until == "prep":
-        raise ConfigError("--slurm and --until prep exclude each other: leave one out")
+        raise ConfigError("--slurm and --until prep exclude each other: omit one of them")
     if slurm and devices > 1:
         raise ConfigError(
             "--slurm and --devices exclude each other: give the devices of the job as an option of "

@@ -62,7 +62,7 @@ class SystemOptions:
         if self.name is not None and not self.systems:
             raise click.UsageError(
                 "--name has no effect without --system or --by-length: "
-                "give one of them, or leave --name out"
+                "give one of them, or omit --name"
             )
 
 

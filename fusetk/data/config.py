@@ -115,7 +115,7 @@ class BPEConfig(Config):
     @model_validator(mode="after")
     def _values_have_an_effect(self) -> "BPEConfig":
         if self.codes is not None:
-            _refuse_values(self, ("joint", "min_frequency"), "with codes", "leave codes out")
+            _refuse_values(self, ("joint", "min_frequency"), "with codes", "remove codes")
         if not self.dropout:
             _refuse_values(self, ("segmentations", "seed"), "without dropout", "give dropout, too")
         return self

@@ -217,12 +217,12 @@ class SearchConfig(Config):
         without an effect may be given its default value if ``before`` has another value.
         """
         if self.sample and (unused := keys & {"beam", "stop"}):
-            advice = f"leave {min(unused)} out"
+            advice = f"omit {min(unused)}"
             if "sample" not in keys:
                 advice += ", or turn off the sampling of the run (--no-sample)"
             raise ValueError(f"{min(unused)} has no effect on samples: {advice}")
         if "penalty" in keys and self.normalize == 0:
-            raise ValueError("penalty has no effect with normalize 0: leave penalty out")
+            raise ValueError("penalty has no effect with normalize 0: omit penalty")
         self._check_effect(keys - (before._changed() - self._changed()))
 
     def _check_effect(self, keys: Set[str]) -> None:
@@ -255,9 +255,9 @@ class SearchConfig(Config):
     def _removal_advice(self, key: str) -> str:
         """Return what to do with a key that has no effect."""
         if key not in self._changed():
-            return f"leave {key} out"
+            return f"omit {key}"
         default = type(self).model_fields[key].default
-        return f"leave {key} out, or set {key} to {default} if the config of the run has it"
+        return f"omit {key}, or set {key} to {default} if the config of the run has it"
 
     def wide_beam_warning(self, vocabulary: int) -> str | None:
         """Return a sentence on the cost of a wide beam with this target vocabulary, or None."""

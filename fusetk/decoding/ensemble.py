@@ -43,8 +43,8 @@ def check_ensemble_settings(
     for key in SETTINGS:
         if key in settings and models == 1:
             name = options.get(key, key)
-            advice = "repeat -m, or leave" if options else "leave"
-            raise ConfigError(f"{name} has an effect with several models only: {advice} {name} out")
+            advice = "repeat -m, or omit" if options else "omit"
+            raise ConfigError(f"{name} has an effect with several models only: {advice} {name}")
     weights = settings.get("ensemble_weights")
     if weights and len(weights) != models:
         name = options.get("ensemble_weights", "ensemble_weights")

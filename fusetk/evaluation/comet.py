@@ -43,7 +43,7 @@ class Comet(Metric):
         """
         assert source is not None  # because of needs_source
         if options.lowercase:
-            raise DataError("--lowercase is not for comet: leave one of the two options out")
+            raise DataError("--lowercase is not for comet: omit one of the two options")
         self.references = references
         self.source = source
         self.model = CometModel(options.comet_model or DEFAULT_MODEL)

@@ -115,7 +115,7 @@ def ignored_options(metrics: Sequence[str], options: MetricOptions) -> list[str]
         if len(others) == len(metrics):
             raise DataError(
                 f"{flag}, not for {', '.join(others)}: "
-                f"give --metric {join_names(users, 'or')}, or leave the option out"
+                f"give --metric {join_names(users, 'or')}, or omit the option"
             )
         if others:
             warnings.append(f"{flag}; it changes nothing in {', '.join(others)}")

@@ -55,9 +55,7 @@ class Comparison(NamedTuple):
 def check_metric(metric: str | None, reference: str | None) -> None:
     """Raise DataError for a metric without a reference."""
     if metric and reference is None:
-        raise DataError(
-            f"--metric {metric} needs a reference: give one with -r, or leave --metric out"
-        )
+        raise DataError(f"--metric {metric} needs a reference: give one with -r, or omit --metric")
 
 
 def read_inputs(
@@ -78,7 +76,7 @@ def read_inputs(
         first, second = systems
         raise DataError(
             f"{first} and {second} are translations already, so {join_names(model_options)} would "
-            f"change nothing: leave {'it' if len(model_options) == 1 else 'them'} out"
+            f"change nothing: omit {'it' if len(model_options) == 1 else 'them'}"
         )
     if output is not None:
         files = [source, reference, *systems]

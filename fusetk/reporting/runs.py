@@ -114,7 +114,7 @@ def collect_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
         try:
             runs.append(_read_run(path, name, warnings))
         except DataError as error:
-            warnings.append(f"{error}; the run is left out")
+            warnings.append(f"{error}; the run is omitted")
     return runs, warnings
 
 

@@ -233,7 +233,7 @@ def test_a_wide_beam_gets_one_warning_with_its_cost(trained):
 def test_an_option_can_turn_off_sampling_of_the_run(tmp_path, trained):
     sampled = make_run(tmp_path / "sampled", sample=True, beam=1)
     said = decode("-m", sampled, "-b", 3).stderr
-    assert "leave --beam out, or turn off the sampling of the run (--no-sample)" in said
+    assert "omit --beam, or turn off the sampling of the run (--no-sample)" in said
     searched = output("-m", sampled, "--no-sample", "-b", 3, lines=LINES)
     assert searched == output("-m", trained, lines=LINES) != output("-m", sampled, lines=LINES)
 

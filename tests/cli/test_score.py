@@ -124,7 +124,7 @@ def test_unequal_line_counts(files: Path) -> None:
         ),
         (
             ["hyp", "ref", "--metric", "mteval-v13a", "--compound-split"],
-            "give --metric multi-bleu or multi-bleu-lc, or leave the option out",
+            "give --metric multi-bleu or multi-bleu-lc, or omit the option",
         ),
         (["hyp", "ref", "--name", "x"], "--name has no effect without --system or --by-length"),
         (["hyp", "ref", "--significance", "bootstrap"], "give --system NAME=FILE"),

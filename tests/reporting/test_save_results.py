@@ -380,8 +380,8 @@ def test_runs_without_complete_results_are_left_out(work: Path) -> None:
     state = work / "runs" / "a2" / "checkpoints" / "last" / "state.json"
     state.write_text(json.dumps({"format": 1, "progress": {"update": 40}, "data": "d" * 64}))
     told = save_all(work)
-    assert "a1 is left out: it has no score" in told
-    assert "a2 is left out: it was trained further" in told
+    assert "a1 is omitted: it has no score" in told
+    assert "a2 is omitted: it was trained further" in told
     assert "1 result written" in told
 
 
@@ -413,13 +413,13 @@ def test_a_run_with_a_damaged_file_is_left_out(work: Path, name: str, old: str, 
     path.write_text(text.replace(old, new, 1))
     output = save_all(work)
     assert re.search(rf"warning: {path}\S* (line \d+ )?is damaged", output)
-    assert "left out" in output and "2 results written" in output
+    assert "omitted" in output and "2 results written" in output
 
 
 def test_a_run_without_a_section_of_its_config_is_left_out(work: Path) -> None:
     path = work / "runs" / "a1" / "config.yaml"
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "training": None}))
-    assert "a1 is left out: its config has no section training" in save_all(work)
+    assert "a1 is omitted: its config has no section training" in save_all(work)
 
 
 def test_numbers_of_metrics_that_are_not_finite_are_not_saved(work: Path) -> None:
