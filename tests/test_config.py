@@ -591,6 +591,6 @@ def test_a_resolved_config_is_a_config(toy: Path, tmp_path: Path) -> None:
     changed = runner.invoke(main, ["describe", "-", "--set", "model.heads=3"], input=text)
     assert "[standard input, line " in changed.stderr and changed.exit_code == 2
     nameless = runner.invoke(main, ["train", "-", "--prep"], input=text)
-    assert nameless.exit_code == 2 and "name the run folder by --run" in nameless.stderr
+    assert nameless.exit_code == 2 and "name the run folder with --run" in nameless.stderr
     assert nameless.output.count("\n") == 1, "the text is not prepared"
     assert runner.invoke(main, ["describe", "-", "--config", "--json"], input=text).exit_code == 2

@@ -446,7 +446,7 @@ def write(
         (
             "run_recipe.sh",
             [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml"],
-            "give the folder of the raw text by --raw",
+            "give the folder of the raw text with --raw",
         ),
         (
             "run_recipe.sh",

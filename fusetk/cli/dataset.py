@@ -87,7 +87,11 @@ def _check(name: str | None, raw: Path | None, options: Mapping[str, object]) ->
         raise ConfigError("--raw needs a data set: fusetk dataset NAME --raw DIR")
     given_options = [option for option, value in options.items() if value]
     if given_options and raw is None:
-        raise ConfigError(f"{join_names(given_options)} without --raw: give the folder of the text")
+        verb = "has" if len(given_options) == 1 else "have"
+        raise ConfigError(
+            f"{join_names(given_options)} {verb} no effect without --raw: give the folder of the "
+            "text with --raw"
+        )
 
 
 def _describe(dataset: "DatasetConfig") -> None:

@@ -72,7 +72,7 @@ def command(**values: Any) -> None:
         options.timing,
     )
     if options.candidates and not options.mbr:
-        raise ConfigError("--candidates has no effect without --mbr: give it, too")
+        raise ConfigError("--candidates has no effect without --mbr: add --mbr")
     check_ensemble(search, options.models)
     world = connect(torch.device("cpu"), INPUT_TIMEOUT)  # the processes exchange text only
     report = inform if world.first else lambda message: None

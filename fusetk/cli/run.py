@@ -62,7 +62,7 @@ def command(
     Several references of a test set are SET.en, SET.en1, SET.en2, and so on.
     """
     if raw is None:
-        raise ConfigError("give the folder of the raw text by --raw")
+        raise ConfigError("give the folder of the raw text with --raw")
     _check(config, overrides, seeds, device, devices, slurm, smoke, sbatch, until)
     start = time.monotonic()
     all_settings = [[*overrides, f"training.seed={seed}"] for seed in seeds] or [[*overrides]]

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from fusetk.cli.parameters import Decorator, FilePath, Parsed
+from fusetk.errors import join_names
 from fusetk.evaluation.length import BOUNDS
 
 
@@ -27,9 +28,11 @@ class LengthOptions:
         }
         names = [name for name, present in options.items() if present]
         if names:
+            present_options = join_names(names)
+            verb = "has" if len(names) == 1 else "have"
             raise click.UsageError(
-                f"{', '.join(names)}: no effect without --by-length; give it, too, or leave "
-                f"{'it' if len(names) == 1 else 'them'} out"
+                f"{present_options} {verb} no effect without --by-length: add --by-length, or omit "
+                f"{present_options}"
             )
 
 

@@ -37,7 +37,7 @@ class RecordOptions:
         if self.run is None:
             if self.set_name is not None or self.checkpoint is not None:
                 raise click.UsageError(
-                    "--set-name and --checkpoint label a recorded score: give --run, too"
+                    "--set-name and --checkpoint label a recorded score: add --run"
                 )
             return None
         if not self.set_name:

@@ -46,7 +46,7 @@ class SystemOptions:
         if self.significance is None:
             if self.samples is not None or self.seed is not None:
                 raise click.UsageError(
-                    "--samples and --seed are options of a test: give --significance, too"
+                    "--samples and --seed are options of a test: add --significance"
                 )
             return None
         if by_length or not self.systems:
@@ -62,7 +62,7 @@ class SystemOptions:
         if self.name is not None and not self.systems:
             raise click.UsageError(
                 "--name has no effect without --system or --by-length: "
-                "give one of them, or omit --name"
+                "add one of them, or omit --name"
             )
 
 

@@ -80,7 +80,7 @@ def _check_needed(option: str, needed: str) -> None:
     source_of = click.get_current_context().get_parameter_source
     default = ParameterSource.DEFAULT
     if source_of(option) is not default and source_of(needed) is default:
-        raise click.UsageError(f"--{option} has no effect without --{needed}: give it, too")
+        raise click.UsageError(f"--{option} has no effect without --{needed}: add --{needed}")
 
 
 def remove_bpe() -> Change:

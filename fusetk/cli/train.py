@@ -69,7 +69,7 @@ def command(
 
         if run is None:
             raise ConfigError(
-                "a config from standard input has no name: name the run folder by --run"
+                "a config from standard input has no name: name the run folder with --run"
             )
         if world_size() > 1:
             raise ConfigError("CONFIG is -, but several processes cannot read it: give a file")

@@ -45,9 +45,9 @@ class OutputFormat(NamedTuple):
         Raises ConfigError for options that have no effect.
         """
         if alignment_form and not alignment:
-            raise ConfigError("--alignment-form has no effect without --alignment: give it, too")
+            raise ConfigError("--alignment-form has no effect without --alignment: add --alignment")
         if timing and not as_json:
-            raise ConfigError("--timing has no effect without --json: give it, too")
+            raise ConfigError("--timing has no effect without --json: add --json")
         kind: Literal["json", "moses", "text"] = "text" if n_best is None else "moses"
         if as_json:
             kind = "json"

@@ -52,7 +52,7 @@ def make_metrics(
         if name not in known:
             raise DataError(unknown_choice("metric", name, list(known)))
         if source is None and known[name].needs_source:
-            raise DataError(f"the metric {name} needs the source: give it by --source")
+            raise DataError(f"the metric {name} needs the source: give it with --source")
     metrics = [known[name](references, options, source) for name in dict.fromkeys(names)]
     return list({metric.name: metric for metric in metrics}.values())
 

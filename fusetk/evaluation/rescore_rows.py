@@ -234,7 +234,7 @@ def _tokens(value: Any) -> list[str]:
 
 
 def _feature_exists(feature: str) -> DataError:
-    return DataError(f"this line already has {feature}; choose another name by --feature")
+    return DataError(f"this line already has {feature}; choose another name with --feature")
 
 
 # Writing ------------------------------------------------------------------------------------------

@@ -296,7 +296,7 @@ def test_a_text_with_bars_in_an_n_best_list(trained, files):
         ("1 ||| hund ||| x= 1 ||| 1\n", "line 1: its source, line 2 of "),
         (
             "0 ||| hund ||| Rescore= 1 ||| 1\n",
-            "line 1: this line already has Rescore; choose another name by --feature",
+            "line 1: this line already has Rescore; choose another name with --feature",
         ),
     ],
 )

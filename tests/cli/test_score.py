@@ -132,7 +132,7 @@ def test_unequal_line_counts(files: Path) -> None:
             ["hyp", "ref", "--by-length", "--system", "a=ref", "--significance", "bootstrap"],
             "no --by-length",
         ),
-        (["hyp", "ref", "--system", "a=ref", "--samples", "9"], "give --significance"),
+        (["hyp", "ref", "--system", "a=ref", "--samples", "9"], "add --significance"),
         (
             ["hyp", "ref", "--system", "a=ref", "--significance", "bootstrap", "--seed", "0"],
             "--seed",
@@ -530,8 +530,8 @@ def test_scores_are_recorded_even_if_the_reader_has_gone(folder: Path) -> None:
     "arguments, said",
     [
         (["--run", "run"], "with --set-name"),
-        (["--set-name", "test"], "give --run"),
-        (["--checkpoint", "best"], "give --run"),
+        (["--set-name", "test"], "add --run"),
+        (["--checkpoint", "best"], "add --run"),
         (
             ["--run", "nowhere", "--set-name", "test"],
             "nowhere is not a run folder: there is no such folder",
@@ -784,4 +784,4 @@ def test_mistakes_by_length(texts: dict[str, list[str]], arguments: list[str], s
 def test_options_that_need_by_length(texts: dict[str, list[str]], arguments: list[str]) -> None:
     result = run("base.en", "-r", "ref.en", *arguments)
     assert result.exit_code == 2 and result.stdout == ""
-    assert f"{arguments[0]}: no effect without --by-length" in result.stderr
+    assert f"{arguments[0]} has no effect without --by-length" in result.stderr

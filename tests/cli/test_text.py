@@ -84,7 +84,7 @@ def test_standard_input_cannot_be_read_twice() -> None:
 def test_an_option_of_bpe_without_effect_is_an_error(option: str, needed: str) -> None:
     result = call("apply-bpe", "-c", "codes", option, 1)
     assert result.exit_code == 2
-    assert f"{option} has no effect without {needed}: give it, too" in result.stderr
+    assert f"{option} has no effect without {needed}: add {needed}" in result.stderr
 
 
 def test_a_filter_that_fails_changes_no_file(tmp_path: Path) -> None:

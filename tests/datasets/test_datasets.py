@@ -549,7 +549,10 @@ def test_wrong_calls_are_one_sentence(tmp_path):
     for arguments, message in (
         (["nothing"], "there is no data set 'nothing'"),
         (["--raw", tmp_path], "--raw needs a data set: fusetk dataset NAME --raw DIR"),
-        (["nist-zh-en", "--no-fetch", "--any-data"], "--no-fetch and --any-data without --raw"),
+        (
+            ["nist-zh-en", "--no-fetch", "--any-data"],
+            "--no-fetch and --any-data have no effect without --raw",
+        ),
         (["iwslt14-de-en", "--raw", tmp_path, "--files", tmp_path / "x"], "does not exist"),
         (["nist-zh-en", "--raw", tmp_path / "raw", "--no-fetch"], "train.zh is missing in"),
     ):

@@ -631,7 +631,7 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "give the folder of the raw text by --raw"),
+        ([], "give the folder of the raw text with --raw"),
         (["--raw", "/nowhere"], "--raw /nowhere: the folder does not exist: put the text there"),
         (["--raw", ".", "--set", "data.folder=x"], "--set data.folder=x: use --raw for the folder"),
         (["--raw", ".", "--out", "/", "--smoke"], "--smoke writes beside --out /: give another"),
