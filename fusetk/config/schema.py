@@ -300,22 +300,18 @@ class component:
             component_class = resolve(value["kind"], self.table, self.base)
             config: type[Config] = component_class.Config
         except ValueError as error:
-            context = {"what": self.description, "error": str(error)}
+            context = {"error": str(error)}
             if isinstance(error, ComponentImportError):
-                raise PydanticCustomError("import", "{what}: {error}", context) from error
-            raise PydanticCustomError("choice", "{what}: {error}", context) from error
+                raise PydanticCustomError("import", "{error}", context) from error
+            raise PydanticCustomError("choice", "{error}", context) from error
         is_outside = value["kind"] not in self.table
         inherits_config = is_outside and "Config" not in vars(component_class)
         unknown = value.keys() - config.model_fields.keys() if inherits_config else set()
         near = [key for key in unknown if difflib.get_close_matches(key, config.model_fields)]
         if unknown and not near:
-            context = {
-                "what": self.description,
-                "kind": value["kind"],
-                "option": sorted(unknown)[0],
-            }
+            context = {"kind": value["kind"], "option": sorted(unknown)[0]}
             message = (
-                "{what}: {kind} has no option {option}: set the attribute Config of the class to "
+                "{kind} has no option {option}: set the attribute Config of the class to "
                 "a config class that has it"
             )
             raise PydanticCustomError("choice", message, context)

@@ -147,7 +147,7 @@ def _read(path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives)
     if parents is None:
         parents = []
     if not isinstance(parents, str | list):
-        raise ConfigError(f"{path}: extends names a file or a list of files, not {parents!r}")
+        raise ConfigError(f"{path}: extends must name a file or a list of files, not {parents!r}")
     merged = Document({}, {})
     for parent in [parents] if isinstance(parents, str) else parents:
         extended = _read(_parent_path(path, parent), (*extended_by, path), alternatives)
@@ -201,7 +201,7 @@ def _parse_yaml(path: Path, text: str) -> Document:
         node, values = _load(text)
         _record_origins(node, (), path, origins)
     except RecursionError:
-        raise ConfigError(f"{path}: a config has at most {DEEPEST} levels") from None
+        raise ConfigError(f"{path}: a config may have at most {DEEPEST} levels") from None
     except (yaml.YAMLError, ValueError) as error:
         line, reason = _line_and_reason(error, text)
         place = f"{path}, line {line}" if line else str(path)
@@ -235,7 +235,7 @@ def _line_and_reason(error: Exception, text: str) -> tuple[int | None, str]:
 
 def _parent_path(path: Path, name: Any) -> Path:
     if not isinstance(name, str) or not name or "\0" in name:
-        raise ConfigError(f"{path}: extends names a file or a list of files, not {name!r}")
+        raise ConfigError(f"{path}: extends must name a file or a list of files, not {name!r}")
     try:
         return Path(os.path.normpath(path.parent / expand_path(name)))
     except ValueError as error:
@@ -333,7 +333,7 @@ def _override(document: Document, override: str, alternatives: Alternatives) -> 
     try:
         _, value = _nodes_and_values(_Loader(text))
     except RecursionError:
-        raise ConfigError(f"--set {override}: a config has at most {DEEPEST} levels") from None
+        raise ConfigError(f"--set {override}: a config may have at most {DEEPEST} levels") from None
     except (yaml.YAMLError, ValueError) as error:
         _, reason = _line_and_reason(error, text)
         raise ConfigError(f"--set {override}: the value is not valid YAML: {reason}") from None
@@ -434,7 +434,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _number(loader: yaml.SafeLoader, node: yaml.Node) -> float | str:
     if not isinstance(node, yaml.ScalarNode):
-        raise _yaml_error(node, "!number is the tag of a number")
+        raise _yaml_error(node, "the tag !number needs a number")
     try:
         return float(node.value)
     except ValueError:
@@ -488,7 +488,7 @@ def _count_values(node: yaml.Node | None, known: dict[int, int]) -> int:
         values = [value for _, value in node.value] if pairs else node.value
         known[id(node)] = 1 + sum(_count_values(value, known) for value in values)
     elif known[id(node)] == BEING_COUNTED:
-        raise ValueError("an alias is inside its own value")
+        raise ValueError("an alias is inside its own value; remove it")
     return known[id(node)]
 
 
@@ -505,6 +505,6 @@ def _refuse_repeated_keys(node: yaml.Node | None, checked: set[int]) -> None:
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise _yaml_error(key, f"the key {key.value!r} occurs twice")
+                    raise _yaml_error(key, f"the key {key.value!r} occurs twice; remove one")
                 seen.add(key.value)
             _refuse_repeated_keys(value, checked)
