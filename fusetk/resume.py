@@ -234,7 +234,7 @@ def _recipe_of(run: Path, option: str) -> Recipe:
     """Return the config of a run with checkpoints. Raises ConfigError if it is missing or wrong."""
     if not (run / CONFIG).exists():
         raise ConfigError(
-            f"{run} has checkpoints but no {CONFIG}: copy this file from where the run was made, "
+            f"{run} has checkpoints but no {CONFIG}: copy this file from the original run folder, "
             f"or choose another {option}"
         )
     return recipes.load(run / CONFIG)
@@ -245,7 +245,7 @@ def _check_data(recipe: Recipe, run: Path, last: Path, prepared: Mapping[str, An
     fingerprint = manifest.training_fingerprint(prepared)
     if read_state(last).get("data") not in (None, fingerprint):
         raise DataError(
-            f"the data in {recipe.data.folder} are not those that {run} was trained on: "
+            f"the data in {recipe.data.folder} differ from the data that {run} was trained on: "
             "prepare them with the settings of that run, or choose another run folder"
         )
 

@@ -225,7 +225,7 @@ def _end(progress: Progress, run: Path) -> list[str]:
     if progress.best is not None:
         return [f"done: {updates}; best at update {progress.best_update}; {run}"]
     return [
-        f"warning: {NO_BEST}, so the checkpoints are of no use: {RESTART}",
+        f"warning: {NO_BEST}, so the checkpoints cannot be used: {RESTART}",
         f"done: {updates}; none is the best; {run}",
     ]
 
@@ -321,7 +321,7 @@ def _lock_run_folder(run: Path, run_lock: RunLock, last: Path | None) -> None:
     run_lock.take()
     if last is None and last_checkpoint(run):
         raise ConfigError(
-            f"another fusetk train trained in {run} since this one started: call the same command "
+            f"another fusetk train trained in {run} since this one started: run the same command "
             "again to continue that training, or choose another --run"
         )
 

@@ -180,7 +180,7 @@ def test_an_address_that_cannot_be_used_is_refused_before_a_model_is_loaded(
 
 def test_the_queue_has_room_for_the_largest_request() -> None:
     result = CliRunner().invoke(main, ["serve", "run", "--queue", "63"])
-    assert result.exit_code == 2 and "--queue 63 has no room for" in result.stderr
+    assert result.exit_code == 2 and "--queue 63 is less than --max-sentences" in result.stderr
 
 
 # The service --------------------------------------------------------------------------------------

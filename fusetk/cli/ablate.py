@@ -89,7 +89,7 @@ def command(
     rows, _ = read_rows(RescoreInputs((source, reference)), rescorer, tokenized, "")
     pairs = [pair.ids for row in rows for pair in row.pairs if pair is not None]
     if not pairs:
-        raise DataError(f"{source} and {reference} have no pair of sentences")
+        raise DataError(f"{source} has no sentence: give text with words")
     with display.Display(quiet), display.task("", "layers") as done:
         loss = ablation.loss(loaded.model, pairs)
         losses = []

@@ -123,7 +123,9 @@ def input_argument(option: str) -> Callable[[Callable[..., Any]], Callable[..., 
         if value is None:
             return
         if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"the input is given twice, as {value} and with -i: give one")
+            raise click.UsageError(
+                f"the input is given twice, as {value} and with -i: give it once"
+            )
         context.meta[INPUT] = value
 
     return click.argument(

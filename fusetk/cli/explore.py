@@ -49,7 +49,9 @@ def command(
     Ctrl-C ends the service. The page needs no network; docs/explore.md describes its requests.
     """
     if len(runs) > 2:
-        raise ConfigError(f"{len(runs)} RUNs are given; the page has room for one or two")
+        raise ConfigError(
+            f"{len(runs)} RUNs are given, but the page shows at most two: give one or two"
+        )
     check_libraries()
     from fusetk.serving import server
 

@@ -83,7 +83,9 @@ def command(
     check_options(choices)
     check_picture(choices.output, size, style)
     if size and size.height:
-        raise DataError("--size: the cells are square, so the height follows: give only the width")
+        raise DataError(
+            "--size: the cells are square, so the width determines the height: give only the width"
+        )
 
     from fusetk import system
     from fusetk.plotting.pages import make_pages, panel_columns

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # For each option that names an input: the number of arguments that it needs, and the error for
 # another number.
 NUM_ARGUMENTS = {
-    "": (2, "give SRC and TGT, or no file to read lines of SRC, tab, TGT from standard input"),
+    "": (2, "give SRC and TGT, or omit both: standard input then has lines of SRC, tab, TGT"),
     "--tsv": (0, "--tsv excludes other files: omit them"),
     "--n-best": (1, "--n-best needs exactly one other file, the source text: give SRC"),
     "--json-lines": (

@@ -93,7 +93,9 @@ def command(
     for settings, recipe in zip(all_settings, recipes, strict=True):
         where = places(Path(config), recipe, out)
         if smoke and not where.out.name:
-            raise ConfigError(f"--smoke writes beside --out {where.out}: give another folder")
+            raise ConfigError(
+                f"--smoke cannot make a folder beside --out {where.out}: give another --out"
+            )
         provide_raw_text(recipe_with_folders(recipe, raw, where), raw, dataset, any_data, inform)
         if smoke:
             # Not below OUT, so that no report finds the meaningless scores there.

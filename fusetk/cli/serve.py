@@ -70,7 +70,7 @@ def command(
     """
     if queue < max_sentences:
         raise ConfigError(
-            f"--queue {queue} has no room for a request of --max-sentences {max_sentences}: raise "
+            f"--queue {queue} is less than --max-sentences {max_sentences}: raise "
             "--queue or lower --max-sentences"
         )
     check_libraries()

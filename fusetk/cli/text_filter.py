@@ -57,8 +57,8 @@ def filter_pairs(
         raise click.UsageError(str(error.errors()[0]["ctx"]["error"])) from None
     unique = [Deduplicate(step="deduplicate")] if deduplicate else []
     if not os.path.basename(prefix):
-        raise click.BadParameter(
-            "the names of the files would be their suffixes: add a name", param_hint="-o"
+        raise click.UsageError(
+            f"-o {prefix!r}: the names of the files would be their suffixes: add a name"
         )
     outputs = _output_paths(prefix, source, target)
     num_kept, dropped = filter_files(FilePair(source, target), outputs, step, unique)

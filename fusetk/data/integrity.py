@@ -153,8 +153,9 @@ def _check_file(path: Path, record: Mapping[str, Any]) -> None:
         raise DataError(f"{path} cannot be read: {error.strerror}; {RESTORE}") from None
     if checksum != expected:
         raise DataError(
-            f"{path} is not what fusetk prep wrote (checksum {checksum[:12]} instead of "
-            f"{expected[:12]}): it was changed, or comes from another prepared folder; {RESTORE}"
+            f"{path} differs from the file that fusetk prep wrote (checksum {checksum[:12]} "
+            f"instead of {expected[:12]}): it was changed, or comes from another prepared folder; "
+            f"{RESTORE}"
         )
 
 

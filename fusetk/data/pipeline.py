@@ -29,7 +29,7 @@ from fusetk.files import checksum
 
 SIDES = ("source", "target")
 FILE = "pipeline.json"
-COPY_AGAIN = "copy the folder again from where it was made"
+COPY_AGAIN = "copy the folder again from its original place"
 
 
 class Text:

@@ -4,6 +4,7 @@ Training text is filtered, and the config may move some of its pairs to validati
 converted line by line.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +26,7 @@ from fusetk.data.steps.base import LearnedStep, PairStep, PrepStep, StepModel, S
 from fusetk.data.steps.calls import learn_model, save_model
 from fusetk.data.text import FilePair, read_lines, read_pairs, writer
 from fusetk.display import Task
-from fusetk.errors import ConfigError, DataError
+from fusetk.errors import ConfigError, DataError, quantity
 
 LinePair = tuple[str, str]  # a source line and a target line
 LINE_NUMBER = np.dtype("<i8")
@@ -238,8 +239,8 @@ def _split(
     chosen = _choose(config.valid, num_kept)
     if not len(chosen) or len(chosen) >= num_kept:
         raise DataError(
-            f"data.valid asks for {config.valid.model_dump()}, which {num_kept} training pairs "
-            "cannot give; add training text, or change the number"
+            f"the training text has {quantity(num_kept, 'pair')}, too few for data.valid = "
+            f"{json.dumps(config.valid.model_dump())}; add training text, or give a smaller number"
         )
     for language, name in zip(languages(config), names, strict=True):
         with (

@@ -25,7 +25,7 @@ from fusetk.files import is_stream, similar_names
 BOM = b"\xef\xbb\xbf"
 GZIP = 31  # window bits of zlib for the format of gzip
 STANDARD_INPUT = "standard input"
-MAKE_ROOM = "make room on the disk, and run the same command again"
+MAKE_ROOM = "free some disk space, and run the same command again"
 # The advice in the error for a file that cannot be written, by the number of the OSError.
 WRITE_ADVICE = {
     errno.ENOSPC: MAKE_ROOM,
@@ -354,7 +354,7 @@ def unequal(first: Path | str, other: Path | str, first_count: int, other_count:
     if line > end - min(MOST_CHANCE_LINES, end // 10):
         place = f"{shorter.name} seems to end early, after line {end}"
     else:
-        place = f"they seem to be out of step from line {line} on"
+        place = f"their lines seem misaligned from line {line} on"
     return DataError(f"{counts}: {place}; {advice}")
 
 

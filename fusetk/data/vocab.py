@@ -33,7 +33,7 @@ class Vocabulary:
         self.ids = {token: i for i, token in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens):
             repeated = next(token for i, token in enumerate(self.tokens) if self.ids[token] != i)
-            raise DataError(f"the vocabulary has the token {repeated!r} twice")
+            raise DataError(f"the vocabulary has the token {repeated!r} twice: remove one")
 
     @classmethod
     def from_counts(
@@ -135,7 +135,7 @@ def _read_tokens(path: Path, bom: bool) -> tuple[list[str], list[int] | None]:
                 "or a token and its count with a tab or a space between them"
             )
         if not token:
-            raise DataError(f"{path}, line {number}: the token is missing; write one token a line")
+            raise DataError(f"{path}, line {number}: the token is missing; write one on each line")
         if token in SPECIAL:
             continue
         tokens.append(token)
@@ -151,7 +151,7 @@ def _read_ids(path: Path) -> list[str]:
     if not isinstance(entries, dict):
         raise DataError(
             f"{path}, line 1: the file must hold a mapping of tokens to ids, "
-            f"but holds a {type(entries).__name__}"
+            f"but its content has the type {type(entries).__name__}"
         )
     ids: dict[str, int] = {}
     for token, i in entries.items():

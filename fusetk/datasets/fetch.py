@@ -38,7 +38,7 @@ def fetch(archive: ArchiveConfig, folder: Path, report: Callable[[str], None]) -
                 raise cannot_write(part, error) from None
             raise DataError(
                 f"{archive.url} cannot be downloaded ({error}): "
-                f"call the same command again to continue, or put the file into {folder}"
+                f"run the same command again to continue, or put the file into {folder}"
             ) from None
         check(archive, part)
         part.rename(path)
@@ -111,7 +111,9 @@ def check(archive: ArchiveConfig, path: Path) -> None:
     size = path.stat().st_size
     advice = "delete it and fetch it again, or compare it with the file of the publisher"
     if archive.size is not None and size != archive.size:
-        raise DataError(f"{path} has {size:,} bytes, the published file {archive.size:,}: {advice}")
+        raise DataError(
+            f"{path} has {size:,} bytes, but the published file has {archive.size:,}: {advice}"
+        )
     for name, expected in (("sha256", archive.sha256), ("md5", archive.md5)):
         if expected is not None and checksum(path, name) != expected:
             raise DataError(f"{path} does not have the published {name} {expected}: {advice}")

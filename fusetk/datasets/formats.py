@@ -126,8 +126,8 @@ def references(source: list[Segment], target: list[Segment], path: Path) -> list
         missing = [key for key in keys if key not in reference]
         if missing:
             raise DataError(
-                f"{path}: the reference {system!r} lacks {len(missing)} of {len(keys)} segments, "
-                f"the first one is segment {missing[0][1]} of document {missing[0][0]}; complete "
+                f"{path}: the reference {system!r} lacks {len(missing)} of {len(keys)} segments "
+                f"(the first one is segment {missing[0][1]} of document {missing[0][0]}); complete "
                 "the file"
             )
         result.append([reference[key] for key in keys])

@@ -288,7 +288,7 @@ def _make_text(
         pairs = formats.same_number(text.name, zip(paths, counts, strict=True))
         if text.pairs is not None and pairs != text.pairs and not any_data:
             raise DataError(
-                f"{text.name} has {pairs:,} pairs, the published text {text.pairs:,}: "
+                f"{text.name} has {pairs:,} pairs, but the published text has {text.pairs:,}: "
                 "check the files, or use them with --any-data"
             )
         new = {f"{text.name}.{side}": _origin(text, dataset, side) for side in sides}

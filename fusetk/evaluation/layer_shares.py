@@ -48,8 +48,11 @@ def find_fusions(model: nn.Module, sides: Sequence[str] = ("encoder", "decoder")
     if fusions:
         return fusions
     if len(sides) > 1:
-        raise DataError("neither side of this model fuses several layers")
-    hint = f", its {next(iter(by_side))} does" if by_side else ""
+        raise DataError(
+            "neither side of this model fuses several layers: give a run with `fuse` in encoder or "
+            "decoder"
+        )
+    hint = f"; its {next(iter(by_side))} does" if by_side else ""
     raise DataError(f"the {sides[0]} of this model does not fuse several layers{hint}")
 
 

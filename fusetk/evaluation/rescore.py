@@ -135,8 +135,8 @@ class CorpusScore:
             f"{quantity(self.sentences, 'sentence')}{blank}, {quantity(self.tokens, 'token')} "
             f"({self.unknown:,} unknown), {quantity(self.words, 'word')}: "
             f"log-probability {self.score:.4f}, "
-            f"perplexity {numbers['perplexity']:.4f} a token, "
-            f"{numbers['word_perplexity']:.4f} a word"
+            f"perplexity {numbers['perplexity']:.4f} per token, "
+            f"{numbers['word_perplexity']:.4f} per word"
         )
 
 

@@ -166,8 +166,8 @@ def _tokenisation_warnings(
             )
         if marked.hyphens >= 3 and not plain.hyphens:
             warnings.append(
-                f"{having} splits words with {' or '.join(_HYPHENS)} and {lacking} does not; treat "
-                "both alike before scoring"
+                f"{having} splits words with {' or '.join(_HYPHENS)} and {lacking} does not; "
+                "process both in the same way before scoring"
             )
     return warnings
 
@@ -233,7 +233,7 @@ def _step_warnings(hypotheses: Sequence[str], reference: Sequence[str], name: st
         current = following
     return [
         f"from line {detector.start + 1} on, the hypothesis fits the {neighbour} line of {name} "
-        "much better; they seem to be out of step"
+        "much better; their lines seem misaligned"
         for neighbour, detector in detectors.items()
         if detector.out_of_step(len(reference))
     ]

@@ -25,8 +25,8 @@ class StepFailed(FusetkError):
         self.exit_code = code if code > 0 else 128 - code
         ended = f"exit status {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
         super().__init__(
-            f"`{shown(command)}` ended with {ended}: correct the error above; the same fusetk run "
-            "then continues from here"
+            f"`{shown(command)}` ended with {ended}: correct the error above, and run the same "
+            "`fusetk run` command again to continue"
         )
 
 
@@ -94,7 +94,7 @@ def call(
         code = process.wait()
     if received:
         name = signal.Signals(received[0]).name
-        raise Interrupted(f"stopped by {name}; the same fusetk run continues from here")
+        raise Interrupted(f"stopped by {name}: run the same command again to continue")
     if code:
         raise StepFailed(words, code)
 
@@ -116,7 +116,7 @@ def output(words: Sequence[str]) -> str:
         result = subprocess.run(words, capture_output=True, text=True, check=True)
     except FileNotFoundError:
         raise FusetkError(
-            f"the program {Path(words[0]).name} is not installed here: call the command on a "
+            f"the program {Path(words[0]).name} is not installed here: run the command on a "
             "machine that has it"
         ) from None
     except subprocess.CalledProcessError as error:

@@ -39,7 +39,7 @@ def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
     for name in names:
         if name in LEARNED_METRICS:
             raise ConfigError(
-                f"the metric {name} needs the source: call `fusetk score --metric {name} --source` "
+                f"the metric {name} needs the source: run `fusetk score --metric {name} --source` "
                 "after the run"
             )
         if name not in METRICS:

@@ -188,7 +188,8 @@ class Explorer:
         most = self.translator.max_source_length
         if len(tokens) > most:
             raise DataError(
-                f"the sentence has {len(tokens)} tokens, the model reads at most {most}: shorten it"
+                f"the sentence has {len(tokens)} tokens, but the model reads at most {most}: "
+                "shorten it"
             )
         return tokens
 
@@ -198,7 +199,7 @@ class Explorer:
         positions = self.model.max_positions
         if positions is not None and len(tokens) >= positions:
             raise DataError(
-                f"the prefix has {len(tokens)} tokens, the model has {positions} positions: "
+                f"the prefix has {len(tokens)} tokens, but the model has {positions} positions: "
                 "shorten it"
             )
         return tokens
@@ -265,7 +266,7 @@ class Explorer:
         cells = layers * heads * len(columns) * len(rows)
         if cells > self.max_cells:
             raise DataError(
-                f"these heatmaps have {cells:,} cells, at most {self.max_cells:,} are drawn: "
+                f"these heatmaps have {cells:,} cells, but at most {self.max_cells:,} are drawn: "
                 "choose one layer or one head, or a shorter sentence"
             )
 

@@ -178,7 +178,7 @@ def _check_room(figure: "Figure") -> None:
         except UserWarning:
             width, height = figure.get_size_inches()
             raise DataError(
-                f"--size: {width:.3g} x {height:.3g} inches have no room for the panels and their "
+                f"--size: {width:.3g} x {height:.3g} inches are too small for the panels and their "
                 "labels: give a larger size"
             ) from None
 

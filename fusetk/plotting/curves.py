@@ -113,7 +113,7 @@ def read_curve_records(run: Path) -> Records:
         if record is not None
     }
     if not records:
-        raise DataError(f"{path} has no complete line yet")
+        raise DataError(f"{path} has no complete line yet: wait for the first line")
     return sorted(records.values(), key=lambda record: record["update"])
 
 

@@ -228,7 +228,7 @@ def _scoring_warnings(table: PaperTable, runs: Sequence[MeasuredRun]) -> list[st
                 text = f"{', '.join(kinds)}, not {row.paper.checkpoint} by {row.paper.metric}"
                 groups.setdefault(text, []).append(run)
     return [
-        f"scored otherwise than in the paper: {run_names(members)}: {text} (--all shows the scores)"
+        f"not scored as in the paper: {run_names(members)}: {text} (--all shows the scores)"
         for text, members in groups.items()
     ]
 

@@ -74,7 +74,7 @@ class PValues:
             self.notes[f"{pair}: {reason}"] = run.stem
             return None
         if column.metric in LEARNED_METRICS:
-            advice = "call `fusetk compare` with both translations"
+            advice = "run `fusetk compare` with both translations"
             self.notes[f"{pair} by {column.metric}: {advice}"] = run.stem
             return None
         name = f"{column.checkpoint}.{text_kind(column.metric)}"

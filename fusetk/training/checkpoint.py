@@ -30,6 +30,7 @@ from fusetk.weights import damaged, read_tensors, saved_tensors
 NUMBER_SUFFIX = "#number"  # suffix of the keys of numbers in the optimiser state
 FILE_OVERHEAD = 4096  # bytes that a file may need on disk in addition to its content
 NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FREE_SPACE = "free some disk space"
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -165,16 +166,17 @@ def _lack_of_space(number: int, path: Path, sizes: Sequence[int]) -> tuple[str, 
     ``sizes`` are the bytes that the files need on disk, if they are known.
     """
     needed = sum(sizes) + FILE_OVERHEAD
-    takes = f", it takes {_megabytes(needed)}" if sizes else ""
+    takes = [f"the checkpoint takes {_megabytes(needed)}"] if sizes else []
     if number == errno.EDQUOT:
-        return f"your disk quota is used up{takes}", "make room"
+        return "your disk quota is exceeded" + "".join(f" ({text})" for text in takes), FREE_SPACE
     if number == errno.EFBIG:
-        largest = f", the largest has {_megabytes(max(sizes))}" if sizes else ""
+        largest = f" (the largest file has {_megabytes(max(sizes))})" if sizes else ""
         return f"a file exceeds the size limit{largest}", "raise the limit (ulimit -f)"
     existing = next(parent for parent in path.absolute().parents if parent.exists())
     free = shutil.disk_usage(existing).free
-    missing = f" for {_megabytes(needed - free)} more" if sizes and needed > free else ""
-    return f"the disk is full{takes}, {free // 1e5 / 10:,.1f} MB are free", f"make room{missing}"
+    advice = f"free {_megabytes(needed - free)} more" if sizes and needed > free else FREE_SPACE
+    numbers = ", ".join([*takes, f"{free // 1e5 / 10:,.1f} MB are free"])
+    return f"the disk is full ({numbers})", advice
 
 
 def _other_cause(number: int, run: Path, path: Path, error: Exception) -> tuple[str, str]:

@@ -280,8 +280,8 @@ class Trainer:
         if not self.gradients.delete_graphs():
             return False
         self.reporter.message(
-            f"update {self.progress.update}: the memory does not suffice for the validation beside "
-            "the CUDA graphs: they are deleted, and recorded again after it"
+            f"update {self.progress.update}: the validation and the CUDA graphs do not fit into "
+            "memory together: the graphs are deleted, and recorded again after the validation"
         )
         return True
 

@@ -385,7 +385,7 @@ def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> flo
             raise FusetkError(
                 f"the method rate of the schedule {class_name(schedule)} changed the attribute "
                 f"{name}, which checkpoints do not have: compute the rate from `update`, or return "
-                "what depends on validations from after_validation"
+                "the values that depend on validations from after_validation"
             )
     return first
 

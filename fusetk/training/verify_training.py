@@ -42,7 +42,7 @@ def check_training(model: Seq2Seq, pairs: Pairs, names: str) -> list[str]:
         if _states_of_libraries() != random_numbers:
             raise ConfigError(
                 f"a model with {names} draws random numbers of `random` or NumPy in training, so a "
-                "resumed run would draw others: use those of torch's default generator"
+                "resumed run would draw other numbers: use torch's default generator"
             )
         _check_unsaved_buffers(model, pairs)
         warnings = _repeat_passes(model, pairs, names)

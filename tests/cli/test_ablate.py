@@ -121,7 +121,7 @@ def test_errors_say_what_to_give(run: Any) -> None:
     Path("blank.de").write_text("\n" * 4)
     words = ["ablate", "-m", "runs/my", "-i", "blank.de", "-r", "a.en"]
     result = CliRunner().invoke(main, words)
-    assert "blank.de and a.en have no pair of sentences" in result.stderr
+    assert "blank.de has no sentence: give text with words" in result.stderr
     run.model = built(
         positions="learned", max_positions=3, encoder={"layers": 2, "fuse": {"kind": "average"}}
     )

@@ -160,7 +160,7 @@ def test_a_full_disk(trained, tmp_path):
         (tmp_path / name).symlink_to("/dev/full")
         result = decode("-m", trained, "-q", "-o", tmp_path / name)
         assert result.exit_code == 74 and result.stderr.count("\n") == 1
-        assert "No space left on device; make room" in result.stderr
+        assert "No space left on device; free some disk space" in result.stderr
 
 
 def test_an_input_file_is_not_overwritten(trained, tmp_path):

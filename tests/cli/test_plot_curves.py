@@ -80,7 +80,7 @@ def test_curves_in_the_numbers(runs: Path) -> None:
         (["x/base", "x/base", "-o", "a.png"], "two runs have the name '/"),
         (["x/base", "y/base", "-o", "a.png", "--names", "a,"], "--names has an empty name"),
         (["x/base", "-o", "a.png", "--what", ","], "--what has no quantity"),
-        (["x/base", "-o", "a.png", "--size", "0.5"], "--size: 0.5 x 1.54 inches have no room"),
+        (["x/base", "-o", "a.png", "--size", "0.5"], "--size: 0.5 x 1.54 inches are too small"),
         (["x/base", "-o", "a.png", "--smooth", "0"], "--smooth"),
         (["-o", "a.png"], "RUN"),
     ],

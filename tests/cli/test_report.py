@@ -412,7 +412,7 @@ def test_runs_that_were_scored_otherwise_are_named(printed: Path, tmp_path: Path
     make_run(tmp_path / "run", printed / "2.yaml", 1, *scores)
     [table, _] = tables(printed, "--runs", tmp_path / "run")["tables"]
     assert table["warnings"] == [
-        "scored otherwise than in the paper: run: best by sacrebleu, last by multi-bleu-lc, not "
+        "not scored as in the paper: run: best by sacrebleu, last by multi-bleu-lc, not "
         "average-2 by multi-bleu-lc (--all shows the scores)"
     ]
     for words in (["--all"], ["--checkpoint", "last"], ["--metric", "sacrebleu"]):

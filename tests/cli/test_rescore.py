@@ -163,7 +163,7 @@ def test_the_summary(trained, files):
     assert (summary["sentences"], summary["blank"], summary["unknown"]) == (4, 2, 0)
     [line] = lines("-m", trained, *files, "--summary")
     assert (
-        f"perplexity {summary['perplexity']:.4f} a token" in line
+        f"perplexity {summary['perplexity']:.4f} per token" in line
         and "4 sentences, 2 without a source, 14 tokens (0 unknown)" in line
     )
     result = call("-m", trained, *files)
@@ -407,8 +407,8 @@ def test_a_sentence_that_is_too_long_is_named(tmp_path, files, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["a"], "give SRC and TGT, or no file"),
-        (["a", "b", "c"], "give SRC and TGT, or no file"),
+        (["a"], "give SRC and TGT, or omit both"),
+        (["a", "b", "c"], "give SRC and TGT, or omit both"),
         (["a", "b", "--tsv", "c"], "--tsv excludes other files"),
         (["--n-best", "c"], "--n-best needs exactly one other file"),
         (["a", "--json-lines", "c"], "--json-lines has the source tokens"),

@@ -154,7 +154,7 @@ def test_the_shell_closes_streams(closed, code, said, place):
 def test_a_full_disk_is_one_sentence(words, place):
     command = f"{shlex.join(FUSETK)} {words} > /dev/full"
     ran = subprocess.run(command, shell=True, cwd=place, capture_output=True, text=True)
-    said = "fusetk: the output cannot be written: No space left on device; make room on the disk, "
+    said = "fusetk: the output cannot be written: No space left on device; free some disk space, "
     assert (ran.returncode, ran.stderr) == (74, f"{said}and run the same command again\n")
 
 

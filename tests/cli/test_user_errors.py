@@ -58,7 +58,7 @@ def refused(*words: str) -> str:
         ("decode -m a -y", "unknown option -y; fusetk decode --help lists the options"),
         ("decode -m a --n-best", "--n-best needs a value: --n-best N"),
         ("decode", "give --model RUN; fusetk decode --help lists the options"),
-        ("decode -m a x -i y", "the input is given twice, as x and with -i: give one"),
+        ("decode -m a x -i y", "the input is given twice, as x and with -i: give it once"),
         ("decode -m a x y", "unexpected argument y; fusetk decode --help lists the options"),
         ("train", "give CONFIG: fusetk train CONFIG; fusetk train --help lists the options"),
         (f"train a.yaml -r {__file__}", f"--run: '{__file__}' is a file; give a folder"),

@@ -75,7 +75,7 @@ def test_text_files_of_another_folder(recipe: Recipe, tmp_path: Path, name: str)
     refused(
         recipe,
         tmp_path / "run",
-        rf"{name} is not what fusetk prep wrote \(checksum [0-9a-f]{{12}} instead of",
+        rf"{name} differs from the file that fusetk prep wrote \(checksum [0-9a-f]{{12}} instead",
     )
     path.write_bytes(b"\n".join(lines[:-2]))
     refused(
@@ -116,7 +116,9 @@ def test_an_index_that_does_not_fit_the_ids(
     offsets = np.frombuffer(path.read_bytes(), "<i8").copy()
     offsets[place] = value
     replace(path, offsets.tobytes())
-    refused(recipe, tmp_path / "run", r"train\.de\.offsets is not what fusetk prep wrote")
+    refused(
+        recipe, tmp_path / "run", r"train\.de\.offsets differs from the file that fusetk prep wrote"
+    )
     with pytest.raises(
         DataError,
         match=r"train\.de\.offsets does not match .*train\.de\.ids: its offsets "
@@ -161,7 +163,7 @@ def test_large_files_are_known_by_pieces(
         integrity.check_files(folder(recipe), data)
     for changed in (content[2:] + content[:2], b"\1\0" + content[2:], content[:-2] + b"\1\0"):
         replace(path, changed)
-        with pytest.raises(DataError, match=r"train\.de\.ids is not what"):
+        with pytest.raises(DataError, match=r"train\.de\.ids differs from"):
             integrity.check_files(folder(recipe), data)
 
 
@@ -176,7 +178,7 @@ def test_a_corpus_replaced_under_a_resumed_run(recipe: Recipe, tmp_path: Path) -
     more = recipe.model_copy(
         update={"training": recipe.training.model_copy(update={"log_every": 1})}
     )
-    refused(more, tmp_path / "run", r"train\.en\.ids is not what fusetk prep wrote")
+    refused(more, tmp_path / "run", r"train\.en\.ids differs from the file that fusetk prep wrote")
     replace(path, content)
     train_module.train(more, tmp_path / "run", "cpu", quiet=True)
 

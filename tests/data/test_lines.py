@@ -143,7 +143,7 @@ def test_unequal_counts_name_the_place(tmp_path: Path) -> None:
     target.write_text("".join("words " * n + "\n" for i, n in enumerate(lengths) if i != 120))
     with pytest.raises(
         DataError,
-        match=r"300 lines and .* 299: they seem to be out of step from line (119|12[0-3]) on",
+        match=r"300 lines and .* 299: their lines seem misaligned from line (119|12[0-3]) on",
     ):
         list(read_pairs(FilePair(source, target)))
     target.write_text("".join("words " * n + "\n" for n in lengths[:250]))
@@ -170,7 +170,7 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "advice", "status"),
     [
-        (errno.ENOSPC, "make room on the disk", 74),
+        (errno.ENOSPC, "free some disk space", 74),
         (errno.EFBIG, "raise the limit of the size of a file (ulimit -f)", 2),
         (errno.EISDIR, "name a file", 2),
         (errno.ENOTDIR, "choose another folder", 2),

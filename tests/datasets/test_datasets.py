@@ -222,7 +222,7 @@ def test_sides_of_different_lengths_and_other_lengths_are_errors(tmp_path):
     assert "t: the files have different numbers of sentences" in failure(tmp_path, dataset(text()))
     (tmp_path / "files" / "t.en").write_text("a\nb\n")
     described = dataset(text(pairs=3))
-    assert "t has 2 pairs, the published text 3" in failure(tmp_path, described)
+    assert "t has 2 pairs, but the published text has 3" in failure(tmp_path, described)
     raw = tmp_path / "raw"
     assert make(described, raw, tmp_path / "files", False, print, any_data=True) == {"t": 2}
 
@@ -457,7 +457,7 @@ def test_a_broken_answer_of_the_server_is_one_error(tmp_path, monkeypatch):
         raise http.client.BadStatusLine("nonsense")
 
     monkeypatch.setattr(fetching.urllib.request, "urlopen", urlopen)
-    with pytest.raises(DataError, match="call the same command again to continue"):
+    with pytest.raises(DataError, match="run the same command again to continue"):
         fetch(archive(), tmp_path, lambda line: None)
 
 
@@ -467,7 +467,9 @@ def test_a_full_disk_is_not_a_network_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fetching.urllib.request, "urlopen", Server(CONTENT))
     monkeypatch.setattr(fetching, "_append", append)
-    with pytest.raises(OutputDiskFull, match=r"a\.tgz\.part cannot be written.*make room"):
+    with pytest.raises(
+        OutputDiskFull, match=r"a\.tgz\.part cannot be written.*free some disk space"
+    ):
         fetch(archive(), tmp_path, lambda line: None)
 
 

@@ -173,7 +173,7 @@ def test_fusions_are_found_by_side() -> None:
         == ["decoder.fuse"]
     )
     with pytest.raises(
-        DataError, match="the encoder of this model does not fuse several layers, its decoder does"
+        DataError, match="the encoder of this model does not fuse several layers; its decoder does"
     ):
         find_fusions(model, ["encoder"])
     one_layer = transformer(

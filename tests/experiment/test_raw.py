@@ -98,7 +98,9 @@ def test_the_texts_of_the_config_are_made_from_archives(tmp_path: Path) -> None:
     (raw / "archives" / "newstest2012-src.en.sgm").unlink()
     recipe = in_folder(RECIPES / "rtal/wmt14_ende/transformer_base.yaml", raw)
     assert len(missing_texts(recipe)) == 10
-    with pytest.raises(DataError, match="newstest2013 has 6 pairs, the published text 3,000"):
+    with pytest.raises(
+        DataError, match="newstest2013 has 6 pairs, but the published text has 3,000"
+    ):
         provide_raw_text(recipe, raw, True, False, lambda line: None)
     provide_raw_text(recipe, raw, True, True, lambda line: None)
     assert missing_texts(recipe) == []

@@ -153,7 +153,7 @@ def test_a_second_call_repeats_only_what_checks_for_itself(config, monkeypatch):
 def test_after_a_failure_the_next_call_continues_there(config, monkeypatch, number):
     run, steps = experiment(config, monkeypatch)
     steps.fails_at = number
-    with pytest.raises(launch.StepFailed, match="continues from here"):
+    with pytest.raises(launch.StepFailed, match="command again to continue"):
         run.run()
     assert kinds(steps) == COMPLETE[:number]
     steps.called.clear()
@@ -634,8 +634,11 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
         ([], "give the folder of the raw text with --raw"),
         (["--raw", "/nowhere"], "--raw /nowhere: the folder does not exist: put the text there"),
         (["--raw", ".", "--set", "data.folder=x"], "--set data.folder=x: use --raw for the folder"),
-        (["--raw", ".", "--out", "/", "--smoke"], "--smoke writes beside --out /: give another"),
-        (["--raw", ".", "--out", "/x/..", "--smoke"], "--smoke writes beside --out /: give"),
+        (
+            ["--raw", ".", "--out", "/", "--smoke"],
+            "cannot make a folder beside --out /: give another",
+        ),
+        (["--raw", ".", "--out", "/x/..", "--smoke"], "beside --out /: give another"),
         (["--raw", ".", "--slurm", "--smoke"], "--slurm and --smoke exclude each other"),
         (["--raw", ".", "--slurm", "--devices=4"], "--slurm and --devices exclude each other"),
         (["--raw", ".", "--devices=4", "-d", "cuda:1"], "--devices and --device cuda:1 exclude"),

@@ -179,7 +179,7 @@ def test_input_that_cannot_be_explored(plain: Explorer, fused: Explorer) -> None
         (lambda: fused.heatmaps(Heatmap(tokens, "connect", 1), TEXT), "no layer 1: omit it"),
         (
             lambda: plain.heatmaps(Heatmap(tokens, "decoder-self", None, "all"), TEXT),
-            "have 3,362 cells, at most 2,000 are drawn: choose one layer or one head",
+            "have 3,362 cells, but at most 2,000 are drawn: choose one layer or one head",
         ),
     ):
         with pytest.raises(DataError, match=reason):

@@ -157,8 +157,8 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(
         CheckpointError,
-        match=r"the disk is full, it takes 0\.1 MB, .* are free; "
-        "update-0000001 is complete; make room",
+        match=r"the disk is full \(the checkpoint takes 0\.1 MB, .* are free\); "
+        "update-0000001 is complete; free some disk space",
     ):
         write(tmp_path, 2)
     assert [p.name for p in runs.checkpoints(tmp_path)] == ["update-0000001"]

@@ -268,7 +268,7 @@ def test_a_validation_gets_the_memory_of_the_graphs(
         train_module.train(recipe, tmp_path / "run", "cpu", quiet=True)
     assert len(num_graphs) == 2 and num_graphs[0] > 0 == num_graphs[1]
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert "for the validation beside the CUDA graphs: they are deleted" in log
+    assert "do not fit into memory together: the graphs are deleted" in log
 
 
 def test_the_speed_is_measured_with_graphs(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

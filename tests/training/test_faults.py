@@ -645,8 +645,8 @@ def test_files_that_may_not_become_large(toy: Path, trained: Path, tmp_path: Pat
     said = limited.output()
     assert "Traceback" not in said
     assert (
-        "a file exceeds the size limit, the largest has " in said
-        and " MB; update-0000004 is complete; raise the limit" in said
+        "a file exceeds the size limit (the largest file has " in said
+        and " MB); update-0000004 is complete; raise the limit" in said
     )
     assert names(run) == ["best", "last", "update-0000002", "update-0000004"]
     assert all(runs.is_intact(folder) for folder in runs.checkpoints(run))
@@ -676,8 +676,8 @@ def test_a_disk_that_is_full(toy: Path, trained: Path, small_disk: Path) -> None
     subprocess.run(["mount", "-o", f"remount,size={room}", small_disk], check=True)
     said = refusal(train(toy, run, *GIVEN), DiskFull.exit_code)
     assert (
-        "update-0000006 cannot be written: the disk is full, it takes" in said
-        and "; update-0000004 is complete; make room for " in said
+        "update-0000006 cannot be written: the disk is full (the checkpoint takes" in said
+        and "; update-0000004 is complete; free " in said
     )
     needed, free, missing = (
         float(word) for word in said.replace(",", "").split() if word.replace(".", "").isdigit()
@@ -706,19 +706,20 @@ def test_a_disk_that_is_full(toy: Path, trained: Path, small_disk: Path) -> None
     [
         (
             OSError(errno.EDQUOT, "Disk quota exceeded"),
-            "your disk quota is used up, it takes 0.1 MB; update-0000001 is complete; make",
+            r"your disk quota is exceeded \(the checkpoint takes 0.1 MB\); update-0000001 is "
+            "complete; free some disk space and",
         ),
         (
             SafetensorError("I/O error: Disk quota exceeded (os error 122)"),
-            "your disk quota is used up",
+            "your disk quota is exceeded",
         ),
         (
             SafetensorError("I/O error: No space left on device (os error 28)"),
-            "the disk is full, it takes 0.1 MB",
+            r"the disk is full \(the checkpoint takes 0.1 MB, ",
         ),
         (
             OSError(errno.EFBIG, "File too large"),
-            "a file exceeds the size limit, the largest has 0.1 MB",
+            r"a file exceeds the size limit \(the largest file has 0.1 MB\)",
         ),
     ],
 )

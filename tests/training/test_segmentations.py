@@ -133,7 +133,9 @@ def test_a_segmentation_that_changed_after_the_preparation(
     content = path.read_bytes()
     path.write_bytes(content[:-2] + b"\xff\xff")
     try:
-        with pytest.raises(DataError, match=r"train\.2\.en\.ids is not what fusetk prep wrote"):
+        with pytest.raises(
+            DataError, match=r"train\.2\.en\.ids differs from the file that fusetk prep wrote"
+        ):
             train_module.train(load(toy, overrides), tmp_path / "run", "cpu", quiet=True)
     finally:
         path.write_bytes(content)
