@@ -75,7 +75,7 @@ def _has_lost_checkpoints(run: Path) -> bool:
         return True
     # Training saves a checkpoint after each validation. A kill may come between the two, so only a
     # record after the first validation proves that there was a checkpoint.
-    records = [record for record in read_metrics(run) if record]
+    records = list(read_metrics(run))
     validated = [record["update"] for record in records if record["kind"] == "valid"]
     return bool(validated) and records[-1]["update"] > validated[0]
 

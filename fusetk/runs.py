@@ -221,18 +221,17 @@ def updates_and_data(run: Path) -> tuple[int | None, str | None]:
         except (OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError):
             continue
         return update, data if isinstance(data, str) else None
-    updates = [record["update"] for record in read_metrics(run) if record is not None]
+    updates = [record["update"] for record in read_metrics(run)]
     return (int(updates[-1]), None) if updates else (None, None)
 
 
-def read_metrics(run: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield each line of ``metrics.jsonl`` in order, as a record; None for a damaged line.
+def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of ``metrics.jsonl`` in order, as records, without damaged lines.
 
     A record has a ``kind`` and a finite ``update``, and each of its ``QUANTITIES`` is a number or
     None.
     """
-    for _, record in _numbered_metrics(run):
-        yield record
+    return (record for _, record in _numbered_metrics(run) if record is not None)
 
 
 def check_metrics(run: Path) -> str | None:

@@ -146,7 +146,7 @@ def trained_models(files: DemoFiles) -> list[DemoModel]:
 def facts(files: DemoFiles) -> list[tuple[str, str]]:
     """Return names and values that describe the model, its text and its training."""
     manifest = json.loads((files.folder / "data" / "manifest.json").read_text(encoding="utf-8"))
-    records = [record for record in read_metrics(files.run) if record is not None]
+    records = list(read_metrics(files.run))
     splits = manifest["splits"]
     pairs = [f"{splits[split]['pairs_out']:,}" for split in ("train", "valid", "test.demo")]
     return [

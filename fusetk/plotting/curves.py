@@ -107,11 +107,7 @@ def read_curve_records(run: Path) -> Records:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     if warning := check_metrics(run):
         log.warning("%s", warning)
-    records = {
-        (record["kind"], record["update"]): record
-        for record in read_metrics(run)
-        if record is not None
-    }
+    records = {(record["kind"], record["update"]): record for record in read_metrics(run)}
     if not records:
         raise DataError(f"{path} has no complete line yet: wait for the first line")
     return sorted(records.values(), key=lambda record: record["update"])

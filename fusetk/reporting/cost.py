@@ -21,8 +21,6 @@ def read_cost(run: Path) -> Cost:
     tokens = 0.0
     devices: dict[str, None] = {}
     for record in read_metrics(run):
-        if record is None:
-            continue
         if record["kind"] == "train":
             if isinstance(record.get("device"), str):
                 devices[record["device"]] = None
@@ -44,7 +42,7 @@ def validation_bleu(run: Path) -> float | None:
     """Return the BLEU of the best validation; None if no validation computed it."""
     best: dict[str, Any] = {}
     for record in read_metrics(run):
-        if record is not None and record["kind"] == "valid" and record.get("best") is True:
+        if record["kind"] == "valid" and record.get("best") is True:
             best = record
     return finite_value(best, "bleu")
 

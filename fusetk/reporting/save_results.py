@@ -212,8 +212,6 @@ def _training(run: MeasuredRun) -> SavedTraining:
     epochs: float | None = None
     validation_seconds = 0.0
     for record in read_metrics(run.folder):
-        if record is None:
-            continue
         epoch = finite_value(record, "epoch")
         epochs = epochs if epoch is None else epoch
         memory = max(memory, int(finite_value(record, "memory") or 0))
@@ -251,7 +249,7 @@ def _curve(run: Path, kind: str, names: Sequence[str]) -> Curve:
     """Return the columns of a kind of metrics, without those that have no number."""
     records: dict[float, dict[str, Any]] = {}
     for record in read_metrics(run):
-        if record is not None and record["kind"] == kind:
+        if record["kind"] == kind:
             records[record["update"]] = record  # a repeated update replaces it
     ordered = [records[update] for update in sorted(records)]
     columns = {name: [rounded(record.get(name)) for record in ordered] for name in names}

@@ -111,7 +111,7 @@ def run(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_short_run_has_a_curve(run: Path) -> None:
     """The validation after update 4, and the end after update 8, are at powers of two."""
-    records = [record for record in read_metrics(run) if record and record["kind"] == "train"]
+    records = [record for record in read_metrics(run) if record["kind"] == "train"]
     assert [record["update"] for record in records] == [1, 2, 4, 8]
     assert all(record["loss"] > 0 and record["tokens"] > 0 for record in records)
 
@@ -123,11 +123,11 @@ def test_no_update_is_missing_in_the_averages(toy: Path, tmp_path: Path) -> None
         train(load(toy, [*overrides, *more]), tmp_path / name, "cpu", quiet=True)
     records = {name: list(read_metrics(tmp_path / name)) for name in "ab"}
     tokens = {
-        name: sum(record["tokens"] for record in lines if record and record["kind"] == "train")
+        name: sum(record["tokens"] for record in lines if record["kind"] == "train")
         for name, lines in records.items()
     }
     assert tokens["a"] == tokens["b"]
-    updates = [r["update"] for r in records["a"] if r and r["kind"] == "train"]
+    updates = [r["update"] for r in records["a"] if r["kind"] == "train"]
     assert updates == [1, 2, 3, 4, 6, 8]
 
 
