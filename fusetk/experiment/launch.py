@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -62,11 +62,7 @@ def module_path() -> dict[str, str]:
     return {"PYTHONSAFEPATH": "1"}
 
 
-def call(
-    words: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    locks: Sequence[int] = (),
-) -> None:
+def call(words: Sequence[str], locks: Sequence[int] = ()) -> None:
     """Run a command and wait for its end. Signals are passed on to it.
 
     If this process is killed, the command gets SIGTERM (on Linux). Until it has ended, it holds the
@@ -85,7 +81,7 @@ def call(
     # the terminal.
     process = subprocess.Popen(
         words,
-        env={**TORCHRUN_PATIENCE, **module_path(), **os.environ, **(environment or {})},
+        env={**TORCHRUN_PATIENCE, **module_path(), **os.environ},
         start_new_session=True,
         pass_fds=locks,
         preexec_fn=ends_with_parent(),
