@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -32,8 +33,6 @@ class StepFailed(FusetkError):
 
 def shown(command: Sequence[str]) -> str:
     """Return a command as the user would type it."""
-    import shlex
-
     words = list(command)
     if words[:3] == [sys.executable, "-m", "fusetk"]:
         words = ["fusetk", *words[3:]]
