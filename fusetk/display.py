@@ -32,14 +32,13 @@ class Task:
         name: str,
         unit: str,
         total: float | None = None,
-        start: float = 0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """``start`` is the count at the start, ``total`` the count at the end, if it is known."""
+        """``total`` is the count at the end, if it is known."""
         self.name = name
         self.unit = unit
         self.total = total
-        self.start = self.count = start
+        self.start = self.count = 0.0
         self.clock = clock
         self.start_time = clock()
         self.on_change: Callable[[], None] = lambda: None
