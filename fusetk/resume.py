@@ -328,16 +328,12 @@ def _session_changes(run: Path, session: Session) -> list[str]:
     elif now.on_gpu and before.processes == now.processes:
         settings.append(("device", before.device, now.device))
     elif before.kernels is not None and now.kernels is not None:
-        old, new = (_yes_or_no(session.kernels) for session in (before, now))
+        old, new = ("yes" if each.kernels else "no" for each in (before, now))
         settings.append(("compiled kernels", old, new))
     return [
         *changes,
         *(f"{name}: {old} -> {new}; {MAY_DIFFER}" for name, old, new in settings if old != new),
     ]
-
-
-def _yes_or_no(value: bool | None) -> str:
-    return "yes" if value else "no"
 
 
 def _processor_changes(run: Path, kernel_choices: Choices | None) -> list[str]:
