@@ -156,12 +156,6 @@ def _misfit(errors: list[Any]) -> tuple[int, float]:
     return len(errors), -similar
 
 
-def _tag_keys(config: type[BaseModel]) -> list[str]:
-    """Return the keys of a config that accept fixed values only."""
-    fields = config.model_fields.items()
-    return [key for key, field in fields if get_origin(field.annotation) is Literal]
-
-
 def _required(config: type[BaseModel]) -> list[str]:
     return [key for key, field in config.model_fields.items() if field.is_required()]
 
@@ -174,7 +168,7 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
         union, member = _member(config, loc)
         loc = union if loc == (*union, member) else loc  # the error of the whole member
     known = loc[: len(loc) - len(unknown)]
-    path = (*(part for part in known if not _is_no_key(part)), *unknown)
+    path = (*(part for part in known if not NOT_KEYS.fullmatch(str(part))), *unknown)
     classes, keys = _walk(config, path[:-1])
     place = _as_written(document, (*base, *keys, *path[-1:]), classes)
     name = _dotted(place)
@@ -203,10 +197,6 @@ def _as_written(document: Document, place: Place, classes: Sequence[type[BaseMod
             if place[-1:] == (key,) and (*place[:-1], alias) in document.origins:
                 return (*place[:-1], alias)
     return place
-
-
-def _is_no_key(part: str | int) -> bool:
-    return isinstance(part, str) and bool(NOT_KEYS.fullmatch(part))
 
 
 def _origins_of_named_keys(document: Document, section: Place, text: str) -> list[str]:
@@ -240,7 +230,12 @@ def _reason(error: Any, path: Place, classes: Sequence[type[BaseModel]]) -> str:
     may_be_null = any(field is not None and nullable(field.annotation) for field in fields)
     text = messages.reason(error, may_be_null)
     if error["type"] == "model_attributes_type" and isinstance(error["input"], str):
-        tags = {key for config in classes for key in _required(config) if key in _tag_keys(config)}
+        tags = {
+            key
+            for config in classes
+            for key in _required(config)
+            if get_origin(config.model_fields[key].annotation) is Literal
+        }
         text += f": write {{{tags.pop()}: {error['input']}}}" if len(tags) == 1 else ""
     return text
 
