@@ -63,15 +63,12 @@ def _missing(error: click.MissingParameter, context: click.Context) -> str:
     parameter = error.param
     if parameter is None:
         return error.format_message().rstrip(".")
-    metavar = parameter.make_metavar(context).strip("[].")
-    value = f"{parameter_name(parameter)} {metavar}"
+    name = parameter_name(parameter)
     if isinstance(parameter, click.Argument):
-        names = [
-            argument.make_metavar(context).strip("[].")
-            for argument in context.command.params
-            if isinstance(argument, click.Argument)
-        ]
-        value = f"{metavar}: {_command(context)} {' '.join(names)}"
+        arguments = [each for each in context.command.params if isinstance(each, click.Argument)]
+        value = f"{name}: {_command(context)} {' '.join(map(parameter_name, arguments))}"
+    else:
+        value = f"{name} {parameter.make_metavar(context).strip('[].')}"
     return f"give {value}; {_help_advice(context)}"
 
 
