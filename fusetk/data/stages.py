@@ -119,10 +119,10 @@ class Build:
         self._remove(interrupted)
         for reason in reasons or ["not made yet"]:
             self.report(f"{stage.name}: {reason}")
-        existing = set(self._new_names())
+        existing = set(_names(self.aside))
         self.lines = sum(inputs[str(pair.source)]["lines"] for pair in stage.texts)
         results = stage.run(self)
-        names = [name for name in self._new_names() if name not in existing]
+        names = [name for name in _names(self.aside) if name not in existing]
         for name in names:
             flush(self.aside / name)
         outputs = {name: manifest.output_record(self.aside / name) for name in names}
@@ -143,9 +143,6 @@ class Build:
         for name in record["outputs"] if record else ():
             _unlink(self.aside / name)
 
-    def _new_names(self) -> list[str]:
-        return _names(self.aside)
-
     def finish(self, description: Mapping[str, Any], old: Mapping[str, Any]) -> None:
         """Move the new files into place, and delete old files that are not needed.
 
@@ -155,7 +152,7 @@ class Build:
         """
         if not self.made and not os.access(self.folder, os.W_OK):
             return
-        names = self._new_names()
+        names = _names(self.aside)
         self.aside.mkdir(exist_ok=True)
         manifest.write(self.aside, description)
         outputs = _outputs(self.stages)
