@@ -213,7 +213,7 @@ def further_references(config: DataConfig) -> list[FilePair]:
 
 
 def plan(
-    config: DataConfig, texts: Mapping[str, list[FilePair]], further: Sequence[FilePair] = ()
+    config: DataConfig, texts: Mapping[str, list[FilePair]], further: Sequence[FilePair]
 ) -> list[Stage]:
     """Return the stages; each stage follows the stages that it needs.
 

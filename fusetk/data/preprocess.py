@@ -309,7 +309,7 @@ def held_out_words(
     config: DataConfig,
     split: str,
     pairs: Sequence[FilePair],
-    further: Sequence[FilePair] = (),
+    further: Sequence[FilePair],
 ) -> Results:
     """Write all lines of validation or test text, raw and as words.
 

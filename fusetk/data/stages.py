@@ -48,7 +48,7 @@ class Build:
         folder: Path,
         workers: Workers,
         report: Callable[[str], None],
-        before: Callable[[], None] = lambda: None,
+        before: Callable[[], None],
     ):
         """``before`` is called once before the first stage is made."""
         self.folder = folder

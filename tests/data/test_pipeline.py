@@ -67,7 +67,7 @@ def test_a_step_class_is_all_that_a_new_step_needs(tmp_path: Path) -> None:
     ]
     data = {"source": "de", "target": "en", "folder": str(tmp_path), "train": ["train"]}
     config = DataConfig(**data, valid=["valid"]).model_copy(update={"steps": steps})
-    words, *_ = prepare.plan(config, {"train": [], "valid": []})
+    words, *_ = prepare.plan(config, {"train": [], "valid": []}, [])
     assert words.settings["numpy"] == manifest.package_versions(["numpy"])["numpy"]
 
 
