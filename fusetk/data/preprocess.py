@@ -162,7 +162,7 @@ def _learn(
     """
     assert isinstance(step, LearnedStep)
     models = {}
-    for side, language in zip(SIDES, languages(config), strict=True):
+    for side, language in languages_by_side(config).items():
         if step.works_on(side):
             lines = read_lines(build.aside / f"pass{previous}.{language}", bom=False)
             name = f"learning {step.step} of {language}"
