@@ -21,7 +21,7 @@ from fusetk.recipe import Recipe
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES
 from tools.markdown import blocks
-from tools.troff import bold, escape, page, prose
+from tools.troff import bold, escape, page, prose, tagged
 
 TUTORIAL = Path(__file__).resolve().parent.parent / "docs/tutorial.md"
 # The config keys whose `kind` selects a class, and the classes.
@@ -48,8 +48,7 @@ class Heading(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return the heading as troff."""
-        described = prose(self.text).replace("\n.PP\n", "\n.IP\n")
-        return [".TP", bold(f"{self.path}: {{{self.tag}}}"), described]
+        return tagged(bold(f"{self.path}: {{{self.tag}}}"), self.text)
 
 
 class Entry(NamedTuple):
@@ -69,8 +68,7 @@ class Entry(NamedTuple):
     def lines(self) -> list[str]:
         """Return the entry as troff."""
         names = ", ".join(map(bold, self.paths))
-        described = prose(self.text).replace("\n.PP\n", "\n.IP\n")
-        return [".TP", f"{names} ({escape(self.type)}{escape(self.default)})", described]
+        return tagged(f"{names} ({escape(self.type)}{escape(self.default)})", self.text)
 
 
 Item = Heading | Entry

@@ -17,7 +17,7 @@ from fusetk.cli.main import main as fusetk_command
 from fusetk.cli.sections import Sections
 from fusetk.errors import EXIT_INTERRUPTED, DiskFull, FusetkError, Interrupted, OutputDiskFull
 from tools.config_page import config_page
-from tools.troff import bold, escape, italic, page, prose
+from tools.troff import bold, escape, italic, page, prose, tagged
 
 CONFIG_COMMANDS = {"prep", "train", "run", "report", "describe", "estimate"}
 RUN_COMMANDS = {
@@ -201,7 +201,7 @@ def main_page() -> str:
     summary, _, rest = inspect.cleandoc(fusetk_command.help or "").partition("\n")
     body += [prose(rest), ".SH COMMANDS"]
     for name, text in COMMANDS.items():
-        body += [".TP", f"\\fBfusetk\\-{escape(name)}\\fR(1)", prose(text)]
+        body += tagged(f"{bold(f'fusetk-{name}')}(1)", text)
     body += [".SH OPTIONS", *options(fusetk_command), *exit_codes("")]
     body += [*named_texts("ENVIRONMENT", ENVIRONMENT, ""), *named_texts("FILES", FILES, "")]
     body += see_also("")
@@ -273,7 +273,7 @@ def exit_codes(name: str) -> list[str]:
         del texts[EXIT_INTERRUPTED]
     body = [".SH EXIT STATUS"]
     for code, text in texts.items():
-        body += [".TP", bold(str(code)), prose(text).replace("\n.PP\n", "\n.IP\n")]
+        body += tagged(bold(str(code)), text)
     return body
 
 
@@ -285,7 +285,7 @@ def named_texts(title: str, texts: Mapping[str, tuple[str, set[str]]], name: str
     yield f".SH {title}"
     for key, (text, concerned) in texts.items():
         if not name or not concerned or name in concerned:
-            yield from (".TP", bold(key), prose(text))
+            yield from tagged(bold(key), text)
 
 
 def see_also(name: str) -> list[str]:

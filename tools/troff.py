@@ -43,6 +43,11 @@ def prose(text: str) -> str:
     return "\n.PP\n".join(paragraphs)
 
 
+def tagged(head: str, text: str) -> list[str]:
+    """Return a docstring as an indented text below ``head``, which is troff."""
+    return [".TP", head, prose(text).replace("\n.PP\n", "\n.IP\n")]
+
+
 def page(name: str, section: int, summary: str, body: list[str]) -> str:
     """Return a manual page; ``body`` follows the NAME section."""
     source = f"fusetk {escape(fusetk.__version__)}"
