@@ -115,7 +115,7 @@ def middle(clause: Clause, without: str = "") -> list[str]:
     )
 
 
-def german_main(clause: Clause, front: str = "subject") -> list[str]:
+def german_main(clause: Clause, front: str = "subject") -> str:
     """Return a clause with ``front`` (subject, time, place or accusative) before the finite verb.
 
     With '' the verb is first, as in a question.
@@ -123,16 +123,17 @@ def german_main(clause: Clause, front: str = "subject") -> list[str]:
     finite, end = verb_group(clause)
     subject = clause.subject.german["nominative"]
     if front == "subject":
-        return [subject, finite, *middle(clause), *end]
+        return " ".join([subject, finite, *middle(clause), *end])
     first = {
         "time": clause.time and clause.time[0],
         "place": clause.place and clause.place[0],
         "accusative": clause.thing and clause.thing.german["accusative"],
     }.get(front)
-    return [*([first] if first else []), finite, subject, *middle(clause, without=front), *end]
+    words = [finite, subject, *middle(clause, without=front), *end]
+    return " ".join([first, *words] if first else words)
 
 
-def german_verb_final(clause: Clause, gap: str = "") -> list[str]:
+def german_verb_final(clause: Clause, gap: str = "") -> str:
     """Return a subordinate clause without its conjunction: the finite verb is last.
 
     A relative clause has a ``gap``: nominative or accusative.
@@ -141,14 +142,15 @@ def german_verb_final(clause: Clause, gap: str = "") -> list[str]:
     subject = [] if gap == "nominative" else [clause.subject.german["nominative"]]
     separable = clause.verb is not None and end == [clause.verb.prefix]
     final = [end[0] + finite] if separable else [*end, finite]
-    return [*subject, *middle(clause, without=gap), *final]
+    return " ".join([*subject, *middle(clause, without=gap), *final])
 
 
-def german_infinitive(clause: Clause) -> list[str]:
+def german_infinitive(clause: Clause) -> str:
     """Return an infinitive clause: das Fenster aufzumachen, ein Buch zu lesen."""
     assert clause.verb
     prefix, infinitive = clause.verb.prefix, clause.verb.infinitive
-    return [*middle(clause), f"{prefix}zu{infinitive}" if prefix else f"zu {infinitive}"]
+    end = f"{prefix}zu{infinitive}" if prefix else f"zu {infinitive}"
+    return " ".join([*middle(clause), end])
 
 
 # English
@@ -227,7 +229,7 @@ def english_objects(clause: Clause, without: str = "") -> list[str]:
     return words + [adverb[1] for adverb in adverbs if adverb]
 
 
-def english_main(clause: Clause, front: str = "subject", gap: str = "") -> list[str]:
+def english_main(clause: Clause, front: str = "subject", gap: str = "") -> str:
     """Return a statement, or a relative clause with a ``gap``.
 
     A fronted time is also first in English; other fronted parts are not.
@@ -240,24 +242,20 @@ def english_main(clause: Clause, front: str = "subject", gap: str = "") -> list[
         verb = [*often, plain] if plain else [auxiliary, *often, rest]
     subject = [] if gap == "nominative" else [clause.subject.english["subject"]]
     first = [clause.time[1]] if front == "time" and clause.time else []
-    return [*first, *subject, *verb, *english_objects(clause, "time" if first else gap)]
+    objects = english_objects(clause, "time" if first else gap)
+    return " ".join([*first, *subject, *verb, *objects])
 
 
-def english_question(clause: Clause) -> list[str]:
+def english_question(clause: Clause) -> str:
     """Return a question: does he read the book."""
     _, auxiliary, rest = english_group(clause)
+    negation = ["not"] if clause.negated else []
     often = [clause.frequency[1]] if clause.frequency else []
-    return [
-        auxiliary,
-        clause.subject.english["subject"],
-        *(["not"] if clause.negated else []),
-        *often,
-        rest,
-        *english_objects(clause),
-    ]
+    subject = clause.subject.english["subject"]
+    return " ".join([auxiliary, subject, *negation, *often, rest, *english_objects(clause)])
 
 
-def english_infinitive(clause: Clause) -> list[str]:
+def english_infinitive(clause: Clause) -> str:
     """Return an infinitive clause: to open the window."""
     assert clause.verb
-    return ["to", clause.verb.english, *english_objects(clause)]
+    return " ".join(["to", clause.verb.english, *english_objects(clause)])

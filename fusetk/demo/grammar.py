@@ -157,7 +157,7 @@ class Grammar(Drawing):
         if clause.thing and clause.thing.noun and clause.thing.marked and clause.thing.definite:
             fronts += ["accusative"]
         front = self.random.choice(fronts)
-        return " ".join(german_main(clause, front)), " ".join(english_main(clause, front))
+        return german_main(clause, front), english_main(clause, front)
 
     def statement(self) -> Pair:
         """Draw a statement: Der Kellner repariert die Tür."""
@@ -167,29 +167,22 @@ class Grammar(Drawing):
     def question(self) -> Pair:
         """Draw a question: Hat der Kellner die Tür repariert?"""
         clause = self.clause()
-        return written(" ".join(german_main(clause, "")), "?"), written(
-            " ".join(english_question(clause)), "?"
-        )
+        return written(german_main(clause, ""), "?"), written(english_question(clause), "?")
 
     def subordinate(self, conjunction: str, tense: str) -> Pair:
         """Draw a subordinate clause: weil es regnet."""
+        link = CONJUNCTIONS[conjunction]
         if self.chance(0.1) and conjunction != "bevor":
             regnet, rains, rained = self.random.choice(
                 [("regnet", "rains", "rained"), ("schneit", "snows", "snowed")]
             )
             if tense == "past":
-                return (
-                    f"{conjunction} es ge{regnet} hat",
-                    f"{CONJUNCTIONS[conjunction]} it {rained}",
-                )
-            return f"{conjunction} es {regnet}", f"{CONJUNCTIONS[conjunction]} it {rains}"
+                return f"{conjunction} es ge{regnet} hat", f"{link} it {rained}"
+            return f"{conjunction} es {regnet}", f"{link} it {rains}"
         clause = self.clause(tense, short=True)
         while clause.negated and conjunction == "bevor":
             clause = self.clause(tense, short=True)
-        return (
-            f"{conjunction} {' '.join(german_verb_final(clause))}",
-            f"{CONJUNCTIONS[conjunction]} {' '.join(english_main(clause))}",
-        )
+        return f"{conjunction} {german_verb_final(clause)}", f"{link} {english_main(clause)}"
 
     def subordinate_last(self) -> Pair:
         """Draw a main clause and then a subordinate one: Er lacht, weil es regnet."""
@@ -203,9 +196,8 @@ class Grammar(Drawing):
         main, other = self.random.choice(TENSES)  # of the main clause and the subordinate one
         clause = self.clause(main, short=True)
         german_sub, english_sub = self.subordinate(self.random.choice(list(CONJUNCTIONS)), other)
-        return written(f"{german_sub}, {' '.join(german_main(clause, ''))}"), written(
-            f"{english_sub}, {' '.join(english_main(clause))}"
-        )
+        german = f"{german_sub}, {german_main(clause, '')}"
+        return written(german), written(f"{english_sub}, {english_main(clause)}")
 
     def report(self) -> Pair:
         """Draw reported speech: Ich glaube, dass er das Fenster aufgemacht hat."""
@@ -216,10 +208,8 @@ class Grammar(Drawing):
         verb = Verb("", infinitive, er, participle, "haben", english, "", past, "intransitive", ())
         outer = Clause(self.who(), verb, self.random.choice(["present", "past"]))
         inner = self.clause()
-        german = f"{' '.join(german_main(outer))}, {said} {' '.join(german_verb_final(inner))}"
-        return written(german), written(
-            f"{' '.join(english_main(outer))} {that} {' '.join(english_main(inner))}"
-        )
+        german = f"{german_main(outer)}, {said} {german_verb_final(inner)}"
+        return written(german), written(f"{english_main(outer)} {that} {english_main(inner)}")
 
     def with_relative(self, noun: Noun) -> Relative:
         """Draw a relative clause for a noun: the man who helped me, the book that she is reading.
@@ -248,8 +238,8 @@ class Grammar(Drawing):
         link = "who" if gap == "nominative" else "that"
         return Relative(
             head,
-            f"{pronoun} {' '.join(german_verb_final(inner, gap))}",
-            f"{link} {' '.join(english_main(inner, gap=gap))}",
+            f"{pronoun} {german_verb_final(inner, gap)}",
+            f"{link} {english_main(inner, gap=gap)}",
         )
 
     def relative(self) -> Pair:
@@ -257,19 +247,18 @@ class Grammar(Drawing):
         if self.chance(0.5):  # at the subject, in the middle of the sentence
             head, german, english = self.with_relative(self.random.choice(self.nouns["person"]))
             clause = self.clause(subject=head, short=True)
-            subject, *rest = german_main(clause)
-            _, *words = english_main(clause)
-            return written(f"{subject}, {german}, {' '.join(rest)}"), written(
-                f"{head.english['subject']} {english} {' '.join(words)}"
-            )
+            german_head, english_head = head.german["nominative"], head.english["subject"]
+            german_rest = german_main(clause).removeprefix(f"{german_head} ")
+            english_rest = english_main(clause).removeprefix(f"{english_head} ")
+            sentence = f"{german_head}, {german}, {german_rest}"
+            return written(sentence), written(f"{english_head} {english} {english_rest}")
         verb = self.random.choice([verb for verb in self.verbs if verb.frame == "accusative"])
         head, german, english = self.with_relative(
             self.random.choice(self.nouns[self.random.choice(verb.objects)])
         )
         clause = Clause(self.who(), verb, self.tense(), thing=head)
-        return written(f"{' '.join(german_main(clause))}, {german}"), written(
-            f"{' '.join(english_main(clause))} {english}"
-        )
+        sentence = f"{german_main(clause)}, {german}"
+        return written(sentence), written(f"{english_main(clause)} {english}")
 
     def purpose(self) -> Pair:
         """Draw an infinitive clause: Er geht in die Küche, um das Fenster aufzumachen."""
@@ -291,11 +280,8 @@ class Grammar(Drawing):
                 Clause(subject, verb, self.random.choice(["past", "present"]))
             )
             link, order = ",", ""
-        german, english = (
-            f"{german}{link} {' '.join(german_infinitive(inner))}",
-            f"{english} {order}{' '.join(english_infinitive(inner))}",
-        )
-        return written(german), written(english)
+        german = f"{german}{link} {german_infinitive(inner)}"
+        return written(german), written(f"{english} {order}{english_infinitive(inner)}")
 
     def coordination(self) -> Pair:
         """Draw two main clauses: Er singt und sie tanzt."""
