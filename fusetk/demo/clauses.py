@@ -48,12 +48,9 @@ def present(verb: Verb, subject: Phrase) -> str:
     """Return the present tense without a separable prefix: lese, liest, liest, lesen."""
     stem = verb.er.removesuffix("t")  # er weiß has no t
     du = stem + ("t" if stem[-1] in "sßzx" else "st")
-    ich = (
-        verb.er
-        if verb.er[-1] != "t"
-        else (verb.infinitive[:-2] if verb.infinitive.endswith("en") else verb.infinitive[:-1])
-        + "e"
-    )
+    ich = verb.er
+    if ich.endswith("t"):
+        ich = verb.infinitive.removesuffix("n").removesuffix("e") + "e"
     return (ich, du, verb.er, verb.infinitive)[person_index(subject)]
 
 
@@ -94,11 +91,10 @@ def middle(clause: Clause, without: str = "") -> list[str]:
     )
     has_kein = clause.thing is not None and clause.thing.german["accusative"].startswith("kein")
     nicht = ["nicht"] if clause.negated and not has_kein else []
-    partner = (
-        [f"{clause.partner[0]} {clause.partner[1].german[clause.partner[2]]}"]
-        if clause.partner
-        else []
-    )
+    partner = []
+    if clause.partner:
+        preposition, phrase, case = clause.partner
+        partner = [f"{preposition} {phrase.german[case]}"]
     direction = [clause.direction[0]] if clause.direction else []
     progressive = ["gerade"] if clause.tense == "progressive" else []
     return (
@@ -200,11 +196,8 @@ def english_group(clause: Clause) -> tuple[str, str, str]:
         return "", "will", verb.english
     first, *more = MODAL_FORMS[clause.tense][1].split()
     if first in ("have", "want"):
-        return (
-            f"{third(first) if singular else first} to {verb.english}",
-            do,
-            f"{first} to {verb.english}",
-        )
+        rest = f"to {verb.english}"
+        return f"{third(first) if singular else first} {rest}", do, f"{first} {rest}"
     return "", be(subject) if first == "be" else first, " ".join([*more, verb.english])
 
 
@@ -214,10 +207,8 @@ def english_objects(clause: Clause, without: str = "") -> list[str]:
     if clause.thing and without != "accusative":
         words.append(clause.thing.english["object"])
     if clause.receiver:
-        words.append(
-            ("to " if clause.verb and clause.verb.frame == "both" else "")
-            + clause.receiver.english["object"]
-        )
+        to = "to " if clause.verb and clause.verb.frame == "both" else ""
+        words.append(to + clause.receiver.english["object"])
     if clause.partner:
         words.append(clause.partner[1].english["object"])
     adverbs = (

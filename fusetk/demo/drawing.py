@@ -34,24 +34,15 @@ class Drawing:
         adjective = self.random.choice(adjectives) if self.chance(0.4) else ()
         possessive = self.random.choice(list(phrases.POSSESSIVES))
         if self.chance(0.25):
-            kind = (
-                "der"
-                if plain
-                else self.random.choice(
-                    ["der", "dieser", possessive, *phrases.QUANTITIES, "number"]
-                )
-            )
-            german, english = phrases.number(
-                self.random.randrange(2, 13 if self.chance(0.7) else 100)
-            )
+            kinds = ["der", "dieser", possessive, *phrases.QUANTITIES, "number"]
+            kind = "der" if plain else self.random.choice(kinds)
+            end = 13 if self.chance(0.7) else 100
+            german, english = phrases.number(self.random.randrange(2, end))
             if kind == "number":
                 return phrases.phrase(noun, german, True, adjective, english)
             return phrases.phrase(noun, kind, True, adjective)
-        kind = (
-            "der"
-            if plain
-            else self.random.choice(["der", "der", "der", "ein", "ein", "dieser", possessive])
-        )
+        kinds = ["der", "der", "der", "ein", "ein", "dieser", possessive]
+        kind = "der" if plain else self.random.choice(kinds)
         return phrases.phrase(noun, kind, False, adjective)
 
     def who(self) -> Phrase:
@@ -59,21 +50,17 @@ class Drawing:
         draw = self.random.random()
         if draw < 0.3:
             return self.random.choice(phrases.PRONOUNS)
-        return (
-            phrases.name(self.random.choice(self.names))
-            if draw < 0.42
-            else self.noun_phrase(self.random.choice(self.nouns["person"]))
-        )
+        if draw < 0.42:
+            return phrases.name(self.random.choice(self.names))
+        return self.noun_phrase(self.random.choice(self.nouns["person"]))
 
     def object_of(self, kinds: tuple[str, ...]) -> Phrase:
         """Return an object; persons may be pronouns or names."""
         kind = self.random.choice(kinds)
         if kind == "person" and self.chance(0.3):
-            return (
-                self.random.choice(phrases.OBJECT_PRONOUNS)
-                if self.chance(0.6)
-                else phrases.name(self.random.choice(self.names))
-            )
+            if self.chance(0.6):
+                return self.random.choice(phrases.OBJECT_PRONOUNS)
+            return phrases.name(self.random.choice(self.names))
         return self.noun_phrase(self.random.choice(self.nouns[kind]))
 
     def place(self) -> Adverb:
@@ -94,8 +81,7 @@ class Drawing:
     def direction(self) -> Adverb:
         """Draw a direction: nach Hause, in den Park."""
         if self.chance(0.3):
-            german, english = self.random.choice(pairs(lexicon.HOME))
-            return german, english
+            return self.random.choice(pairs(lexicon.HOME))
         preposition, english, gender, noun, place = self.random.choice(self.directions)
         case = "accusative" if preposition == "in" else "dative"
         form = phrases.determiner("der", case, "mfn".index(gender))
@@ -117,8 +103,7 @@ class Drawing:
                 return f"vor {german} {units}", f"{count} {english} ago"
             return f"in {german} {units}", f"in {count} {english}"
         when = tense if tense in ("past", "future") else "present"
-        german, english = self.random.choice(pairs(lexicon.TIMES[when]))
-        return german, english
+        return self.random.choice(pairs(lexicon.TIMES[when]))
 
 
 def shorten(words: str) -> str:

@@ -60,6 +60,7 @@ class Grammar(Drawing):
     def __init__(self, seed: int):
         super().__init__(seed)
         self.verbs = lexicon.verbs()
+        self.transitive = [verb for verb in self.verbs if verb.frame == "accusative"]
         self.patterns: list[tuple[Callable[[], Pair], int]] = [
             (self.statement, 32),
             (self.question, 8),
@@ -101,21 +102,17 @@ class Grammar(Drawing):
         if verb.frame == "motion":
             return clause._replace(direction=self.direction())
         preposition, governs, case = verb.frame.partition("+")
-        return (
-            clause._replace(partner=(preposition, self.object_of(verb.objects), case))
-            if governs
-            else clause
-        )
+        if governs:
+            return clause._replace(partner=(preposition, self.object_of(verb.objects), case))
+        return clause
 
     def clause(self, tense: str = "", subject: Phrase | None = None, short: bool = False) -> Clause:
         """Draw a clause with adverbials, at most one if it is ``short``."""
         subject = subject or self.who()
         tense = tense or self.tense()
         if self.chance(0.06) and tense in ("present", "past"):
-            state, time = (
-                self.random.choice(pairs(lexicon.STATES)),
-                self.time(tense) if self.chance(0.4) else None,
-            )
+            state = self.random.choice(pairs(lexicon.STATES))
+            time = self.time(tense) if self.chance(0.4) else None
             return Clause(subject, None, tense, state=state, time=time, negated=self.chance(0.2))
         verb = self.random.choice(self.verbs)
         clause = self.governed(Clause(subject, verb, tense), verb)
@@ -223,11 +220,7 @@ class Grammar(Drawing):
                 clear = head.marked or inner.thing is None or inner.thing.marked
             else:
                 verb = self.random.choice(
-                    [
-                        verb
-                        for verb in self.verbs
-                        if verb.frame == "accusative" and noun.kind in verb.objects
-                    ]
+                    [verb for verb in self.transitive if noun.kind in verb.objects]
                 )
                 subject = self.who()
                 inner, gap = Clause(subject, verb, self.tense(), thing=head), "accusative"
@@ -252,7 +245,7 @@ class Grammar(Drawing):
             english_rest = english_main(clause).removeprefix(f"{english_head} ")
             sentence = f"{german_head}, {german}, {german_rest}"
             return written(sentence), written(f"{english_head} {english} {english_rest}")
-        verb = self.random.choice([verb for verb in self.verbs if verb.frame == "accusative"])
+        verb = self.random.choice(self.transitive)
         head, german, english = self.with_relative(
             self.random.choice(self.nouns[self.random.choice(verb.objects)])
         )
@@ -268,17 +261,14 @@ class Grammar(Drawing):
             inner = self.clause("present", subject, short=True)
         inner = inner._replace(time=None, frequency=None)
         if self.chance(0.5):
-            outer = self.clause(
-                self.random.choice(["past", "future", "present"]), subject, short=True
-            )
-            german, english = self.main(outer)
+            tense = self.random.choice(["past", "future", "present"])
+            german, english = self.main(self.clause(tense, subject, short=True))
             link, order = ", um", "in order "
         else:
             infinitive, er, participle, word, past = self.random.choice(rows(lexicon.ATTEMPTS))
             verb = Verb("", infinitive, er, participle, "haben", word, "", past, "intransitive", ())
-            german, english = self.main(
-                Clause(subject, verb, self.random.choice(["past", "present"]))
-            )
+            tense = self.random.choice(["past", "present"])
+            german, english = self.main(Clause(subject, verb, tense))
             link, order = ",", ""
         german = f"{german}{link} {german_infinitive(inner)}"
         return written(german), written(f"{english} {order}{english_infinitive(inner)}")

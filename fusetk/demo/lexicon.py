@@ -359,17 +359,9 @@ def nouns() -> dict[str, list[Noun]]:
             weak = singular.endswith("*")
             singular = singular.rstrip("*")
             oblique = plural if weak else singular
-            by_kind[kind].append(
-                Noun(
-                    gender,
-                    singular,
-                    plural,
-                    oblique,
-                    english,
-                    rest[0] if rest else f"{english}s",
-                    kind,
-                )
-            )
+            english_plural = rest[0] if rest else f"{english}s"
+            noun = Noun(gender, singular, plural, oblique, english, english_plural, kind)
+            by_kind[kind].append(noun)
     heads = {noun.singular: noun for members in by_kind.values() for noun in members}
     for parts, names in COMPOUNDS:
         for part, english in pairs(parts):
@@ -391,18 +383,8 @@ def verbs() -> list[Verb]:
         auxiliary = "sein" if participle.endswith("*") else "haben"
         base, _, particle = english.partition(" ")
         kinds = tuple(objects[0].split(",")) if objects else ()
+        participle = participle.rstrip("*")
         all_verbs.append(
-            Verb(
-                prefix,
-                infinitive,
-                er,
-                participle.rstrip("*"),
-                auxiliary,
-                base,
-                particle,
-                past,
-                frame,
-                kinds,
-            )
+            Verb(prefix, infinitive, er, participle, auxiliary, base, particle, past, frame, kinds)
         )
     return all_verbs

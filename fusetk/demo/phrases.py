@@ -58,13 +58,11 @@ class Phrase(NamedTuple):
 
 
 def _pronoun(german: str, english: str, person: int, plural: bool = False) -> Phrase:
-    forms = german.split()
+    forms = dict(zip(CASES, german.split(), strict=True))
     subject, other = english.split()
-    german_forms, english_forms = (
-        dict(zip(CASES, forms, strict=True)),
-        {"subject": subject, "object": other},
-    )
-    return Phrase(german_forms, english_forms, person, plural, forms[0] != forms[1], light=True)
+    texts = {"subject": subject, "object": other}
+    marked = forms["nominative"] != forms["accusative"]
+    return Phrase(forms, texts, person, plural, marked, light=True)
 
 
 PRONOUNS = [
@@ -155,13 +153,7 @@ def phrase(
         "kein": "any" if plural else article(rest),
     }
     text = f"{english or determiners.get(kind) or POSSESSIVES.get(kind) or QUANTITIES[kind]} {rest}"
+    texts = {"subject": text, "object": text}
     marked = column == 0
-    return Phrase(
-        german,
-        {"subject": text, "object": text},
-        3,
-        plural,
-        marked,
-        noun,
-        kind not in ("ein", "kein"),
-    )
+    definite = kind not in ("ein", "kein")
+    return Phrase(german, texts, 3, plural, marked, noun, definite)
