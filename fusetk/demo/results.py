@@ -1,6 +1,5 @@
 """The files of the demo, and the facts that its summary and its page show."""
 
-import json
 import random
 import shlex
 import shutil
@@ -9,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fusetk.data import manifest
 from fusetk.data.text import read_lines
 from fusetk.errors import DataError
 from fusetk.reporting import score_log
@@ -145,9 +145,8 @@ def trained_models(files: DemoFiles) -> list[DemoModel]:
 
 def facts(files: DemoFiles) -> list[tuple[str, str]]:
     """Return names and values that describe the model, its text and its training."""
-    manifest = json.loads((files.folder / "data" / "manifest.json").read_text(encoding="utf-8"))
+    splits = manifest.read(files.folder / "data")["splits"]
     records = list(read_metrics(files.run))
-    splits = manifest["splits"]
     pairs = [f"{splits[split]['pairs_out']:,}" for split in ("train", "valid", "test.demo")]
     return [
         ("model", describe_model(files)),
