@@ -103,21 +103,17 @@ MAX_LENGTH = "the step filter in data.steps drops long pairs: {{step: filter, ma
 HYPOTHESIS = "give the translations without an option: fusetk score HYP -r REF"
 PREFIXES = "data.train lists prefixes; data.source and data.target are the suffixes of the files"
 TORCHRUN = "torchrun --nproc-per-node N starts N processes"
+CONFIG = "give the config without an option: fusetk {command} CONFIG"
+VOCABULARIES = "fusetk prep makes the vocabularies, and a run folder keeps them"
 # Options without an equivalent in these commands, and the advice for each.
 OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "after": (("train",), "training.stages.0.end has the keys epochs and updates"),
     "allow_unk": (("decode",), "it is the default; --forbid-unknown is the opposite"),
     "attn_debug": (("decode",), "fusetk plot-attention draws attention weights"),
     "bpe": (("decode",), "the run folder keeps the BPE codes, and decode applies them"),
-    "c": (
-        ("train", "prep", "describe", "run", "estimate"),
-        "give the config without an option: fusetk {command} CONFIG",
-    ),
+    "c": (("train", "prep", "describe", "run", "estimate"), CONFIG),
     "checkpoint_activations": (("train",), CHECKPOINT),
-    "config": (
-        ("train", "prep", "run", "estimate"),
-        "give the config without an option: fusetk {command} CONFIG",
-    ),
+    "config": (("train", "prep", "run", "estimate"), CONFIG),
     "data_weighting": (("train",), "fusetk has no weights of sentences or words"),
     "dist": (("train",), TORCHRUN),
     "distributed_world_size": (("train", "decode"), TORCHRUN),
@@ -169,15 +165,9 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "target": (("train", "prep"), PREFIXES),
     "target_lang": (("decode", "rescore"), "the run folder knows its languages"),
     "task": (("train", "decode"), "the key model.kind of the config chooses the model"),
-    "tgt": (
-        ("decode",),
-        "use --prefix FILE for given beginnings, or fusetk rescore for scores",
-    ),
+    "tgt": (("decode",), "use --prefix FILE for given beginnings, or fusetk rescore for scores"),
     "tied_embeddings_src": (("train",), "model.tie is none, target or all"),
-    "tokenizer": (
-        ("decode",),
-        "the run folder keeps the text steps, and decode applies them",
-    ),
+    "tokenizer": (("decode",), "the run folder keeps the text steps, and decode applies them"),
     "type": (("train",), "it is a key of the config: use --set model.kind=VALUE"),
     "unkpen": (
         ("decode",),
@@ -185,14 +175,8 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "v": (("train", "decode", "rescore", "prep"), "progress is printed by default"),
     "verbose": (("train", "decode", "rescore", "prep"), "progress is printed by default"),
-    "vocab": (
-        ("train", "decode", "rescore"),
-        "fusetk prep makes the vocabularies, and a run folder keeps them",
-    ),
-    "vocabs": (
-        ("train", "decode", "rescore"),
-        "fusetk prep makes the vocabularies, and a run folder keeps them",
-    ),
+    "vocab": (("train", "decode", "rescore"), VOCABULARIES),
+    "vocabs": (("train", "decode", "rescore"), VOCABULARIES),
     "workspace": (("train", "decode"), "memory is allocated as needed"),
     "world_size": (("train", "decode"), TORCHRUN),
 }
