@@ -65,7 +65,7 @@ class Config(BaseModel):
             if field is None:
                 return value
             if value is None or value in NULL_WORDS:
-                if "none" in _choices(field.annotation):
+                if "none" in get_args(field.annotation):
                     return "none"
                 return None if _only_null(field.annotation) else value
             types = _types(field.annotation)
@@ -119,10 +119,6 @@ def _truths_as_words(value: Any) -> Any:
         case dict():
             return {key: _truths_as_words(item) for key, item in value.items()}
     return value
-
-
-def _choices(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def _types(annotation: Any) -> set[Any]:
