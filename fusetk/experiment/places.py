@@ -11,7 +11,7 @@ from fusetk.data.config import DataConfig
 from fusetk.errors import ConfigError, DataError
 from fusetk.files import digest
 from fusetk.recipe import Recipe
-from fusetk.runs import CONFIG, references_folder
+from fusetk.runs import CONFIG
 
 
 class Places(NamedTuple):
@@ -39,10 +39,6 @@ class Places(NamedTuple):
     def usual_prepared(self) -> Path:
         """Prepared folder of the group, except for experiments with other settings of the text."""
         return self.out / f"data.{self.group}"
-
-    def references(self, prepared: Path) -> Path:
-        """Return the folder of the further references that belong to a prepared folder."""
-        return references_folder(self.out, prepared)
 
     def runs_of_all_seeds(self) -> list[Path]:
         """Return the run folders of the config, with this and other seeds."""

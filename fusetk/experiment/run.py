@@ -23,7 +23,7 @@ from fusetk.experiment.scoring import (
 from fusetk.files import checksum, lock, open_lock_file, write_if_changed
 from fusetk.recipe import Recipe
 from fusetk.resume import check_config
-from fusetk.runs import CHECKPOINTS, STATE, num_averaged, read_state
+from fusetk.runs import CHECKPOINTS, STATE, num_averaged, read_state, references_folder
 from fusetk.training.average import last_checkpoints
 from fusetk.training.config import StageConfig
 
@@ -256,7 +256,7 @@ class Experiment:
         return [self.places.run / CHECKPOINTS / name for name in names]
 
     def _references(self) -> Path:
-        return self.places.references(Path(self.recipe.data.folder))
+        return references_folder(self.places.out, Path(self.recipe.data.folder))
 
     def _text(self, name: str, language: str, ending: str = ".txt") -> Path:
         return Path(self.recipe.data.folder) / f"test.{name}.{language}{ending}"

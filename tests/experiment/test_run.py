@@ -28,7 +28,7 @@ from fusetk.experiment.run import STEPS, Experiment, Options, describe_updates
 from fusetk.experiment.scoring import decoded_checkpoints, metrics_of
 from fusetk.experiment.smoke import smoke_settings, write_smoke_text
 from fusetk.files import digest, lock
-from fusetk.runs import CHECKPOINTS, STATE
+from fusetk.runs import CHECKPOINTS, STATE, references_folder
 from fusetk.runs import CONFIG as CONFIG_NAME
 from fusetk.training.progress import Progress
 from tests.helpers.manifests import write_manifest
@@ -339,7 +339,8 @@ def test_experiments_that_start_together_with_other_settings_have_two_prepared_f
     folder = recipes.load(run.places.config).data.folder
     assert folder == run.recipe.data.folder == str(run.places.prepared(run.recipe.data))
     assert Path(folder) != chosen
-    assert run.places.references(Path(folder)) != run.places.references(chosen)
+    out = run.places.out
+    assert references_folder(out, Path(folder)) != references_folder(out, chosen)
 
 
 def test_a_run_of_another_config_names_the_option_out_and_keeps_its_config(config, monkeypatch):
