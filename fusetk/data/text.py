@@ -15,6 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice, zip_longest
 from math import log
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
@@ -323,18 +324,12 @@ def read_pairs(pair: FilePair, bom: bool = True) -> Iterator[tuple[str, str]]:
     """
     source = read_lines(pair.source, bom=bom)
     target = read_lines(pair.target, bom=bom)
-    count = 0
-    while True:
-        left = next(source, None)
-        right = next(target, None)
+    for count, (left, right) in enumerate(zip_longest(source, target)):
         if left is None or right is None:
-            break
-        count += 1
+            source_count = count + (left is not None) + sum(1 for _ in source)
+            target_count = count + (right is not None) + sum(1 for _ in target)
+            raise unequal(*pair, source_count, target_count)
         yield left, right
-    if left is not None or right is not None:
-        source_count = count + (left is not None) + sum(1 for _ in source)
-        target_count = count + (right is not None) + sum(1 for _ in target)
-        raise unequal(*pair, source_count, target_count)
 
 
 def unequal(first: Path | str, other: Path | str, first_count: int, other_count: int) -> DataError:
@@ -367,9 +362,7 @@ def first_out_of_step(longer: Path, shorter: Path, surplus: int) -> int:
     """
     best, best_line, total = 0.0, 1, 0.0
     lengths = (len(line.strip()) + 1 for line in read_lines(longer))
-    window: deque[int] = deque()
-    for _ in range(surplus):
-        window.append(next(lengths))
+    window = deque(islice(lengths, surplus))
     for number, line in enumerate(read_lines(shorter), 1):
         size = len(line.strip()) + 1
         window.append(next(lengths))
