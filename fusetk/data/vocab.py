@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +100,7 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens before the first EOS."""
-        tokens = []
-        for i in ids:
-            if i == EOS:
-                break
-            tokens.append(self.tokens[i])
-        return tokens
+        return [self.tokens[i] for i in takewhile(lambda i: i != EOS, ids)]
 
 
 def split_at_count(line: str) -> tuple[str, str, str]:
