@@ -3,6 +3,7 @@
 import glob
 import os
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -165,7 +166,7 @@ def prefixes_by_use(data: DataConfig) -> Iterator[tuple[str, str]]:
                 yield use, prefix
 
 
-def further_reference(prefix: str, language: str, number: int) -> Path | None:
+def _further_reference(prefix: str, language: str, number: int) -> Path | None:
     """Return the file ``PREFIX.LANGUAGEn`` or ``PREFIX.LANGUAGEn.gz``; None if both are missing."""
     for ending in ("", ".gz"):
         path = Path(f"{prefix}.{language}{number}{ending}")
@@ -176,11 +177,9 @@ def further_reference(prefix: str, language: str, number: int) -> Path | None:
 
 def further_references(prefixes: list[str], language: str) -> Iterator[list[Path]]:
     """Yield the files of each further reference that all texts of a test set have."""
-    number = 1
-    while True:
-        paths = [further_reference(prefix, language, number) for prefix in prefixes]
+    for number in count(1):
+        paths = [_further_reference(prefix, language, number) for prefix in prefixes]
         files = [path for path in paths if path]
         if len(files) < len(paths):
             return
         yield files
-        number += 1

@@ -9,7 +9,7 @@ from fusetk.data.config import Every, Sample
 from fusetk.data.text import locate, read_lines
 from fusetk.experiment.places import (
     Places,
-    further_reference,
+    further_references,
     prefixes_by_use,
     recipe_with_folders,
 )
@@ -79,10 +79,8 @@ def write_smoke_text(recipe: Recipe, folder: Path) -> None:
     data = recipe.data
     for use, prefix in prefixes_by_use(data):
         sources = {language: locate(prefix, language) for language in (data.source, data.target)}
-        number = 1
-        while path := further_reference(prefix, data.target, number):
+        for number, [path] in enumerate(further_references([prefix], data.target), 1):
             sources[f"{data.target}{number}"] = path
-            number += 1
         for language, path in sources.items():
             lines = list(islice(read_lines(path), LINES[use]))
             write_lines(folder / f"{Path(prefix).name}.{language}", lines)
