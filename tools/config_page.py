@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from fusetk.config import ComponentConfig, Config, field_docs
 from fusetk.errors import join_names
@@ -284,11 +283,7 @@ def default_of(field: FieldInfo) -> str:
     """
     if field.is_required():
         return "; required"
-    default = (
-        field.default
-        if field.default is not PydanticUndefined
-        else field.get_default(call_default_factory=True)
-    )
+    default = field.get_default(call_default_factory=True)
     if isinstance(default, ComponentConfig):
         return f"; default {default.kind}"
     if isinstance(default, Config):
