@@ -72,10 +72,7 @@ def _output_paths(prefix: str, source: Path, target: Path) -> FilePair:
     Raises DataError if an input cannot be read, or if a file would be both read and written.
     """
     first, second = (
-        Path(prefix + path.with_suffix("").suffix)
-        if path.suffix == ".gz"
-        else Path(prefix + path.suffix)
-        for path in (source, target)
+        Path(prefix + Path(path.name.removesuffix(".gz")).suffix) for path in (source, target)
     )
     if first == second or {first, second} & {source, target}:
         raise DataError(
