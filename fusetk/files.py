@@ -33,6 +33,14 @@ def is_stream(path: str | Path) -> bool:
     return str(path) == "-" or (file.exists() and not (file.is_file() or file.is_dir()))
 
 
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; None if it is missing, unreadable or not valid JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 def replace_file(path: Path, content: bytes | str) -> None:
     """Write a file under a temporary name, flush it to disk and rename it.
 

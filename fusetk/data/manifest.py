@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 from fusetk import display
 from fusetk.data.text import BOM, FilePair, open_bytes, read_lines, unequal
 from fusetk.errors import DataError
-from fusetk.files import BLOCK, checksum, digest, replace_file
+from fusetk.files import BLOCK, checksum, digest, read_json, replace_file
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -140,10 +140,7 @@ def _damaged(path: Path) -> DataError:
 
 def is_of_prep(folder: Path) -> bool:
     """Whether a folder has a manifest of this or of another version of prep."""
-    try:
-        data = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
+    data = read_json(folder / NAME)
     return isinstance(data, dict) and "format" in data and "stages" in data
 
 

@@ -19,7 +19,7 @@ from fusetk.data.manifest import Record, differences, same
 from fusetk.data.parallel import Workers
 from fusetk.data.text import FilePair, cannot_write
 from fusetk.errors import DataError, join_names
-from fusetk.files import digest, flush, lock, remove_temporary_files, replace_file
+from fusetk.files import digest, flush, lock, read_json, remove_temporary_files, replace_file
 
 BUILDING = ".building"
 RECORDS = ".stages.json"  # in ``BUILDING``: the records of its complete stages
@@ -156,7 +156,8 @@ class Build:
         self.aside.mkdir(exist_ok=True)
         manifest.write(self.aside, description)
         outputs = _outputs(self.stages)
-        existing = _outputs(old) | _moving(self.folder)
+        # A killed build may have moved some of the outputs that MOVING names.
+        existing = _outputs(old) | set(read_json(self.folder / MOVING) or ())
         replace_file(self.folder / MOVING, json.dumps(sorted({*existing, *names})))
         (self.folder / manifest.NAME).unlink(missing_ok=True)
         for name in existing - outputs:
@@ -190,9 +191,8 @@ def _names(aside: Path) -> list[str]:
 def _interrupted_stages(aside: Path) -> dict[str, dict[str, Any]]:
     """Return the records of the complete stages in ``BUILDING``, and remove all other files."""
     try:
-        document = json.loads((aside / RECORDS).read_text(encoding="utf-8"))
-        stages = manifest.checked_stages(document)
-    except (OSError, ValueError, RecursionError):
+        stages = manifest.checked_stages(read_json(aside / RECORDS))
+    except ValueError:
         shutil.rmtree(aside, ignore_errors=True)
         return {}
     for name in set(_names(aside)) - _outputs(stages):
@@ -202,14 +202,6 @@ def _interrupted_stages(aside: Path) -> dict[str, dict[str, Any]]:
 
 def _outputs(stages: Mapping[str, Mapping[str, Any]]) -> set[str]:
     return {name for stage in stages.values() for name in stage["outputs"]}
-
-
-def _moving(folder: Path) -> set[str]:
-    """Return the outputs of earlier builds that were killed while they moved files into place."""
-    try:
-        return set(json.loads((folder / MOVING).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return set()
 
 
 def describe(

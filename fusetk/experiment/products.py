@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fusetk.files import checksum, digest, replace_file
+from fusetk.files import checksum, digest, read_json, replace_file
 
 NAME = "products.json"
 
@@ -17,13 +17,8 @@ class Products:
 
     def __init__(self, run: Path):
         self.path = run / NAME
-        self.records: dict[str, Any] = {}
-        try:
-            records = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return
-        if isinstance(records, dict):
-            self.records = records
+        records = read_json(self.path)
+        self.records: dict[str, Any] = records if isinstance(records, dict) else {}
 
     def up_to_date(self, file: Path, inputs: Any) -> bool:
         """Whether the file is unchanged since it was made from these inputs."""

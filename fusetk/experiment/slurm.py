@@ -9,7 +9,7 @@ from pathlib import Path
 from fusetk.errors import ConfigError
 from fusetk.experiment import launch
 from fusetk.experiment.places import Places
-from fusetk.files import replace_file
+from fusetk.files import read_json, replace_file
 
 SCRIPT = Path(__file__).parent / "train.sbatch"
 # -A account, -p partition, -q QOS, -C constraint, -M clusters, -t time
@@ -70,12 +70,8 @@ def queued(record: Path) -> list[str]:
 
     A job of the record is a number, or `NUMBER;CLUSTER` on a named cluster.
     """
-    try:
-        jobs = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
     running = []
-    for number, _, cluster in (job.partition(";") for job in jobs):
+    for number, _, cluster in (job.partition(";") for job in read_json(record) or ()):
         place = [f"--clusters={cluster}"] if cluster else []
         listed = launch.output(["squeue", "--noheader", "--me", "--format=%A", *place])
         if number in listed.split():

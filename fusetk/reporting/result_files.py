@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from fusetk.errors import DataError, one_line
 from fusetk.evaluation.metrics import METRICS
+from fusetk.files import read_json
 from fusetk.reporting.deviations import SECTIONS
 from fusetk.runs import Session
 
@@ -228,10 +229,7 @@ def holds_results(path: Path, with_runs: bool = False) -> bool:
 
 def _is_result(path: Path) -> bool:
     """Whether a JSON file has all keys of a result."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
+    values = read_json(path)
     return isinstance(values, dict) and values.keys() >= RunResult.model_fields.keys()
 
 
