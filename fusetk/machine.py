@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from fusetk.errors import ConfigError, quantity
-from fusetk.files import locked, replace_file
+from fusetk.files import locked, read_json, replace_file
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
 from fusetk.nn.fused.build import cache_folders, sources_hash
@@ -187,23 +187,15 @@ def read_choices(path: Path) -> Choices | None:
     Choices that the file lacks get their default, and unknown names are ignored, so other versions
     of fusetk can write the file.
     """
+    values = read_json(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
         ways = values["ways"]
         stored = Choices(
             str(values["processor"]),
             int(values["threads"]),
             {choice.name: ways.get(choice.name, choice.ways[0]) for choice in CHOICES},
         )
-    except (
-        OSError,
-        ValueError,
-        OverflowError,
-        TypeError,
-        AttributeError,
-        KeyError,
-        RecursionError,
-    ):
+    except (ValueError, OverflowError, TypeError, AttributeError, KeyError):
         return None
     is_valid = all(_is_way_of(choice, stored.ways[choice.name]) for choice in CHOICES)
     return stored if is_valid else None
