@@ -37,6 +37,23 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # Layers that a site needs
+    Mutation(
+        "the loss without a layer of connect: cross is that without the stream below it",
+        "evaluation/ablation.py",
+        "output = layer_input.residual + changed",
+        "output = changed",
+        ("cli/test_ablate.py",),
+        "cross and mean",
+    ),
+    Mutation(
+        "the two languages of a shared stack have one mean",
+        "evaluation/ablation.py",
+        "any(isinstance(context, SourceContext) for context in contexts)",
+        "False",
+        ("cli/test_ablate.py",),
+        "both_languages",
+    ),
     # Progress
     Mutation(
         "a validation discards the updates before it from the averages",

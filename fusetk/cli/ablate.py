@@ -57,15 +57,20 @@ def command(
     threads: int | None,
     quiet: bool,
 ) -> None:
-    """Show how much a model needs each layer that its fusions read.
+    """Show how much each site of a model needs each layer.
 
-    For each layer of each fusion of RUN, the table has the loss of the text if the fusion reads the
-    mean of the layer instead of the layer. The mean is computed over the positions of up to 200
-    sentence pairs. The layers above still read the layer itself, so the table shows how much the
-    fusion alone needs it. The difference is this loss minus the loss of the unchanged model. A
-    layer that the fusion does not read has the difference 0. Layer 0 is the word embedding. If the
-    stack has summary layers, it is the output of the last one, and the layers above keep their
-    numbers.
+    A site reads several layers: a fusion (`fuse`), the attention to the encoder (`attend`) or a
+    connection (`connect`). For each layer that a site of RUN reads, the table has the loss of the
+    text if the site reads the mean of the layer instead of the layer. The mean is computed over the
+    positions of up to 200 sentence pairs. The rest of the model still reads the layer itself, so
+    the table shows how much the site alone needs it. The difference is this loss minus the loss of
+    the unchanged model. A layer that the site does not read has the difference 0. `attend: top`,
+    `connect: last` and `residual` are not measured.
+
+    Layer 0 is the word embedding. If a fusion or `attend` reads a stack with summary layers, it is
+    the output of the last one, and the layers above keep their numbers. All inputs that a
+    connection makes from a layer read the mean. `connect: cross` reads the difference between the
+    output and the input of a layer, so there the mean is that of the difference.
 
     The loss is the mean over the target tokens, EOS included, in nats, without dropout and label
     smoothing. Pairs with a blank source are left out.
@@ -78,12 +83,12 @@ def command(
     from fusetk.evaluation import ablation
     from fusetk.evaluation.rescore import Rescorer
     from fusetk.evaluation.rescore_rows import RescoreInputs, read_rows
-    from fusetk.fusion.base import fusions_of_stacks
 
     loaded = system.load_model(model, device, report=inform)
-    if not fusions_of_stacks(loaded.model):
+    if not ablation.sites(loaded.model):
         raise DataError(
-            f"{model} has no fusion of several layers: give a run with `fuse` in encoder or decoder"
+            f"{model} has no site that can be measured: give a run with `fuse` or `connect` other "
+            "than last, or with `attend` other than top"
         )
     rescorer = Rescorer(loaded.translator(), FORCED_BATCH_TOKENS)
     rows, _ = read_rows(RescoreInputs((source, reference)), rescorer, tokenized, "")
@@ -99,9 +104,6 @@ def command(
     if as_json:
         print_json({"loss": loss, "layers": [each._asdict() for each in losses]})
         return
-    cells = [
-        [f"{each.fusion}, layer {each.layer}", f"{each.loss:.4f}", f"{each.loss - loss:+.4f}"]
-        for each in losses
-    ]
+    cells = [[each.title, f"{each.loss:.4f}", f"{each.loss - loss:+.4f}"] for each in losses]
     title = f"loss of {quantity(len(pairs), 'sentence pair')}"
     show(title, ["without", "loss", "difference"], [["-", f"{loss:.4f}", ""], *cells], [])

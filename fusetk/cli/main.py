@@ -30,7 +30,7 @@ COMMANDS = {
     "rescore": "Compute the probability of given translations.",
     "score": "Compute BLEU, chrF and TER of translations.",
     "compare": "Compare the translations of two runs sentence by sentence.",
-    "ablate": "Show how much a model needs each layer of its fusions.",
+    "ablate": "Show how much each site of a model needs each layer.",
     "estimate": "Estimate memory, hours and money of a training before it starts.",
     "run": "Run all steps of a config, from raw text to the score.",
     "report": "Compare the table of a paper with the results of runs.",

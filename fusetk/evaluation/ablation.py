@@ -1,41 +1,58 @@
-"""How much a model needs each layer of its fusions: the loss of a text without the layer."""
+"""How much each site of a model needs each layer: the loss of a text without the layer."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from fusetk.decoding.target_scores import IdPair, score_targets
 from fusetk.fusion.base import Fusion, fusions_of_stacks
-from fusetk.models.seq2seq import Seq2Seq
+from fusetk.models.attend import AttendedSources, OutputSource
+from fusetk.models.connect.cross import CrossConnection
+from fusetk.models.connect.last import LastConnection
+from fusetk.models.coordinated import SourceContext
+from fusetk.models.seq2seq import Memory, Seq2Seq
 from fusetk.models.stack import Stack
 
 MEAN_PAIRS = 200  # pairs from which the mean of a layer is computed
+
+# Function (site, layer, tensor) that returns the tensor which the site reads instead of the layer's
+# tensor (B, T, D). ``site`` and ``layer`` are the fields ``fusion`` and ``layer`` of ``LayerLoss``.
+Change = Callable[[str, int | str, Tensor], Tensor]
 
 
 class LayerLoss(NamedTuple):
     """The loss of a target token, in nats, with the mean of a layer instead of the layer."""
 
-    fusion: str  # encoder.fuse or decoder.fuse
-    layer: int  # the number in the stack; the embedding, or the last summary layer, is 0
+    fusion: str  # the site: encoder.fuse, decoder.fuse, decoder.attend, encoder.connect, ...
+    # The number in the stack, for decoder.attend in the encoder; the embedding, or the last summary
+    # layer, is 0. For a connection, an added summary layer has its label instead, such as summary1.
+    layer: int | str
     loss: float
+
+    @property
+    def title(self) -> str:
+        """The site and the layer, for the user."""
+        layer = self.layer if isinstance(self.layer, str) else f"layer {self.layer}"
+        side = "encoder " if self.fusion == "decoder.attend" else ""
+        return f"{self.fusion}, {side}{layer}"
 
 
 def layer_losses(model: Seq2Seq, pairs: Sequence[IdPair]) -> Iterator[LayerLoss]:
-    """Yield the loss of the text without each layer of each fusion.
+    """Yield the loss of the text without each layer of each site, those of the fusions first.
 
-    The fusion reads the mean of the layer over all positions instead of the layer. Layers above it
-    still read the layer itself. ``model`` must be in evaluation mode.
+    The site reads the mean of the layer over all positions instead of the layer. The rest of the
+    model still reads the layer itself. ``connect: cross`` reads the differences between the outputs
+    and the inputs of layers, so there the mean is that of the difference. ``model`` must be in
+    evaluation mode.
     """
-    depths = {stack.fuse: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
-    for fusion, means in _means(model, pairs).items():
-        # The history of a stack with summary layers has none of the layers below the last summary.
-        num_below = depths.get(fusion, len(means) - 1) + 1 - len(means)
-        for index, mean in enumerate(means):
-            with _reading(fusion, index, mean):
-                without = loss(model, pairs)
-            yield LayerLoss(fusion.name, index + num_below if index else 0, without)
+    means = _means(model, pairs)
+    for site, layer in sorted(means, key=lambda key: not key[0].endswith(".fuse")):
+        with without_layer(model, site, layer, means[site, layer]):
+            changed = loss(model, pairs)
+        yield LayerLoss(site, layer, changed)
 
 
 def loss(model: Seq2Seq, pairs: Sequence[IdPair]) -> float:
@@ -44,46 +61,124 @@ def loss(model: Seq2Seq, pairs: Sequence[IdPair]) -> float:
     return -sum(scores) / len(scores)
 
 
-def _means(model: Seq2Seq, pairs: Sequence[IdPair]) -> dict[Fusion, list[Tensor]]:
-    """Return the mean (D,) of each layer of each fusion over the positions of some pairs.
+def sites(model: nn.Module) -> list[Fusion | AttendedSources | Stack]:
+    """Return the parts that read several layers; a stack reads them by its connection."""
+    others = [
+        module
+        for module in model.modules()
+        if (isinstance(module, AttendedSources) and not isinstance(module, OutputSource))
+        or (isinstance(module, Stack) and not isinstance(module.connect, LastConnection))
+    ]
+    return [*fusions_of_stacks(model).values(), *others]
 
-    A fusion whose ``forward`` the model does not call has no means.
+
+def _means(model: Seq2Seq, pairs: Sequence[IdPair]) -> dict[tuple[str, int | str], Tensor]:
+    """Return the mean (D,) of each layer of each site over the positions of some pairs.
+
+    A site that the model does not use has no means.
     """
-    sums: dict[nn.Module, list[Tensor]] = {}
-    positions: dict[nn.Module, int] = {}
+    sums: dict[tuple[str, int | str], Tensor] = {}
+    positions: Counter[tuple[str, int | str]] = Counter()
 
-    def add(fusion: nn.Module, arguments: tuple[Any, ...]) -> None:
-        layers = [layer.float().sum((0, 1)) for layer in arguments[0]]
-        earlier = sums.get(fusion)
-        sums[fusion] = [a + b for a, b in zip(earlier, layers, strict=True)] if earlier else layers
-        positions[fusion] = positions.get(fusion, 0) + arguments[0][0].shape[:2].numel()
+    def add(site: str, layer: int | str, tensor: Tensor) -> Tensor:
+        total = tensor.float().sum((0, 1))
+        sums[site, layer] = sums.get((site, layer), 0) + total
+        positions[site, layer] += tensor.shape[:2].numel()
+        return tensor
 
-    counted = fusions_of_stacks(model).values()
-    hooks = [fusion.register_forward_pre_hook(add) for fusion in counted]
-    try:
+    with changed_layers(model, add):
         for pair in pairs[:: -(-len(pairs) // MEAN_PAIRS)]:
             score_targets([model], [pair])  # a pair alone has no padding
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {
-        fusion: [total / positions[fusion] for total in sums[fusion]]
-        for fusion in counted
-        if fusion in sums
-    }
+    return {key: total / positions[key] for key, total in sums.items()}
 
 
 @contextmanager
-def _reading(fusion: Fusion, layer: int, mean: Tensor) -> Iterator[None]:
-    """Within this context the fusion reads ``mean`` instead of the layer."""
+def without_layer(model: nn.Module, site: str, layer: int | str, mean: Tensor) -> Iterator[None]:
+    """Within this context, the site reads ``mean`` (D,) instead of the layer."""
 
-    def replace(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        history = list(arguments[0])
-        history[layer] = mean.to(history[layer]).expand_as(history[layer])
+    def replace(reader: str, number: int | str, tensor: Tensor) -> Tensor:
+        return mean.to(tensor).expand_as(tensor) if (reader, number) == (site, layer) else tensor
+
+    with changed_layers(model, replace):
+        yield
+
+
+@contextmanager
+def changed_layers(model: nn.Module, change: Change) -> Iterator[None]:
+    """Within this context, each site reads what ``change`` returns instead of a layer."""
+    depths = {stack.name: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
+    with ExitStack() as hooks:
+        for part in sites(model):
+            if isinstance(part, Fusion):
+                _change_fusion(part, change, depths, hooks)
+            elif isinstance(part, AttendedSources):
+                _change_sources(part, change, depths, hooks)
+            else:
+                _change_connection(part, change, hooks)
+        yield
+
+
+def _changed_history(
+    site: str, history: Sequence[Tensor], depth: int | None, change: Change
+) -> tuple[Tensor, ...]:
+    """Return the history of a stack of ``depth`` layers; None: it has every layer."""
+    # The history of a stack with summary layers has none of the layers below the last summary.
+    below = 0 if depth is None else depth + 1 - len(history)
+    return tuple(change(site, i + below if i else 0, layer) for i, layer in enumerate(history))
+
+
+def _change_fusion(
+    fusion: Fusion, change: Change, depths: dict[str, int], hooks: ExitStack
+) -> None:
+    depth = depths.get(fusion.name.partition(".")[0])
+
+    def before(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        history = _changed_history(fusion.name, arguments[0], depth, change)
         return (history, *arguments[1:])
 
-    hook = fusion.register_forward_pre_hook(replace)
-    try:
-        yield
-    finally:
-        hook.remove()
+    hooks.callback(fusion.register_forward_pre_hook(before).remove)
+
+
+def _change_sources(
+    attend: AttendedSources, change: Change, depths: dict[str, int], hooks: ExitStack
+) -> None:
+    sources = attend.sources
+
+    def changed_sources(memory: Memory) -> Sequence[Tensor]:
+        history = _changed_history(attend.name, memory.history, depths.get("encoder"), change)
+        return sources(memory._replace(history=history))
+
+    vars(attend)["sources"] = changed_sources
+    hooks.callback(vars(attend).pop, "sources")
+
+
+def _change_connection(stack: Stack, change: Change, hooks: ExitStack) -> None:
+    connect = stack.connect
+    append = connect.append
+    modules = zip(stack.plan, stack.labels, strict=True)
+    names = [0, *(label if planned.is_added else planned.layer + 1 for planned, label in modules)]
+    site = ""
+    layers = iter(names)
+
+    def start(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+        nonlocal site, layers
+        # One stack of `coordinated` serves both languages.
+        contexts = arguments[1] if len(arguments) > 1 else ()
+        is_source = any(isinstance(context, SourceContext) for context in contexts)
+        site = f"{'encoder' if is_source else stack.name}.connect"
+        layers = iter(names)
+
+    def changed_append(outputs: Any, output: Any, layer_input: Any = None) -> Any:
+        layer = next(layers)
+        if isinstance(connect, CrossConnection) and layer_input is not None:
+            difference = output - layer_input.residual
+            changed = change(site, layer, difference)
+            if changed is not difference:
+                output = layer_input.residual + changed
+        else:
+            output = change(site, layer, output)
+        return append(outputs, output, layer_input)
+
+    hooks.callback(stack.register_forward_pre_hook(start).remove)
+    vars(connect)["append"] = changed_append
+    hooks.callback(vars(connect).pop, "append")

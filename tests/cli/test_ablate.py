@@ -1,4 +1,4 @@
-"""``fusetk ablate``: the loss without each layer of a fusion."""
+"""``fusetk ablate``: the loss without each layer that a site reads."""
 
 import json
 from pathlib import Path
@@ -13,20 +13,21 @@ from fusetk.cli.main import main
 from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.vocab import EOS, Vocabulary
 from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.target_scores import batch_of_ids
 from fusetk.decoding.translate import Translator
-from fusetk.evaluation.ablation import layer_losses, loss
+from fusetk.evaluation.ablation import layer_losses, loss, without_layer
 from fusetk.fusion.base import fusions_of_stacks
+from fusetk.models import MODELS
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.models.transformer import Transformer
 
 WORDS = [f"w{i}" for i in range(8)]
 PAIRS = [([4, 5, 6, EOS], [7, 8]), ([9, EOS], [4, 4, 5]), ([10, 11, EOS], [6])]
 
 
-def built(**sides: Any) -> Seq2Seq:
-    options = {"width": 16, "heads": 2, "ffn": 16, **sides}
+def built(kind: str = "transformer", **sides: Any) -> Seq2Seq:
+    options = {"kind": kind, "width": 16, "heads": 2, "ffn": 16, **sides}
     torch.manual_seed(1)
-    return Transformer(Transformer.Config.model_validate(options), 12, 12).eval()
+    return MODELS[kind](MODELS[kind].Config.model_validate(options), 12, 12).eval()
 
 
 def fused() -> Seq2Seq:
@@ -34,6 +35,39 @@ def fused() -> Seq2Seq:
         encoder={"layers": 2, "fuse": {"kind": "linear", "norm": False}},
         decoder={"layers": 3, "fuse": {"kind": "attention", "hops": 2}},
     )
+
+
+ATTENDS = ["transparent", "dense-concat", "dense-sum", "layerwise"]
+CONNECTS: list[dict[str, Any]] = [
+    {"kind": "linear"},
+    {"kind": "depth-weighted"},
+    {"kind": "mudd"},
+    {"kind": "mudd", "streams": 1},
+    {"kind": "cross"},
+]
+
+
+def attending(kind: str) -> Seq2Seq:
+    sides = {"encoder": {"layers": 2}, "decoder": {"layers": 2, "attend": kind}}
+    return built(norm="pre", **sides)
+
+
+def connected(connect: dict[str, Any]) -> Seq2Seq:
+    """A model in which each layer reads each layer below it."""
+    side = {"layers": 3, "connect": connect}
+    model = built(norm="pre", encoder=side, decoder=side)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".connect." in name:
+                parameter.add_(0.3)
+    return model
+
+
+READERS = [*ATTENDS, *CONNECTS, {"kind": "dense", "growth": 8}]
+
+
+def reading(site: Any) -> Seq2Seq:
+    return attending(site) if isinstance(site, str) else connected(site)
 
 
 def differences(model: Seq2Seq, pairs: list[Any], fusion: str) -> list[float]:
@@ -51,11 +85,49 @@ def test_a_layer_with_the_weight_0_is_not_needed() -> None:
     assert len(differences(model, PAIRS, decoder.name)) == 4
 
 
+def test_an_encoder_layer_without_weight_is_not_needed() -> None:
+    model = attending("transparent")
+    with torch.no_grad():
+        model.get_parameter("attend.weight")[1] = -torch.inf  # its weight is 0 after the softmax
+    without = differences(model, PAIRS, "decoder.attend")
+    assert without[1] == 0 and abs(without[0]) > 1e-4 and abs(without[2]) > 1e-4
+
+
+@pytest.mark.parametrize("kind", ATTENDS)
+def test_an_attention_needs_the_encoder_layers_that_it_reads(kind: str) -> None:
+    without = differences(attending(kind), PAIRS, "decoder.attend")
+    reads_embedding = kind != "layerwise"
+    assert [abs(each) > 1e-5 for each in without] == [reads_embedding, True, True]
+
+
+@pytest.mark.parametrize("connect", CONNECTS, ids=str)
+def test_a_layer_without_weight_in_a_connection_is_not_needed(connect: dict[str, Any]) -> None:
+    model = connected(connect)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("decoder.connect.") and "norm" not in name:
+                axis = 0 if parameter.dim() == 1 else 1  # of the outputs that are read
+                if name.endswith(("w2", "dynamic")):  # weights that depend on the position
+                    parameter.zero_()
+                elif not name.endswith("w1") and parameter.shape[axis] > 1:
+                    parameter.select(axis, 1).zero_()
+    without = differences(model, PAIRS, "decoder.connect")
+    assert [each == 0 for each in without] == [False, True, False, False]
+
+
 @pytest.mark.parametrize("kind", ["in-place", "added"])
 def test_layers_above_a_summary_keep_their_numbers(kind: str) -> None:
     connect = {"kind": "dense", "growth": 8, "summary_every": 3, "summary_layer": kind}
     model = built(encoder={"layers": 6, "connect": connect, "fuse": {"kind": "average"}})
-    assert [each.layer for each in layer_losses(model, PAIRS)] == [0, 4, 5, 6]
+    layers: dict[str, list[int | str]] = {}
+    for each in layer_losses(model, PAIRS):
+        layers.setdefault(each.fusion, []).append(each.layer)
+    summary = ["summary1"] if kind == "added" else []
+    # The average does not read the top input, so no part reads layer 6 by the connection.
+    assert layers == {
+        "encoder.fuse": [0, 4, 5, 6],
+        "encoder.connect": [0, 1, 2, 3, *summary, 4, 5],
+    }
 
 
 def test_the_mean_of_one_position_is_the_position() -> None:
@@ -65,11 +137,42 @@ def test_the_mean_of_one_position_is_the_position() -> None:
     assert min(map(abs, differences(model, pairs, "decoder.fuse"))) > 1e-6
 
 
+@pytest.mark.parametrize("site", READERS, ids=str)
+def test_the_mean_of_one_position_is_the_position_at_other_sites(site: Any) -> None:
+    model = reading(site)
+    pairs = [([EOS], [4, 5, 6])]
+    unchanged = loss(model, pairs)
+    for each in layer_losses(model, pairs):
+        has_one_position = each.fusion != "decoder.connect"
+        assert (abs(each.loss - unchanged) < 1e-5) == has_one_position, each
+
+
+@pytest.mark.parametrize("site", READERS, ids=str)
+def test_packed_sentences_and_padding_have_the_same_result(site: Any) -> None:
+    model = reading(site)
+    batch = batch_of_ids(PAIRS)
+    arguments = (batch.src, batch.src_mask, batch.tgt_in)
+    name = "decoder.attend" if isinstance(site, str) else "encoder.connect"
+    with torch.inference_mode(), without_layer(model, name, 1, torch.ones(1)):
+        padded = model(*arguments).flatten(0, 1)[batch.target_index]
+        packed = model(*arguments, batch.target_index)
+    torch.testing.assert_close(packed, padded, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_connection_of_a_stack_for_both_languages_is_measured_for_each(shared: bool) -> None:
+    stack = {"layers": 2, "connect": "linear"}
+    model = built("coordinated", stack=stack, share_weights=shared)
+    pairs = [([EOS], [4, 5, 6])]
+    assert differences(model, pairs, "encoder.connect") == pytest.approx([0, 0], abs=1e-6)
+    assert min(map(abs, differences(model, pairs, "decoder.connect"))) > 1e-6
+
+
 def test_nothing_remains_changed() -> None:
-    model = fused()
-    before = loss(model, PAIRS)
-    list(layer_losses(model, PAIRS))
-    assert loss(model, PAIRS) == before
+    for model in (fused(), attending("transparent"), connected({"kind": "linear"})):
+        before = loss(model, PAIRS)
+        assert any(each.loss != before for each in layer_losses(model, PAIRS))
+        assert loss(model, PAIRS) == before
 
 
 # The command --------------------------------------------------------------------------------------
@@ -126,6 +229,14 @@ def test_errors_say_what_to_give(run: Any) -> None:
         positions="learned", max_positions=3, encoder={"layers": 2, "fuse": {"kind": "average"}}
     )
     assert "a.de and a.en, line 4: a source sentence of 3 tokens is too" in call("a.en").stderr
-    run.model = built()
+    hyper = {"layers": 2, "residual": "hyper"}
+    run.model = built(norm="pre", encoder=hyper, decoder=hyper)
     result = call("a.en")
-    assert result.exit_code == 2 and "runs/my has no fusion of several layers" in result.stderr
+    assert result.exit_code == 2 and "runs/my has no site that can be measured" in result.stderr
+
+
+def test_the_table_names_layers_of_the_encoder_that_the_decoder_reads(run: Any) -> None:
+    run.model = attending("transparent")
+    rows = call("a.en").stdout.splitlines()[3:]
+    names = [row.rsplit(maxsplit=2)[0] for row in rows]
+    assert names == [f"decoder.attend, encoder layer {i}" for i in range(3)]
