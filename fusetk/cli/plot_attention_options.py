@@ -55,8 +55,9 @@ OPTIONS: tuple[Decorator, ...] = (
         help="cross: attention of the decoder to the source. self: self-attention of both sides."
         " encoder-self, decoder-self: self-attention of one side. mixed: attention of the decoder"
         " to source and target in one softmax (coordinated models). fuse, encoder-fuse,"
-        " decoder-fuse: layer weights of the fusions. connect: the weights with which layers and"
-        " sub-layers read the outputs below them (`connect`, `residual`, `attend: transparent`)."
+        " decoder-fuse: layer weights of the fusions. connect, encoder-connect, decoder-connect:"
+        " the weights with which layers and sub-layers read the outputs below them (`connect`,"
+        " `residual`, `attend: transparent`)."
         " similarity: cosine of the outputs of each pair of layers of a stack.",
     ),
     click.option(

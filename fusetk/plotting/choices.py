@@ -17,12 +17,18 @@ FUSION_SIDES = {
     "encoder-fuse": ("encoder",),
     "decoder-fuse": ("decoder",),
 }
+# The same for connections.
+CONNECTION_SIDES = {
+    "connect": ("encoder", "decoder"),
+    "encoder-connect": ("encoder",),
+    "decoder-connect": ("decoder",),
+}
 # The values of --what, and their names in titles.
 ATTENTION = {what: attention.NAMES[kind] for what, (_, kind) in attention.SIDES_AND_KINDS.items()}
 WHATS = {
     **ATTENTION,
     **dict.fromkeys(FUSION_SIDES, "layer fusion"),
-    "connect": "connections",
+    **dict.fromkeys(CONNECTION_SIDES, "connections"),
     "similarity": "similarity of layers",
 }
 # The values of --what that --corpus accepts. Attention belongs to the tokens of one sentence.
@@ -67,10 +73,11 @@ def parse_step(text: str) -> str | int:
 def check_options(choices: PlotOptions) -> None:
     """Raise DataError for options that exclude each other, before anything is loaded."""
     check_output(choices.output, pages=True)
-    if choices.what == "connect":
+    if choices.what in CONNECTION_SIDES:
         if choices.head is not None or choices.step is not None:
             raise DataError(
-                "--head and --step select attention between tokens: omit them with --what connect"
+                "--head and --step select attention between tokens: omit them with --what "
+                f"{choices.what}"
             )
         if choices.corpus and choices.layer is not None:
             raise DataError("--layer draws the tokens of one sentence: omit it with --corpus")
@@ -107,19 +114,28 @@ def check_connections(choices: PlotOptions, need_text: bool) -> str:
         if not choices.corpus:
             check_one(len(choices.sources), choices.output)
         return ""
-    reason = "the connections of this model have the same weights for every sentence"
+    reason = "the weights that are drawn are the same for every sentence"
     if choices.layer is not None:
         raise DataError(f"{reason}: omit --layer, which draws the weights at each token")
     texts = (choices.sources, choices.targets, choices.source_file, choices.target_file)
     if not (any(texts) or choices.lines or choices.corpus):
         return ""
-    _check_text(choices)
+    _check_one_text(choices)
     files = list(filter(None, (choices.source_file, choices.target_file)))
     check_inputs_and_output(files, choices.output)
     return f"{reason}; the text is not read"
 
 
 def _check_text(choices: PlotOptions) -> None:
+    if not choices.sources and choices.source_file is None:
+        numbers = "cosines" if choices.what == "similarity" else "weights"
+        raise DataError(
+            f"these {numbers} depend on the words: give a sentence with -s, or a file with -i"
+        )
+    _check_one_text(choices)
+
+
+def _check_one_text(choices: PlotOptions) -> None:
     if bool(choices.sources) == (choices.source_file is not None):
         raise DataError("give sentences either on the command line (-s) or in a file (-i)")
     if choices.sources and (choices.target_file is not None or choices.lines is not None):

@@ -42,6 +42,7 @@ _SUBLAYER = re.compile(
 # The sub-layers of a layer with two and with three sub-layers.
 _SUBLAYERS = {2: ("self", "ffn"), 3: ("self", "cross", "ffn")}
 READ = "output that is read"
+SIDES = ("encoder", "decoder")
 
 
 class Readings(NamedTuple):
@@ -77,8 +78,10 @@ class Readings(NamedTuple):
         return f"{self.side}, {reader}, weights of {self.read_layers}"
 
 
-def trace_readings(model: "Seq2Seq", pairs: Sequence[IdPair]) -> list[Readings]:
-    """Return the readings of all sites, by forced decoding of ``pairs``.
+def trace_readings(
+    model: "Seq2Seq", pairs: Sequence[IdPair], sides: Sequence[str] = SIDES
+) -> list[Readings]:
+    """Return the readings of all sites of ``sides``, by forced decoding of ``pairs``.
 
     Raises DataError if no connection has weights, or if recorded weights have a wrong shape, and
     Diverged if weights are NaN.
@@ -90,38 +93,67 @@ def trace_readings(model: "Seq2Seq", pairs: Sequence[IdPair]) -> list[Readings]:
         for stack in model.modules()
         if isinstance(stack, Stack)
     }
-    readings = [
-        *_layer_readings(traced, stacks),
-        *(
-            reading
-            for side in ("encoder", "decoder")
-            for reading in _sublayer_readings(traced, side, stacks.get(side))
-        ),
-    ]
+    readings = _layer_readings(traced, stacks)
+    for side in SIDES:
+        readings += _sublayer_readings(traced, side, stacks.get(side))
+    readings = [reading for reading in readings if reading.side in sides]
     if not readings:
-        raise DataError(f"there are no connections to draw: {_no_weights(model)}")
+        raise DataError(f"there are no connections to draw: {_no_weights(model, sides)}")
     return readings
 
 
-def _no_weights(model: "Seq2Seq") -> str:
-    """Return the reason why a model has no weights of connections."""
-    names: dict[str, None] = {}
-    advice = ""
+class _Connection(NamedTuple):
+    """A connection, or the residual connections of a stack, that are not the usual ones."""
+
+    place: str  # such as decoder.connect
+    kind: str
+    is_outside: bool
+
+
+def _connections(model: "Seq2Seq", sides: Sequence[str]) -> list[_Connection]:
+    """Return the connections and the residual connections of ``sides``, without the usual ones."""
+    connections: dict[_Connection, None] = {}
     for module in model.modules():
-        for site, base, known in (
-            ("connect", Connection, CONNECTIONS),
-            ("residual", Residual, RESIDUALS),
-        ):
+        for base, known in ((Connection, CONNECTIONS), (Residual, RESIDUALS)):
             if isinstance(module, base) and not isinstance(module, SeparateResidual):
                 kinds = [kind for kind, cls in known.items() if cls is type(module)]
-                names[f"{site}: {kinds[0] if kinds else class_name(module)}"] = None
-                if is_outside(module):
-                    advice = "; record them with trace.record, by the names in docs/extending.md"
-    others = [name for name in names if name not in ("connect: last", "residual: plain")]
+                kind = kinds[0] if kinds else class_name(module)
+                place = ".".join(module.name.split(".")[:2])
+                on_other_side = place.partition(".")[0] in set(SIDES) - set(sides)
+                if kind not in ("last", "plain") and not on_other_side:
+                    connections[_Connection(place, kind, is_outside(module))] = None
+    return list(connections)
+
+
+def _advice(connections: Sequence[_Connection]) -> str:
+    if any(connection.is_outside for connection in connections):
+        return "; record them with trace.record, by the names in docs/extending.md"
+    return ""
+
+
+def _no_weights(model: "Seq2Seq", sides: Sequence[str]) -> str:
+    """Return the reason why a model has no weights of connections on ``sides``."""
+    others = _connections(model, sides)
     if others:
-        verb = "has" if len(others) == 1 else "have"
-        return f"{' and '.join(others)} {verb} no weights to draw{advice}"
-    return "every layer of this model reads the layer below it (connect: last, residual: plain)"
+        names = dict.fromkeys(f"{each.place.partition('.')[2]}: {each.kind}" for each in others)
+        verb = "has" if len(names) == 1 else "have"
+        return f"{' and '.join(names)} {verb} no weights to draw{_advice(others)}"
+    where = "this model" if len(sides) > 1 else f"the {sides[0]}"
+    return f"every layer of {where} reads the layer below it (connect: last, residual: plain)"
+
+
+def undrawn(model: "Seq2Seq", sides: Sequence[str] = SIDES) -> list[str]:
+    """Return a message for each connection of ``sides`` that recorded no weights.
+
+    Raises the errors of ``trace_readings``.
+    """
+    readings = trace_readings(model, [UNKNOWN_WORDS], sides)
+    drawn = {".".join(reading.name.split(".")[:2]) for reading in readings}
+    return [
+        f"{each.place} ({each.kind}) is not drawn: it recorded no weights{_advice([each])}"
+        for each in _connections(model, sides)
+        if each.place not in drawn
+    ]
 
 
 def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Readings]:
@@ -298,12 +330,12 @@ def _rows(weights: Sequence[np.ndarray], columns: int) -> np.ndarray:
     return matrix
 
 
-def needs_text(model: "Seq2Seq") -> bool:
-    """Whether weights depend on the position, so that a text is needed.
+def needs_text(model: "Seq2Seq", sides: Sequence[str] = SIDES) -> bool:
+    """Whether weights of ``sides`` depend on the position, so that a text is needed.
 
     Raises the errors of ``trace_readings``.
     """
-    return any(reading.by_position for reading in trace_readings(model, [UNKNOWN_WORDS]))
+    return any(reading.by_position for reading in trace_readings(model, [UNKNOWN_WORDS], sides))
 
 
 def position_readers(model: "Seq2Seq") -> list[str]:
@@ -322,27 +354,35 @@ def position_readers(model: "Seq2Seq") -> list[str]:
 # Panels -------------------------------------------------------------------------------------------
 
 
-def panels(model: "Seq2Seq", pairs: Sequence[IdPair] = (UNKNOWN_WORDS,)) -> list[Panel]:
+def panels(
+    model: "Seq2Seq",
+    pairs: Sequence[IdPair] = (UNKNOWN_WORDS,),
+    sides: Sequence[str] = SIDES,
+) -> list[Panel]:
     """Return the panels of one sentence pair, or of learned weights if no pair is given.
 
     A row is a reading, a column is an output that it can read; l0 is the word embedding. The row
     ``top`` is the stack's output. If the weights depend on the position, there are their mean and
     their standard deviation over the positions. Raises the errors of ``trace_readings``.
     """
-    means = ReadingMeans(model)
+    means = ReadingMeans(model, sides)
     means.add(pairs)
     return means.panels()
 
 
 def position_panels(
-    model: "Seq2Seq", pairs: Sequence[IdPair], tokens: TokenPair, reader: int
+    model: "Seq2Seq",
+    pairs: Sequence[IdPair],
+    tokens: TokenPair,
+    reader: int,
+    sides: Sequence[str] = SIDES,
 ) -> list[Panel]:
     """Return the weights of reading ``reader`` (from 1) at each position of one sentence pair.
 
     A row is an output that is read, the lowest at the bottom, and a column is a token. Raises
     DataError if no site has so many readings whose weights depend on the position.
     """
-    readings = [reading for reading in trace_readings(model, pairs) if reading.by_position]
+    readings = [reading for reading in trace_readings(model, pairs, sides) if reading.by_position]
     most = max((len(reading.rows) for reading in readings), default=0)
     if not 1 <= reader <= most:
         raise DataError(
@@ -394,8 +434,9 @@ def row_lengths(panels: Sequence[Panel]) -> list[int] | None:
 class ReadingMeans:
     """Sums over the positions of many sentences, and the panels of means and deviations."""
 
-    def __init__(self, model: "Seq2Seq"):
+    def __init__(self, model: "Seq2Seq", sides: Sequence[str] = SIDES):
         self.model = model
+        self.sides = sides
         self.sentences = 0
         self.last: list[Readings] = []  # of the last batch, for names and learned numbers
         self.sums: dict[str, np.ndarray] = {}  # for each site (2, R, C): of weights and of squares
@@ -404,7 +445,7 @@ class ReadingMeans:
     def add(self, pairs: Sequence[IdPair]) -> None:
         """Add sentence pairs, in batches of similar length."""
         for batch in batches(pairs):
-            self.last = trace_readings(self.model, batch)
+            self.last = trace_readings(self.model, batch, self.sides)
             self.sentences += len(batch)
             for reading in self.last:
                 if not reading.by_position:

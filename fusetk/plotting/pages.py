@@ -10,7 +10,13 @@ from fusetk.errors import DataError, quantity
 from fusetk.evaluation.layer_shares import find_fusions, trace_fusions
 from fusetk.plotting import attention, connect, fusion
 from fusetk.plotting.attention import TokenPair
-from fusetk.plotting.choices import FUSION_SIDES, PlotOptions, check_connections, input_pairs
+from fusetk.plotting.choices import (
+    CONNECTION_SIDES,
+    FUSION_SIDES,
+    PlotOptions,
+    check_connections,
+    input_pairs,
+)
 from fusetk.plotting.connect import ReadingMeans
 from fusetk.plotting.corpus import CorpusMeans
 from fusetk.plotting.panel import Page, Panel
@@ -37,13 +43,16 @@ def make_pages(
     nothing to draw.
     """
     [model] = translator.models
-    if choices.what == "connect":
-        need_text = connect.needs_text(model)
+    if choices.what in CONNECTION_SIDES:
+        sides = CONNECTION_SIDES[choices.what]
+        need_text = connect.needs_text(model, sides)
         note = check_connections(choices, need_text)
+        for message in connect.undrawn(model, sides):
+            report(f"warning: {message}")
         if not need_text:
             if note:
                 report(note)
-            return [Page(connect.panels(model))], ""
+            return [Page(connect.panels(model, sides=sides))], ""
     strict = bool(choices.sources)
     reader = Reader(translator.pipeline, choices.tokenized, model.max_positions, strict=strict)
     sentences = reader(input_pairs(choices))
@@ -65,8 +74,8 @@ def mean_page(
     """Return one page of means over all sentences, and the number of sentences."""
     [model] = translator.models
     means: CorpusMeans | ReadingMeans | SimilarityMeans
-    if choices.what == "connect":
-        means = ReadingMeans(model)
+    if choices.what in CONNECTION_SIDES:
+        means = ReadingMeans(model, CONNECTION_SIDES[choices.what])
     elif choices.what == "similarity":
         means = SimilarityMeans(model, find_stacks(model))
     else:
@@ -144,12 +153,13 @@ def panel_function(
     ``fusetk plot-attention``; None is the default of an option. Raises DataError if the model has
     nothing of this kind, or later for a layer, head or step that is out of range.
     """
-    if what == "connect":
+    if what in CONNECTION_SIDES:
+        sides = CONNECTION_SIDES[what]
 
         def connection_panels(pair: IdPair, tokens: TokenPair) -> list[Panel]:
             if layer is None:
-                return connect.panels(model, [pair])
-            return connect.position_panels(model, [pair], tokens, layer)
+                return connect.panels(model, [pair], sides)
+            return connect.position_panels(model, [pair], tokens, layer, sides)
 
         return connection_panels
     if what == "similarity":
@@ -183,7 +193,7 @@ def panel_columns(choices: PlotOptions, panels: Sequence[Panel]) -> Sequence[int
     """Return the ``columns`` argument of ``save``: the arrangement of a picture's panels."""
     if choices.what in FUSION_SIDES:
         return fusion.row_lengths(panels)
-    if choices.what == "connect":
+    if choices.what in CONNECTION_SIDES:
         return connect.row_lengths(panels)
     if choices.head == "all" and choices.step is None:
         return attention.columns(panels)

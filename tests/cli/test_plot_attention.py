@@ -267,8 +267,30 @@ def test_connections_need_no_sentence(fusing: Any) -> None:
     for text in (["-s", "der"], ["-i", "a.de", "--corpus"]):
         result = run("--what", "connect", *text)
         assert result.exit_code == 0
-        assert "the same weights for every sentence; the text is not read" in result.stderr
+        assert "are the same for every sentence; the text is not read" in result.stderr
         assert panels()["encoder.connect"]["matrix"] == matrix
+
+
+def test_the_connections_of_one_side(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mudd = {"layers": 2, "connect": {"kind": "mudd", "streams": 1}}
+    dense = {"layers": 2, "connect": {"kind": "dense", "growth": 8}, "attend": "transparent"}
+    load(monkeypatch, encoder=mudd, decoder=dense)
+    warning = "warning: decoder.connect (dense) is not drawn: it recorded no weights\n"
+    result = run("--what", "decoder-connect", "-s", "der")
+    note = "the weights that are drawn are the same for every sentence; the text is not read\n"
+    assert (result.exit_code, result.stderr) == (0, warning + note)
+    assert list(panels()) == ["decoder.attend"]
+    result = run(*TEXT, "--what", "encoder-connect")
+    assert (result.exit_code, result.stderr) == (0, "")
+    means = ["encoder.connect.mean", "encoder.connect.deviation"]
+    assert list(panels()) == means
+    result = run(*TEXT, "--what", "connect")
+    assert result.stderr == warning and list(panels()) == [*means, "decoder.attend"]
+    run(*TEXT, "--what", "encoder-connect", "--layer", "2")
+    assert list(panels()) == ["encoder.connect.l2"]
+    result = run("--what", "connect")
+    advice = "these weights depend on the words: give a sentence with -s, or a file with -i"
+    assert result.exit_code == 2 and advice in result.stderr
 
 
 @pytest.mark.parametrize("output", ["a.png", "a.pdf", "a.svg", "a.npz", "a.html"])
@@ -394,7 +416,7 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
         (["-s", "der", "--what", "similarity", "--layer", "1"], "omit --layer and --head"),
         (["-s", "der", "--what", "similarity", "--head", "all"], "omit --layer and --head"),
         (["-s", "der", "--what", "similarity", "--step", "1"], "--step selects a step"),
-        (["--what", "fuse"], "either on the command line (-s) or in a file (-i)"),
+        (["--what", "fuse"], "these weights depend on the words: give a sentence with -s, or a"),
         (["-s", "der", "-i", "a.de"], "either on the command line (-s) or in a file (-i)"),
         (["-s", "der", "-r", "a.en"], "-r and --lines need a file"),
         (["-s", "der", "--lines", "1"], "-r and --lines need a file"),
@@ -402,7 +424,8 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
         (["-s", "der", "-s", "mann", "-t", "the"], "sentences and 1 translation were given"),
         (
             ["-i", "a.de", "--corpus"],
-            "use --corpus with --what fuse, encoder-fuse, decoder-fuse, connect or similarity",
+            "use --corpus with --what fuse, encoder-fuse, decoder-fuse, connect, encoder-connect, "
+            "decoder-connect or similarity",
         ),
         (
             ["-i", "a.de", "--what", "self", "--corpus"],

@@ -188,6 +188,23 @@ def test_the_error_about_an_outside_class_without_weights_names_the_page() -> No
         connect.panels(model)
 
 
+def test_a_connection_without_a_record_is_named_beside_others() -> None:
+    dense = {"layers": 2, "connect": {"kind": "dense", "growth": 16}}
+    outside = {"residual": f"{__name__}:Doubled", "attend": "transparent"}
+    model = noisy({**dense}, outside)
+    assert connect.undrawn(noisy({"connect": "linear"}, {"attend": "transparent"})) == []
+    assert connect.undrawn(model) == [
+        "encoder.connect (dense) is not drawn: it recorded no weights",
+        f"decoder.residual ({__name__}:Doubled) is not drawn: it recorded no weights; "
+        "record them with trace.record, by the names in docs/extending.md",
+    ]
+    assert [message.split()[0] for message in connect.undrawn(model, ["decoder"])] == [
+        "decoder.residual"
+    ]
+    with pytest.raises(DataError, match="connections to draw: connect: dense has no weights"):
+        connect.undrawn(model, ["encoder"])
+
+
 def test_a_record_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = noisy({"residual": "laurel-weights"}, {})
     monkeypatch.setattr(
