@@ -133,9 +133,8 @@ def _lay_out(
 
     One colour bar is beside the panels, or below them if they are low. Several are below panels.
     """
-    labels = {measure: _bar_label(measure, scale) for measure, scale in barred.items()}
     if len(barred) > 1:
-        layout = arrange(panels, captions, columns, style, size, widths, MARGIN, labels)
+        layout = arrange(panels, captions, columns, style, size, widths, MARGIN, barred)
         heading = _heading(title, layout, style, widths)
         return layout, _frame_with_bars_below(layout, list(barred), heading, style)
     [(measure, scale)] = barred.items()
@@ -151,7 +150,7 @@ def _lay_out(
         heading = _heading(title, layout, style, widths)
         frame = _frame(layout, heading, lines, bar_room, style)
         length = max(frame.bars[0][2:])
-        bar_label = wrap(labels[measure], length + GAP, style.font, widths)
+        bar_label = wrap(measure, length + GAP, style.font, widths)
     return layout, frame._replace(bar_labels=[bar_label])
 
 
@@ -230,11 +229,6 @@ def _bar_room(scale: Scale, lines: int, style: Style, widths: TextWidth) -> floa
     """Return the width of the colour bar, with numbers and with a label of ``lines`` lines."""
     number = widths.widest(list(_ticks(scale).values()), style.font)
     return 0.14 + BAR + 0.1 + number + (1 + 1.2 * lines) * style.font / 72
-
-
-def _bar_label(measure: str, scale: Scale) -> str:
-    """Return the label of a colour bar: it says whether the end depends on the numbers."""
-    return measure if scale.fixed else f"{measure}; the scale depends on the numbers"
 
 
 def _draw_panels(

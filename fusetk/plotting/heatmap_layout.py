@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -122,11 +122,11 @@ class _Measured:
         captions: Sequence[str],
         style: Style,
         widths: TextWidth,
-        bar_labels: Mapping[str, str],
+        bars_below: Collection[str],
     ):
-        """``bar_labels`` are the labels of the colour bars below panels, by measure."""
+        """``bars_below`` are the measures whose colour bars are below panels."""
         self.panels = panels
-        self.bar_labels = bar_labels
+        self.bars_below = bars_below
         self.captions = captions
         self.style = style
         self.widths = widths
@@ -184,12 +184,11 @@ class _Measured:
         bars: dict[str, Bar] = {}
         for r, row in enumerate(rows):
             for c, (panel, _) in enumerate(row):
-                text = self.bar_labels.get(panel.measure)
                 known = bars.get(panel.measure)
-                if text is None or (known and known.row == r):
+                if panel.measure not in self.bars_below or (known and known.row == r):
                     continue
                 length = _bar_length(panel, cell)
-                label_lines = wrap(text, length + GAP, self.style.font, self.widths)
+                label_lines = wrap(panel.measure, length + GAP, self.style.font, self.widths)
                 bars[panel.measure] = Bar(r, edges[r][c], downs[r], length, label_lines)
         return bars
 
@@ -245,7 +244,7 @@ class _Measured:
         panel, caption = captioned
         beside = self.number if len(panel.x) == 1 else 0.0
         cells = cell * len(panel.x) + max(beside, self._overhang(panel, cell))
-        if panel.measure in self.bar_labels:
+        if panel.measure in self.bars_below:
             # Half of the number at the end is beside the bar.
             cells = max(cells, _bar_length(panel, cell) + 1.6 * self.style.font / 72)
         return max(cells, self.widths.widest(caption, self.style.caption))
@@ -264,15 +263,15 @@ def arrange(
     size: Size | None,
     widths: TextWidth,
     bar_room: float,
-    bar_labels: Mapping[str, str] | None = None,
+    bars_below: Collection[str] = (),
 ) -> Arranged:
     """Return the arrangement of the panels beside a colour bar that needs ``bar_room``.
 
-    ``bar_labels`` are the labels of colour bars below panels, by measure. Raises DataError if the
+    ``bars_below`` are the measures whose colour bars are below panels. Raises DataError if the
     panels do not fit in the width of ``size``. Without a size, the first width of the style in
     which they fit is chosen; if there is none, the figure grows with its words.
     """
-    measured = _Measured(panels, captions, style, widths, bar_labels or {})
+    measured = _Measured(panels, captions, style, widths, bars_below)
     longest = max(max(len(panel.x), len(panel.y)) for panel in panels)
     natural_cell = max(least_cell(style), min(LARGEST_CELL, 6.0 / longest))
     for width in (size.width,) if size else style.widths:

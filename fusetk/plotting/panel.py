@@ -58,7 +58,6 @@ class Scale(NamedTuple):
     map: str
     low: float
     high: float
-    fixed: bool = False  # ``high`` does not depend on the numbers
 
 
 def scales(panels: Sequence[Panel], colors: str = DEFAULT_COLORS) -> dict[str, Scale]:
@@ -75,11 +74,12 @@ def scales(panels: Sequence[Panel], colors: str = DEFAULT_COLORS) -> dict[str, S
         values = values[np.isfinite(values)]
         low = float(values.min(initial=0.0))
         tops = [panel.top for panel in of_measure if panel.top is not None]
-        fixed = len(tops) == len(of_measure)
         largest = max(float(values.max(initial=0.0)), -low) or 1.0
-        high = max(tops) if fixed else float(f"{round_ticks(0.0, largest)[-1]:.9g}")
+        high = float(f"{round_ticks(0.0, largest)[-1]:.9g}")
+        if len(tops) == len(of_measure):
+            high = max(tops)
         name = DIVERGING if low < 0 else COLORS.get(colors, colors)
-        by_measure[measure] = Scale(name, -high if low < 0 else 0.0, high, fixed)
+        by_measure[measure] = Scale(name, -high if low < 0 else 0.0, high)
     return by_measure
 
 
