@@ -48,10 +48,10 @@ def prepare(
     """Make the stages of `config.folder` that are out of date; with `force` all stages.
 
     Calls `validate` before the first of them: it can reject the other sections of the config. Calls
-    `report` with one line for each change, each stage that is made, and each warning: a language or
-    a text that the steps do not support, equal texts, or many unknown tokens. The folder is
-    complete if and only if it has a manifest. Raises ConfigError or DataError for a config or input
-    that cannot be used.
+    `report` with one line for each change, each stage that is made in a folder with earlier stages,
+    and each warning: a language or a text that the steps do not support, equal texts, or many
+    unknown tokens. The folder is complete if and only if it has a manifest. Raises ConfigError or
+    DataError for a config or input that cannot be used.
     """
     folder = Path(config.folder)
     if config.source == config.target:
@@ -80,8 +80,8 @@ def prepare(
             validate()
             warnings = warn(_warnings(config, texts, inputs))
 
-        build = Build(folder, workers, report, before)
         old_stages = old.get("stages", {})
+        build = Build(folder, workers, report, before, is_first=not old_stages)
         stages = plan(config, texts, further)
         build.keep(stages, inputs, force)
         for stage in stages:

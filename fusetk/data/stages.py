@@ -49,13 +49,18 @@ class Build:
         workers: Workers,
         report: Callable[[str], None],
         before: Callable[[], None],
+        is_first: bool,
     ):
-        """``before`` is called once before the first stage is made."""
+        """``before`` is called once before the first stage is made.
+
+        ``is_first``: whether the folder has no stage of an earlier build.
+        """
         self.folder = folder
         self.aside = folder / BUILDING
         self.workers = workers
         self.report = report
         self.before = before
+        self.is_first = is_first
         self.lines = 0  # pairs of lines in the texts of the current stage
         # For each stage by name: its key, settings, inputs, needs, outputs and results.
         self.stages: dict[str, dict[str, Any]] = {}
@@ -117,7 +122,9 @@ class Build:
             self._add(stage.name, {**interrupted, "inputs": state["inputs"]})
             return
         self._remove(interrupted)
-        for reason in reasons or ["not made yet"]:
+        if old is None and not self.is_first:
+            reasons = ["made, because it is new"]
+        for reason in reasons:
             self.report(f"{stage.name}: {reason}")
         existing = set(_names(self.aside))
         self.lines = sum(inputs[str(pair.source)]["lines"] for pair in stage.texts)
