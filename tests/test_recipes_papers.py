@@ -702,3 +702,4 @@ def test_describe_prints_published_scores_as_the_paper_does(row, printed):
     arguments = ["describe", str(RECIPES / "mlrf" / f"{row}.yaml"), "--set", "model.width=8"]
     ran = CliRunner().invoke(main, [*arguments, "--set", "model.heads=1"])
     assert f"\nBLEU printed: {printed}\n" in ran.stdout
+    assert ran.stdout.startswith("with ") and len(ran.stdout.splitlines()) < 20

@@ -43,12 +43,12 @@ def command(
     only_config: bool,
     as_json: bool,
 ) -> None:
-    """Print the resolved CONFIG and the parameters of each part of its model.
+    """Print the parameters of each part of the model of CONFIG.
 
-    Vocabulary sizes are those of the prepared data, if they exist, or else of the paper whose
-    system the config describes. The number that the paper prints is compared with the number that
-    is counted with the vocabulary sizes of the recipe. A model with classes outside fusetk is
-    verified, as before a training.
+    --config prints the resolved config instead. Vocabulary sizes are those of the prepared data, if
+    they exist, or else of the paper whose system the config describes. The number that the paper
+    prints is compared with the number that is counted with the vocabulary sizes of the recipe. A
+    model with classes outside fusetk is verified, as before a training.
     """
     from fusetk import sections
 
@@ -80,7 +80,6 @@ def command(
         }
         print_json(document)
         return
-    click.echo(sections.dump(recipe))
     click.echo(f"with {sizes[0]:,} source and {sizes[1]:,} target entries:")
     for name, count in [*parts.items(), ("total", total)]:
         click.echo(f"{name:<24}{count:>14,}")

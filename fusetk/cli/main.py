@@ -39,7 +39,7 @@ COMMANDS = {
     "explore": "Show on a web page how a model translates.",
     "serve": "Translate over HTTP.",
     "export": "Write a model for CTranslate2.",
-    "describe": "Print a resolved config and its parameter counts.",
+    "describe": "Print the parameters of a config's model, or the resolved config.",
     "doctor": "Describe this machine and the causes of slow computation.",
 }
 
