@@ -382,7 +382,9 @@ class Coordinated(Seq2Seq):
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         hypotheses = state.per_hypothesis
         if isinstance(hypotheses, cpu_inference.Hypotheses):
-            if not hypotheses.need_ordinary_code(self._target_layers(), tgt_in):
+            layers = self._target_layers()
+            better = cpu_inference.ordinary_code_is_better(layers, tgt_in)
+            if not (hypotheses.is_at_start and better):
                 output, state = cpu_inference.decode_in_steps(
                     self.stack, self.target, tgt_in, state
                 )

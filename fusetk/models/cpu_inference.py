@@ -8,7 +8,8 @@ self-attention or its attention to the source is an instance of a subclass or ha
 state holds the projections of each step as the step computed them. Each hypothesis has a list of
 the rows that hold its tokens, so a search that reorders or drops hypotheses selects rows of this
 list only. Layers are those of ``fusetk.models.transformer`` and ``fusetk.models.coordinated``,
-which import this module.
+which import this module. A table in ``CONTRIBUTING.md`` ("Which code computes a layer") names the
+code for each situation.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -110,16 +111,21 @@ class Hypotheses(NamedTuple):
     ancestors: Tensor  # (R, t); see ``fused_decoding.attend_history``
     shared: SharedState
 
-    def need_ordinary_code(self, layers: Sequence[DecoderLayerModules], tgt_in: Tensor) -> bool:
-        """Whether the ordinary code must read ``tgt_in`` (B, T), the first tokens of a target.
+    @property
+    def is_at_start(self) -> bool:
+        """Whether ``start`` returned these hypotheses, which have no tokens yet.
 
-        Only this code reads several tokens at once and records the weights of self-attention. It
-        cannot continue a search of the kernels.
+        The ordinary code can continue from these only, because it stores other caches.
         """
-        if self.sentences is not self.shared.sentences or self.ancestors.shape[1]:
-            return False  # these are not the hypotheses that ``start`` returned
-        traced = any(trace.is_recorded(layer.attention.name) for layer in layers)
-        return traced or tgt_in.shape[1] > 1
+        return self.sentences is self.shared.sentences and not self.ancestors.shape[1]
+
+
+def ordinary_code_is_better(layers: Sequence[DecoderLayerModules], tgt_in: Tensor) -> bool:
+    """Whether the ordinary code of decoder layers should read the tokens ``tgt_in`` (R, T).
+
+    Only this code reads several tokens at once and records the weights of self-attention.
+    """
+    return tgt_in.shape[1] > 1 or any(trace.is_recorded(layer.attention.name) for layer in layers)
 
 
 class StepContext(NamedTuple):

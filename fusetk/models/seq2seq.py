@@ -65,8 +65,11 @@ class State(NamedTuple):
     values of the source, the source mask, and the self-attention caches. A cache grows with every
     call; its slots hold the tokens of all hypotheses of the sentence."""
     per_hypothesis: NestedTensors
-    """Tensors with one row for each hypothesis (B * K, ...): the cache slots that hold its tokens
-    (Transformer), its convolution windows, or its hidden state."""
+    """Tensors with one row for each hypothesis (B * K, ...): its convolution windows, or its hidden
+    state. Transformer layers have one of two kinds. With ``per_sentence``, it is one tensor: the
+    cache slots that hold the tokens of each hypothesis (``fusetk.nn.attention.no_slots``). If
+    ``per_sentence`` is None, it is ``fusetk.models.cpu_inference.Hypotheses``, which the kernels
+    for inference read."""
     step: int
     """Number of target positions read so far."""
 

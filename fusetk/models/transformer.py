@@ -1,4 +1,8 @@
-"""The Transformer (Vaswani et al. 2017) with configurable connections, fusions and attention."""
+"""The Transformer (Vaswani et al. 2017) with configurable connections, fusions and attention.
+
+Other code than ``forward`` of its layers may compute a layer. A table in ``CONTRIBUTING.md``
+("Which code computes a layer") names the code for each situation.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -586,7 +590,9 @@ class Transformer(Seq2Seq):
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         hypotheses = state.per_hypothesis
         if isinstance(hypotheses, cpu_inference.Hypotheses):
-            if not hypotheses.need_ordinary_code(self._decoder_layers(), tgt_in):
+            layers = self._decoder_layers()
+            better = cpu_inference.ordinary_code_is_better(layers, tgt_in)
+            if not (hypotheses.is_at_start and better):
                 output, state = cpu_inference.decode_in_steps(
                     self.decoder, self.target, tgt_in, state
                 )
