@@ -28,7 +28,7 @@ from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding.beam import COMPACTION_THRESHOLD, Hypothesis, remaining
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scorer import Scorer
-from fusetk.decoding.scores import value
+from fusetk.decoding.scores import normalized_score
 from fusetk.decoding.threads import raise_if_cancelled
 from fusetk.decoding.token_mask import NEG_INF, EncodedRequest, TokenMask, unrestricted
 from fusetk.errors import ConfigError, Diverged
@@ -123,7 +123,7 @@ class _Samples:
             self.ids.tolist(), self.length.tolist(), self.score.tolist(), strict=True
         ):
             complete = [
-                Hypothesis(tokens[: length - 1], score, value(score, length, config))
+                Hypothesis(tokens[: length - 1], score, normalized_score(score, length, config))
                 for tokens, length, score in zip(*samples, strict=True)
                 if score > NEG_INF
             ]

@@ -49,8 +49,8 @@ PENALTIES: dict[str, Callable] = {"power": power, "gnmt": gnmt}
 MIN_COVERAGE = 1e-6  # lower limit for each source token; without attention it costs 13.8 beta
 
 
-def value(score: Score, length: int, config: SearchConfig) -> Score:
-    """Return the values of finished hypotheses of one length, without coverage."""
+def normalized_score(score: Score, length: int, config: SearchConfig) -> Score:
+    """Return the values of finished hypotheses of one length, without the coverage term."""
     penalized = score - config.word_penalty * length
     return penalized / PENALTIES[config.penalty](float(length), config.normalize)
 

@@ -10,7 +10,7 @@ from fusetk.data import bpe
 from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding.config import SearchConfig, multiple_of_groups
 from fusetk.decoding.next_tokens import Step, next_tokens
-from fusetk.decoding.scores import value
+from fusetk.decoding.scores import normalized_score
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError
 from fusetk.evaluation.forward_trace import UNKNOWN_WORDS
@@ -238,7 +238,9 @@ class Explorer:
         does not record the coverage.
         """
         score = sum(step.score for step in steps)
-        normalized = None if config.coverage_penalty else value(score, len(steps), config)
+        normalized = (
+            None if config.coverage_penalty else normalized_score(score, len(steps), config)
+        )
         return {**self._translation(steps, score, normalized), "text": text.strip()}
 
     def _view(self, request: Heatmap) -> View:

@@ -13,7 +13,7 @@ from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.constraints import Constraints
 from fusetk.decoding.ensemble import EnsembleMean
-from fusetk.decoding.scores import PENALTIES, bound, value
+from fusetk.decoding.scores import PENALTIES, bound, normalized_score
 from fusetk.decoding.token_mask import EncodedRequest, length_bounds
 from tests.contracts.systems import SYSTEMS
 from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
@@ -320,7 +320,7 @@ def test_the_bound_holds_for_every_penalty():
             limit = torch.randint(6, 20, (20,), generator=draw)
             best = bound(score, 5, limit, 20, settings)
             reached = [
-                max(float(value(s, m, settings)) for m in range(6, int(most) + 1))
+                max(float(normalized_score(s, m, settings)) for m in range(6, int(most) + 1))
                 for s, most in zip(score, limit, strict=True)
             ]
             assert best.tolist() == pytest.approx(reached, abs=1e-5)
