@@ -70,7 +70,7 @@ from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding.alignment import AttentionHeads
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scorer import Scorer, index_of
-from fusetk.decoding.scores import bound, covered, normalized_score
+from fusetk.decoding.scores import bound, coverage_term, normalized_score
 from fusetk.decoding.threads import raise_if_cancelled
 from fusetk.decoding.token_mask import NEG_INF, EncodedRequest, TokenMask
 from fusetk.errors import Diverged
@@ -434,7 +434,7 @@ class _Finished:
         self.count[searches] += ended.sum(1)
         values = normalized_score(score, length, self.config)
         if live.coverage is not None:
-            values = values + covered(live.coverage, self.config).gather(1, best.parent)
+            values = values + coverage_term(live.coverage, self.config).gather(1, best.parent)
         values, order = values.sort(dim=1, descending=True, stable=True)
         values = values[:, :n]
         order = order[:, :n]

@@ -70,7 +70,7 @@ def bound(score: Tensor, length: int, limit: Tensor, longest: int, config: Searc
     return values.masked_fill(lengths > limit[..., None], -torch.inf).amax(-1)
 
 
-def covered(coverage: Tensor, config: SearchConfig) -> Tensor:
+def coverage_term(coverage: Tensor, config: SearchConfig) -> Tensor:
     """Return beta * sum_j log(min(c_j, 1)), where c (..., S) is the total attention to each token.
 
     The source is Wu et al. 2016, Equation 14. c_j is at least ``MIN_COVERAGE`` here, so that the

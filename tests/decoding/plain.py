@@ -208,7 +208,7 @@ class PlainSearch:
         return unique[: self.config.n_best]
 
 
-def covered(attention: Sequence[Sequence[float]], beta: float) -> float:
+def coverage_term(attention: Sequence[Sequence[float]], beta: float) -> float:
     """Wu et al. 2016, Equation 14, for attention (T + 1, S) to the source tokens without EOS."""
     return beta * sum(
         math.log(min(max(sum(column), 1e-6), 1.0)) for column in zip(*attention, strict=True)

@@ -17,7 +17,7 @@ from fusetk.decoding.scores import PENALTIES, bound, normalized_score
 from fusetk.decoding.token_mask import EncodedRequest, length_bounds
 from tests.contracts.systems import SYSTEMS
 from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
-from tests.decoding.plain import PlainSearch, covered
+from tests.decoding.plain import PlainSearch, coverage_term
 
 SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS], [5, EOS], [6, 6, 7, EOS]]
 MODELS = [Echo(vocabulary=9, seed=seed, scale=3.0) for seed in range(3)]
@@ -300,7 +300,7 @@ def test_coverage(system):
             [read] = score_targets(
                 [model], [(source, hypothesis.ids)], attention=alignment.AttentionHeads()
             )
-            least = hypothesis.score / (len(hypothesis.ids) + 1) + covered(
+            least = hypothesis.score / (len(hypothesis.ids) + 1) + coverage_term(
                 read.attention[:, :-1].tolist(), 0.8
             )
             assert hypothesis.normalized == pytest.approx(least, abs=1e-3)
