@@ -208,7 +208,7 @@ class _Steps:
             rules = self.mask.simple_rules(live.search_index, live.prefix.shape[1], length)
         if rules is None:
             scored = self.scorer.step(tokens, states)
-            live = _covering(live, scored.attention)
+            live = _add_coverage(live, scored.attention)
             self.mask.apply(scored.logits, live.search_index, live.prefix, length, live.num_met)
             candidates = self._candidates if self.config.groups == 1 else self._candidates_of_groups
             return live, candidates(live, scored.logits, scored.log_z), scored.states
@@ -219,7 +219,7 @@ class _Steps:
         step = self.scorer.best(tokens, states, rules, self._tokens_needed(live))
         if places is not None:
             step = step.at_places(places, live.score.numel())
-        live = _covering(live, step.attention)
+        live = _add_coverage(live, step.attention)
         score = live.score.reshape(-1, 1) + (step.logits - step.log_z)
         return live, self._best_of_searches(live, score, step.token), step.states
 
@@ -350,7 +350,7 @@ def _filled_places(live: _Live) -> Tensor | None:
     return None if filled.all() else filled.nonzero()[:, 0]
 
 
-def _covering(live: _Live, attention: Tensor | None) -> _Live:
+def _add_coverage(live: _Live, attention: Tensor | None) -> _Live:
     """Add the attention (A * W, S) of a step to the coverage."""
     if live.coverage is None or attention is None:
         return live
