@@ -155,7 +155,7 @@ class _Live(NamedTuple):
     coverage: Tensor | None  # (A, W, S) sum of the attention to source tokens; 1 at EOS and PAD
 
 
-class _Best(NamedTuple):
+class _Candidates(NamedTuple):
     """The best candidates of a step, sorted."""
 
     score: Tensor  # (A, C)
@@ -196,7 +196,7 @@ class _Steps:
 
     def extend(
         self, live: _Live, states: list[State], length: int, places: Tensor | None
-    ) -> tuple[_Live, _Best, list[State]]:
+    ) -> tuple[_Live, _Candidates, list[State]]:
         """Read the last tokens of the live hypotheses.
 
         Return the hypotheses with their new coverage, the candidates, and the models' states.
@@ -232,7 +232,7 @@ class _Steps:
         is_greedy = self.config.beam == 1 and live.num_met is None
         return 1 if is_greedy else self.beam + 1
 
-    def _candidates(self, live: _Live, logits: Tensor, log_z: Tensor) -> _Best:
+    def _candidates(self, live: _Live, logits: Tensor, log_z: Tensor) -> _Candidates:
         """Return the candidates of points 1 and 2 from logits (A * W, V) and log_z (A * W, 1)."""
         constraints = self.mask.constraints
         num_tokens = min(self._tokens_needed(live), logits.shape[1])
@@ -253,7 +253,7 @@ class _Steps:
         score = live.score.reshape(-1, 1) + (top - log_z)
         return self._best_of_searches(live, score, token)
 
-    def _best_of_searches(self, live: _Live, score: Tensor, token: Tensor) -> _Best:
+    def _best_of_searches(self, live: _Live, score: Tensor, token: Tensor) -> _Candidates:
         """Return the candidates that points 1 and 2 need.
 
         ``score`` and ``token`` (A * W, n) are candidates of each hypothesis. Of equal scores, the
@@ -276,15 +276,15 @@ class _Steps:
             num_met = constraints.advance(
                 live.search_index, live.num_met.gather(1, parent), token, is_inside
             )
-            best = _Best(score, parent, token, is_eos, is_eos, num_met)
+            best = _Candidates(score, parent, token, is_eos, is_eos, num_met)
             num_left = constraints.num_left(live.search_index, num_met)
             return _choose_by_banks(best, num_left, constraints.banks, beam)
         chosen = is_eos.to(torch.uint8).sort(dim=1, stable=True).indices[:, :beam]
         ends = is_eos.clone()
         ends[:, beam:] = False
-        return _Best(score, parent, token, ends, chosen)
+        return _Candidates(score, parent, token, ends, chosen)
 
-    def _candidates_of_groups(self, live: _Live, logits: Tensor, log_z: Tensor) -> _Best:
+    def _candidates_of_groups(self, live: _Live, logits: Tensor, log_z: Tensor) -> _Candidates:
         """Extend the groups in turn. Each token has a cost for each earlier group that chose it."""
         groups = self.config.groups
         width = live.score.shape[1]
@@ -310,7 +310,7 @@ class _Steps:
             None if parts[0] is None else torch.stack(parts, 1).flatten(0, 1)
             for parts in zip(*best_of_groups, strict=True)
         )
-        return _Best(*interleaved)
+        return _Candidates(*interleaved)
 
     def remove_finished(
         self, live: _Live, rows: Tensor, done: Tensor, states: list[State], skips_empty: bool
@@ -357,7 +357,7 @@ def _add_coverage(live: _Live, attention: Tensor | None) -> _Live:
     return live._replace(coverage=live.coverage + attention.view_as(live.coverage))
 
 
-def _choose_by_banks(best: _Best, num_left: Tensor, banks: int, beam: int) -> _Best:
+def _choose_by_banks(best: _Candidates, num_left: Tensor, banks: int, beam: int) -> _Candidates:
     """Choose the finished and the next live candidates: points 1 and 2 with constraints.
 
     ``num_left`` (A, C) is the number of constraint tokens that are not met, at most ``banks`` - 1.
@@ -374,7 +374,7 @@ def _choose_by_banks(best: _Best, num_left: Tensor, banks: int, beam: int) -> _B
     return best._replace(ends=ends, chosen=sort_key.sort(dim=1, stable=True).indices[:, :beam])
 
 
-def _advance(live: _Live, best: _Best, places: Tensor | None) -> tuple[_Live, Tensor]:
+def _advance(live: _Live, best: _Candidates, places: Tensor | None) -> tuple[_Live, Tensor]:
     """Return the next live hypotheses (point 2), and the rows (A, W') of their parents' states.
 
     ``places`` are those of ``_Steps.extend``.
@@ -423,7 +423,7 @@ class _Finished:
         self.ids = self.limit.new_zeros(*size, mask.longest)
         self.count = self.limit.new_zeros(len(self.limit))
 
-    def add(self, live: _Live, best: _Best, length: int) -> None:
+    def add(self, live: _Live, best: _Candidates, length: int) -> None:
         """Add the candidates that end at this step (point 1 of the definition)."""
         n = self.n_best
         searches = live.search_index
