@@ -54,6 +54,7 @@ class SearchConfig(Config):
     """Exponent alpha of the length penalty; 0 is no penalty.
 
     The key `length_penalty` is another name for this key."""
+    # The names of ``scores.PENALTIES``. A penalty must not fall as the length grows.
     penalty: Annotated[Literal["power", "gnmt"], SearchOption(SEARCH)] = "power"
     """Form of the length penalty: scores are divided by length^alpha (`power`) or by
     ((5 + length) / 6)^alpha (`gnmt`).

@@ -45,6 +45,7 @@ def gnmt(length: Length, alpha: float) -> Length:
     return ((5 + length) / 6) ** alpha
 
 
+# A penalty must not fall as the length grows, with alpha >= 0: ``bound`` depends on it.
 PENALTIES: dict[str, Callable] = {"power": power, "gnmt": gnmt}
 MIN_COVERAGE = 1e-6  # lower limit for each source token; without attention it costs 13.8 beta
 
