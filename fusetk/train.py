@@ -77,7 +77,7 @@ class Execution(NamedTuple):
     device: torch.device
     world: World
     kernel_choices: Choices | None  # None on a GPU
-    matmul: str  # how float32 products are computed, for the log
+    matmul_note: str  # how float32 products are computed, for the log
 
 
 def train(recipe: Recipe, run: Path, device: str = "auto", quiet: bool = False) -> None:
@@ -97,10 +97,10 @@ def train(recipe: Recipe, run: Path, device: str = "auto", quiet: bool = False) 
             Stop() as stop,
             computing(
                 torch_device, recipe.training.matmul, kernel_choices, recipe.training.precision
-            ) as matmul,
+            ) as matmul_note,
             RunLock(run) as run_lock,
         ):
-            execution = Execution(torch_device, world, kernel_choices, matmul)
+            execution = Execution(torch_device, world, kernel_choices, matmul_note)
             _train(recipe, run, execution, quiet, stop, run_lock)
     except Interrupted:
         world.close()
@@ -173,7 +173,7 @@ def _train(
         _lock_run_folder(run, run_lock, last)
         _write_run_folder(recipe, run, trainer.progress, execution.kernel_choices)
     with _open_log(recipe, run, quiet, trainer) as log:
-        for line in _run_header(recipe, pipeline, trainer, session, execution.matmul):
+        for line in _run_header(recipe, pipeline, trainer, session, execution.matmul_note):
             log.line(line)
         for line in (*_speed_warning(recipe, execution), *start_lines):
             log.line(line)
@@ -383,7 +383,7 @@ def _record_session(run: Path, session: Session) -> None:
 
 
 def _run_header(
-    recipe: Recipe, pipeline: Pipeline, trainer: Trainer, session: Session, matmul: str
+    recipe: Recipe, pipeline: Pipeline, trainer: Trainer, session: Session, matmul_note: str
 ) -> list[str]:
     """Return the first lines of a log: versions, device, sizes of model and data."""
     device = trainer.device
@@ -403,7 +403,7 @@ def _run_header(
     limited = f" of at most {batch.token_limit:,} tokens" if batch.token_limit else ""
     return [
         f"{session.code}, torch {torch.__version__}, {describe_device(device)}, "
-        f"float32 products {matmul}, {threads}{processes}, "
+        f"float32 products {matmul_note}, {threads}{processes}, "
         f"{recipe.training.precision}{compiled}",
         f"{recipe.model.kind}, {parameters:,} parameters; "
         f"vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
