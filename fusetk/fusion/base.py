@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
-from fusetk.nn.projection import projection
+from fusetk.nn.projection import projection_or_identity
 from fusetk.nn.shape_check import check_shape
 
 # Layers (..., D), and a function that combines them.
@@ -153,7 +153,9 @@ class LayerFusion(Fusion):
         self.num_fused = len(fused_widths)
         self.fuses_several = self.num_fused > 1
         # A layer of another width is projected to the width of the result.
-        self.project = nn.ModuleList(projection(layer_width, width) for layer_width in fused_widths)
+        self.project = nn.ModuleList(
+            projection_or_identity(layer_width, width) for layer_width in fused_widths
+        )
         self.norm_layers = nn.ModuleList(
             nn.LayerNorm(width) if config.norm_layers else nn.Identity() for _ in fused_widths
         )

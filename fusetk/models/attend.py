@@ -13,7 +13,7 @@ from fusetk.errors import ConfigError, class_name, quantity
 from fusetk.models.seq2seq import Memory
 from fusetk.nn.combine import weighted_sum
 from fusetk.nn.dropout import Dropout
-from fusetk.nn.projection import projection
+from fusetk.nn.projection import projection_or_identity
 from fusetk.nn.shape_check import check_shape, is_outside
 
 
@@ -199,7 +199,7 @@ class TransparentSources(AttendedSources):
         self.weight = nn.Parameter(torch.zeros(len(self.history_widths), layers))
         self.dropout = Dropout(config.dropout)
         self.map = nn.ModuleList(
-            projection(layer_width, width) for layer_width in self.history_widths
+            projection_or_identity(layer_width, width) for layer_width in self.history_widths
         )
         self.norm_layers = nn.ModuleList(
             nn.LayerNorm(width) if config.norm_layers else nn.Identity() for _ in self.map

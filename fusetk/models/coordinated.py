@@ -34,7 +34,7 @@ from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention, cache
 from fusetk.nn.cache import Cache
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.packed_layout import PackedLayout, PackedSides
-from fusetk.nn.projection import projection
+from fusetk.nn.projection import projection_or_identity
 
 
 class CoordinatedConfig(BlockConfig):
@@ -240,7 +240,7 @@ class TopSourceLayer(Layer):
         # The tuple keeps its parameters out of the model.
         self._residual = (residual,)
         self.readout = readout
-        self.read = projection(input_width, width)
+        self.read = projection_or_identity(input_width, width)
         self.norm = final_norm(config, width)
         self.project: nn.Module = nn.Identity()
         if not config.target_projects_source:
@@ -328,7 +328,7 @@ class Coordinated(Seq2Seq):
         self.mixed = config.mixed_attention
         out_width = self.stack.out_width
         self.norm = final_norm(config, out_width)
-        self.to_output = projection(out_width, width)
+        self.to_output = projection_or_identity(out_width, width)
         matrix = None if config.tie == "none" else self.target.tokens.weight
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions

@@ -39,7 +39,7 @@ from fusetk.nn.norm import Normalization, build_norm
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.packed_layout import PackedLayout, PackedSides
 from fusetk.nn.positions import Learned, Sinusoidal
-from fusetk.nn.projection import projection
+from fusetk.nn.projection import projection_or_identity
 
 
 class BlockStackConfig(StackConfig):
@@ -254,7 +254,7 @@ class TransformerLayer(Layer):
         super().__init__()
         self.width = width
         # The projection of the input; it has this name in checkpoints.
-        self.read = projection(input_width, width)
+        self.read = projection_or_identity(input_width, width)
         self.attention = build_self_attention(
             config, f"{name}.self", width, attention_residual.attention_class
         )
@@ -514,7 +514,7 @@ class Transformer(Seq2Seq):
         )
         out_width = self.decoder.out_width
         self.decoder_norm = final_norm(config, out_width)
-        self.to_output = projection(out_width, width)
+        self.to_output = projection_or_identity(out_width, width)
         matrix = None if config.tie == "none" else self.target.tokens.weight
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions

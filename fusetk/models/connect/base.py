@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
 from fusetk.errors import ConfigError, class_name
-from fusetk.nn.projection import projection
+from fusetk.nn.projection import projection_or_identity
 
 SummaryMode = Literal["no", "in-place", "added"]
 
@@ -194,7 +194,7 @@ class SourcesConnection(Connection):
                     "method summary of its config, or make it a direct subclass of Connection"
                 )
             self.width = width
-        self.map.append(projection(width, self.width))
+        self.map.append(projection_or_identity(width, self.width))
 
     @property
     def num_outputs(self) -> int:
