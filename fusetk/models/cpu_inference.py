@@ -47,7 +47,7 @@ class LayerModules(Protocol):
     @property
     def width(self) -> int: ...
     @property
-    def read(self) -> nn.Module: ...
+    def input_projection(self) -> nn.Module: ...
     @property
     def attention(self) -> SelfAttention: ...
     @property
@@ -210,7 +210,7 @@ def decoder_layer(
     if not context.layer.in_kernels:
         return _attention_in_kernels(layer, x, context)
     shape = x.shape
-    x = _read(layer, x)
+    x = _input_rows(layer, x)
     whole = context.layer.whole
     if whole is not None and not trace.is_recorded(layer.source_name):
         out, projections = fused_decoding.decoder_layer(
@@ -252,7 +252,7 @@ def _attention_in_kernels(
         steps = (*steps, projections)
         return _attend(layer, steps, context)
 
-    x, stream = layer.attention_residual.before(layer.read(x))
+    x, stream = layer.attention_residual.before(layer.input_projection(x))
     y = layer.attention.single_step(x, attend, len(steps))
     stream = layer.attention_residual.after(stream, y)
     if layer.cross_residual is not None:
@@ -381,7 +381,7 @@ def _groups(lengths: Sequence[int], max_tokens: int) -> list[tuple[slice, int]]:
 def _encode(layer: LayerModules, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     shape = x.shape
     real = _real_rows(mask)
-    x = _read(layer, x if real is None else x.flatten(0, 1)[real])
+    x = _input_rows(layer, x if real is None else x.flatten(0, 1)[real])
     attention = layer.attention
     projections = _product(attention.project, _before(layer.attention_residual, x))
     keys, values = _padded(projections[:, layer.width :], real, mask).chunk(2, -1)
@@ -517,9 +517,9 @@ def _feed_forward(layer: LayerModules, x: Tensor) -> Tensor:
     return _after(layer.ffn_residual, x, _product(ffn.out, hidden), ffn.out.bias)
 
 
-def _read(layer: LayerModules, x: Tensor) -> Tensor:
+def _input_rows(layer: LayerModules, x: Tensor) -> Tensor:
     """Return the layer's input as contiguous rows (R, D)."""
-    return layer.read(x).reshape(-1, layer.width).contiguous()
+    return layer.input_projection(x).reshape(-1, layer.width).contiguous()
 
 
 def _product(linear: nn.Linear | InferenceLinear, x: Tensor, part: slice = ALL) -> Tensor:

@@ -253,7 +253,7 @@ class TransformerLayer(Layer):
     ):
         super().__init__()
         self.width = width
-        # The projection of the input; it has this name in checkpoints.
+        # The module of ``input_projection``; it has this name in checkpoints.
         self.read = projection_or_identity(input_width, width)
         self.attention = build_self_attention(
             config, f"{name}.self", width, attention_residual.attention_class
@@ -268,6 +268,11 @@ class TransformerLayer(Layer):
                 width, hidden, width, config.activation, config.activation_dropout
             )
         self.ffn_residual = ffn_residual
+
+    @property
+    def input_projection(self) -> nn.Module:
+        """The map of the input to the width of the layer; the identity for equal widths."""
+        return self.read
 
     def sublayers(self) -> list[tuple[Residual, nn.Module]]:
         return [(self.attention_residual, self.attention), (self.ffn_residual, self.ffn)]
@@ -320,7 +325,7 @@ class TransformerEncoderLayer(TransformerLayer):
             and cpu_inference.encoder_layer_is_usable(self, x)
         ):
             return cpu_inference.encoder_layer(self, x, context.flatten(1)), None
-        x, stream = self.attention_residual.before(self.read(x))
+        x, stream = self.attention_residual.before(self.input_projection(x))
         y = self.attention(x, context)
         return self.feed_forward(self.attention_residual.after(stream, y)), None
 
@@ -385,7 +390,7 @@ class TransformerDecoderLayer(TransformerLayer):
         """
         if isinstance(context, cpu_inference.StepContext):
             return cpu_inference.decoder_layer(self, x, context)
-        x, stream = self.attention_residual.before(self.read(x))
+        x, stream = self.attention_residual.before(self.input_projection(x))
         y, cache = self.attention.step(x, context.cache, context.visible, start=context.start)
         stream = self.attention_residual.after(stream, y)
         x, stream = self.cross_residual.before(stream)
