@@ -751,6 +751,14 @@ MUTATIONS = [
         ("models/test_modern.py",),
     ),
     Mutation(
+        "a module that mixes positions is not named",
+        "training/verify_positions.py",
+        "not all(map(_near, whole, joined))",
+        "False",
+        ("training/test_verify.py",),
+        "breaks_a_rule",
+    ),
+    Mutation(
         "linear weights start at 1",
         "fusion/linear.py",
         "1 / layers",

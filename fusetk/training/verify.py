@@ -24,6 +24,7 @@ from fusetk.nn.nested import select
 from fusetk.nn.shape_check import check_shape, is_outside
 from fusetk.special_tokens import EOS
 from fusetk.training.verify_pairs import SOURCE_LENGTHS, TOLERANCE, Pairs, random_pairs
+from fusetk.training.verify_positions import check_positions
 from fusetk.training.verify_training import check_stored_values, check_training, leaves
 from fusetk.ways import use_precision
 from fusetk.weights import saved_tensors
@@ -252,8 +253,12 @@ def _compare(model: Seq2Seq, pairs: Pairs, names: str, may_be_infinite: bool = F
             ) from error
         difference = float((logits - padded).abs().max())
         if not difference <= TOLERANCE * scale:
+            check_positions(model, pairs)
+            advice = ""
+            if compute is _training_logits and is_outside(model):
+                advice = " (`packs = False` in the class of the model turns packing off)"
             raise ConfigError(
-                f"a model with {names} breaks a rule: {rule}. The logits differ by up to "
+                f"a model with {names} breaks a rule: {rule}{advice}. The logits differ by up to "
                 f"{difference:.3g}. Correct the class; the section Rules of docs/extending.md "
                 "explains the rule"
             )
@@ -385,15 +390,14 @@ RULES: dict[str, Callable[[Seq2Seq, Pairs], Tensor]] = {
     "two equal passes in evaluation must have the same logits; F.dropout needs the argument "
     "training=self.training": lambda model, pairs: pairs.padded_logits(model),
     "the logits of a target must be the same token by token, as in search, and at once, as in "
-    "training. A fusion, connection or residual connection must not read other positions. The "
-    "method decode must not read later positions, and its state must hold what the next call "
-    "needs of earlier ones. A module must not store values between calls": _search_logits,
+    "training. The method decode must not read later positions, and its state must hold what the "
+    "next call needs of earlier ones. A module must not store values between calls": (
+        _search_logits
+    ),
     "a sentence must have the same logits alone and in a batch: it must not read padding or "
     "other sentences": _single_logits,
     "the packed sentences of a training batch on a CPU, (1, N, D), must have the same logits "
-    "as padded ones (`packs = False` in the class of the model turns packing off)": (
-        _training_logits
-    ),
+    "as padded ones": _training_logits,
     "a hypothesis must not read the other hypotheses of its sentence, and must keep its state "
     "when a search reorders them: the tensors of a hypothesis belong in state.per_hypothesis": (
         _reordered_logits

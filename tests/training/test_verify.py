@@ -73,6 +73,18 @@ class EarlierSentences(Plain):
         return x + x.mean(1, keepdim=True) if len(x) == 1 and x.shape[1] > 8 else x
 
 
+class MeanOfSentences(Plain):
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return history[-1] + history[-1].mean(0, keepdim=True)
+
+
+class PackedOnly(Plain):
+    """Computes another function of the packed sentences of a batch."""
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return history[-1] * (2 if history[-1].shape[:2] == (1, 17) else 1)
+
+
 class InPlace(Plain):
     def forward(self, history: Sequence[Tensor]) -> Tensor:
         return history[0].add_(history[-1])
@@ -185,6 +197,14 @@ class AverageConnection(SourcesConnection):
         return torch.stack(outputs).mean(0).mean(1, keepdim=True)
 
 
+class LaterOutputs(AverageConnection):
+    """Mixes positions above the lowest layer only."""
+
+    def forward(self, outputs: Any) -> Tensor:
+        x: Tensor = outputs[-1]
+        return x if len(outputs) == 1 else x.roll(-1, 1)
+
+
 class OwnCrossConnection(CrossConnection):
     """Keeps its outputs in another form than a list."""
 
@@ -202,6 +222,11 @@ class NoWidth(AverageConnection):
 class InPlaceResidual(PlainResidual):
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
         return super().after(stream.add_(1), y)
+
+
+class MeanResidual(PlainResidual):
+    def before(self, stream: Tensor) -> Any:
+        return stream - stream.mean(1, keepdim=True), stream
 
 
 class Narrow(PlainResidual):
@@ -223,6 +248,11 @@ class NoList(AttendedSources):
 
     def sources(self, memory: Memory) -> Any:
         return memory.output
+
+
+class LaterSource(NoList):
+    def sources(self, memory: Memory) -> list[Tensor]:
+        return [memory.output.cumsum(1).roll(-1, 1)]
 
 
 class InPlaceSource(NoList):
@@ -421,6 +451,13 @@ class Unpadded(TransformerEncoderLayer):
         return super().forward(self.mix(x.mT).mT, context)
 
 
+class Packed(TransformerEncoderLayer):
+    """Computes another function of packed sentences."""
+
+    def forward(self, x: Tensor, context: Any) -> tuple[Tensor, None]:
+        return super().forward(x * 2 if isinstance(context, PackedLayout) else x, context)
+
+
 class LaterPositions(TransformerDecoderLayer):
     def forward(self, x: Tensor, context: Any) -> Any:
         return super().forward(x.roll(-1, 1), context)
@@ -476,6 +513,11 @@ class UnpaddedLayers(OwnLayers):
     layer = Unpadded
 
 
+class PackedLayers(OwnLayers):
+    packs = True
+    layer = Packed
+
+
 class LaterLayers(OwnLayers):
     packs = False
     layer = LaterPositions
@@ -509,15 +551,16 @@ def built(options: dict[str, Any]) -> Seq2Seq:
 @pytest.mark.parametrize(
     ("site", "kind", "error"),
     [
-        ("encoder.fuse", MeanOfPositions, "alone and in a batch"),
-        ("decoder.fuse", MeanOfPositions, "token by token"),
+        ("encoder.fuse", MeanOfPositions, r"^encoder.fuse \(\S+:MeanOfPositions\) reads other pos"),
+        ("decoder.fuse", MeanOfPositions, r"^decoder.fuse \(\S+:MeanOfPositions\) reads other pos"),
         ("decoder.fuse", SumOfPasses, "two equal passes"),
-        (
-            "decoder.fuse",
-            EarlierPositions,
-            "token by token.* residual connection must not read other positions",
-        ),
-        ("decoder.fuse", EarlierSentences, "packed sentences"),
+        ("decoder.fuse", EarlierPositions, "EarlierPositions.* must depend only on position t of"),
+        ("decoder.fuse", EarlierSentences, "EarlierSentences.* reads other positions"),
+        ("encoder.fuse", MeanOfSentences, "MeanOfSentences.* reads other sentences or hypotheses"),
+        ("decoder.fuse", PackedOnly, r"packed sentences .* as padded ones\. The logits differ"),
+        ("encoder.connect", LaterOutputs, r"^encoder.connect \(\S+:LaterOutputs\) reads other pos"),
+        ("decoder.residual", MeanResidual, r"^decoder.residual.sublayer1 \(\S+\) reads other pos"),
+        ("decoder.attend", LaterSource, r"^decoder.attend \(\S+:LaterSource\) reads other pos"),
         ("decoder.fuse", Shorter, r"Shorter \(decoder.fuse\) returned the shape \(3, 6, 16\)"),
         (
             "decoder.fuse",
@@ -530,8 +573,8 @@ def built(options: dict[str, Any]) -> Seq2Seq:
             "AsAttribute.scale has weights that are not registered",
         ),
         ("decoder.fuse", PrivateList, "PrivateList._maps has weights"),
-        ("encoder.fuse", ZeroGate, "alone and in a batch"),
-        ("decoder.fuse", ZeroGate, "token by token"),
+        ("encoder.fuse", ZeroGate, "ZeroGate.* reads other positions"),
+        ("decoder.fuse", ZeroGate, "ZeroGate.* reads other positions"),
         ("decoder.fuse", AlwaysDropout, "two equal passes"),
         ("decoder.fuse", OtherHypotheses, "must not read the other hypotheses"),
         ("encoder.fuse", ForwardOnly, "replaces forward of LayerFusion"),
@@ -579,6 +622,7 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.fuse", PlainTensor, "PlainTensor.factors has a tensor that is not registered"),
         ("kind", Empty, "has no parameters"),
         ("kind", UnpaddedLayers, "alone and in a batch"),
+        ("kind", PackedLayers, r"packed sentences .*`packs = False` in the class of the model"),
         ("kind", LaterLayers, "token by token"),
         ("kind", OnlyFeatures, "OnlyFeatures.decode returned a Tensor; it must return the feat"),
         ("kind", LogitsAsFeatures, r"features of the shape \(3, 7, 20\) .* must have 16 features"),
