@@ -37,7 +37,7 @@ ACTIVATIONS: Mapping[str, str] = {
     "tanh": "Tanh",
 }
 # The kinds that CTranslate2 has, for the keys of a stack, and the values for keys of the model.
-STACK_KEYS = {"connect": "last", "fuse": "last", "residual": "plain"}
+STACK_KEYS = {"connect": "last", "fuse": "last", "residual": "plain", "self_attention": "plain"}
 MODEL_KEYS = {
     "context_gate": ("none",),
     "positions": ("sinusoidal", "learned"),

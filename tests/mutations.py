@@ -751,6 +751,13 @@ MUTATIONS = [
         ("models/test_modern.py",),
     ),
     Mutation(
+        "a custom self-attention forgets the positions of earlier tokens",
+        "nn/cache.py",
+        "torch.cat((self.positions, positions))",
+        "torch.cat((0 * self.positions, positions))",
+        ("models/test_self_attention.py",),
+    ),
+    Mutation(
         "a module that mixes positions is not named",
         "training/verify_positions.py",
         "not all(map(_near, whole, joined))",

@@ -440,6 +440,22 @@ def test_the_parts_on_the_page_extending(toy: Path, provide_example: Callable[[s
     assert [schedule.rate(t) for t in (1, 4)] == [0.1, 0.025]
 
 
+def test_the_attention_on_the_page_extending(
+    toy: Path, provide_example: Callable[[str], None]
+) -> None:
+    provide_example("my_attention")
+    sides = [f"model.{side}.self_attention=my_attention:Alibi" for side in ("encoder", "decoder")]
+    loaded = recipe.load(toy, ["model.positions=none", *sides])
+    model: Any = build_model(loaded.model, 20, 20)
+    assert not verify(model, 20, 20, ["my_attention"])
+    attention = model.decoder.layers[0].attention
+    q, k = torch.zeros(1, 2, 2, 16), torch.randn(1, 2, 3, 16)
+    scores = attention.scores(q, k, torch.tensor([4, 1]), torch.tensor([0, 2, 4]))
+    distances = torch.tensor([[4, 2, 0], [1, 1, 3]])
+    expected = torch.stack([-distances / 2**4, -distances / 2**8])  # two heads
+    torch.testing.assert_close(scores[0], expected)
+
+
 def test_the_model_on_the_page_extending(toy: Path, provide_example: Callable[[str], None]) -> None:
     provide_example("my_model")
     loaded = recipe.load(toy, ["model.kind=my_model:RunningMean", "model.scale=0.5"])

@@ -16,6 +16,7 @@ from fusetk.models import MODELS
 from fusetk.models.attend import ATTENDS
 from fusetk.models.connect import CONNECTIONS
 from fusetk.models.residual import RESIDUALS
+from fusetk.models.self_attention import SELF_ATTENTION_KINDS
 from fusetk.recipe import Recipe
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES
@@ -28,6 +29,7 @@ REGISTRIES: dict[str, Mapping[str, type]] = {
     "model": MODELS,
     "connect": CONNECTIONS,
     "residual": RESIDUALS,
+    "self_attention": SELF_ATTENTION_KINDS,
     "fuse": FUSIONS,
     "attend": ATTENDS,
     "optimizer": OPTIMIZERS,

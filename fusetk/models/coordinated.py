@@ -70,6 +70,11 @@ class CoordinatedConfig(BlockConfig):
                 f"stack.residual: {self.stack.residual.kind} needs a self-attention that only "
                 "kind: transformer has: choose another residual connection"
             )
+        if self.stack.self_attention.kind != "plain":
+            raise ValueError(
+                f"stack.self_attention: {self.stack.self_attention.kind} is an option of kind: "
+                "transformer, since here self-attention also reads the source: remove it"
+            )
         if self.positions == "rotary" or self.kv_heads is not None:
             raise ValueError(
                 "positions: rotary and kv_heads are options of kind: transformer, since here the "

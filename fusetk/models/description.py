@@ -17,7 +17,7 @@ def summary(config: ModelConfig) -> str:
             phrase = f"{side} of {quantity(stack.layers, 'layer')}"
         else:
             phrase = f"{side} of depth {stack.depth}"
-        for site in ("connect", "residual", "fuse", "attend"):
+        for site in ("connect", "residual", "self_attention", "fuse", "attend"):
             choice = getattr(stack, site, None)
             if choice is not None and choice.kind not in USUAL:
                 phrase += f", {site} {choice.kind}"

@@ -9,6 +9,7 @@ from fusetk.fusion.base import Fusion
 from fusetk.fusion.linear import MatrixMix
 from fusetk.models.attend import AttendedSources
 from fusetk.models.connect import Connection
+from fusetk.models.self_attention import CustomSelfAttention
 from fusetk.models.stack import Layer
 from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention
 from fusetk.nn.output import OutputProjection
@@ -98,12 +99,17 @@ def mlrf(model: nn.Module) -> None:
 
 
 def initialise_parts(model: nn.Module) -> None:
-    """Call ``initialise`` of the fusions, connections, attentions and residual connections."""
+    """Call ``initialise`` of the fusions, connections, attentions and residual connections.
+
+    A residual connection may scale the weights that a self-attention sets.
+    """
     for module in model.modules():
         if isinstance(module, Fusion | Connection | AttendedSources):
             module.initialise()
         elif isinstance(module, Layer):
             for residual, sublayer in module.sublayers():
+                if isinstance(sublayer, CustomSelfAttention):
+                    sublayer.initialise()
                 residual.initialise(sublayer)
 
 

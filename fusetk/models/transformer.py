@@ -28,6 +28,13 @@ from fusetk.models.residual import (
     Stream,
     residual_class,
 )
+from fusetk.models.self_attention import (
+    AnySelfAttentionConfig,
+    AttentionOptions,
+    CustomSelfAttention,
+    SelfAttentionConfig,
+    self_attention_class,
+)
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State, check_tying
 from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, check_attention
 from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask, no_slots
@@ -52,6 +59,9 @@ class BlockStackConfig(StackConfig):
     )
     """The input of a sub-layer, and the way its output is joined to the outputs of the sub-layers
     below. `plain`: the usual residual sum."""
+    self_attention: AnySelfAttentionConfig = SelfAttentionConfig()
+    """Self-attention of `kind: transformer`. `plain`: the usual one. The other kinds are classes
+    outside fusetk."""
     ffn_growth: float = Field(0.0, ge=0, lt=1)
     """Share of hidden units that the feed-forward layers move from the lower to the higher layers.
     The lowest layer has 1 - `ffn_growth` times `ffn` hidden units, the highest 1 + `ffn_growth`
@@ -67,7 +77,25 @@ class BlockStackConfig(StackConfig):
                 f"residual: {self.residual.kind} also connects the layers, so connect: "
                 f"{self.connect.kind} would have no effect: remove one of the two options"
             )
+        self._check_self_attention()
         return self
+
+    def _check_self_attention(self) -> None:
+        """Raise ValueError if the residual connection needs another class of self-attention."""
+        required = residual_class(self.residual).attention_class
+        kind = self.self_attention.kind
+        if kind == "plain":
+            if issubclass(required, CustomSelfAttention):
+                raise ValueError(
+                    f"the attention_class of residual: {self.residual.kind} is a "
+                    "CustomSelfAttention: remove the attribute, and name the class in the key "
+                    "self_attention"
+                )
+        elif not issubclass(self_attention_class(self.self_attention), required):
+            raise ValueError(
+                f"residual: {self.residual.kind} needs its own self-attention, which "
+                f"self_attention: {kind} replaces: remove one of the two options"
+            )
 
 
 class BlockDecoderConfig(DecoderConfig, BlockStackConfig):
@@ -179,18 +207,25 @@ class TransformerConfig(BlockConfig):
 
 
 def build_self_attention(
-    config: BlockConfig, name: str, width: int, required: type[SelfAttention]
+    config: BlockConfig,
+    name: str,
+    width: int,
+    required: type[SelfAttention],
+    own: SelfAttentionConfig | None,
 ) -> SelfAttention:
     """Build the self-attention of a layer; ``name`` is that of the recorded weights.
 
-    ``required`` is the class that the residual connection requires. Raises ConfigError if the
-    options need a subclass of ``GroupedSelfAttention``, and ``required`` is another class.
+    ``required`` is the class that the residual connection requires, and ``own`` the value of the
+    key `self_attention`. Raises ConfigError if the options need a subclass of
+    ``GroupedSelfAttention``, and ``required`` is another class.
     """
     rotary = config.positions == "rotary"
     needs_groups = rotary or config.kv_heads not in (None, config.heads)
     if needs_groups and required is SelfAttention:
         required = GroupedSelfAttention
     options = width, config.heads, config.attention_dropout, name, config.attention_bias
+    if own is not None and own.kind != "plain":
+        return self_attention_class(own)(own, AttentionOptions(*options, config.kv_heads, rotary))
     if issubclass(required, GroupedSelfAttention):
         return required(*options, groups=config.kv_heads, rotary=rotary)
     if needs_groups:
@@ -250,13 +285,14 @@ class TransformerLayer(Layer):
         width: int,
         attention_residual: Residual,
         ffn_residual: Residual,
+        self_attention: SelfAttentionConfig | None = None,
     ):
         super().__init__()
         self.width = width
         # The module of ``input_projection``; it has this name in checkpoints.
         self.read = projection_or_identity(input_width, width)
         self.attention = build_self_attention(
-            config, f"{name}.self", width, attention_residual.attention_class
+            config, f"{name}.self", width, attention_residual.attention_class, self_attention
         )
         self.attention_residual = attention_residual
         hidden = max(1, config.ffn * width // config.width)
@@ -315,7 +351,16 @@ class TransformerEncoderLayer(TransformerLayer):
         width: int,
         residuals: ResidualBuilder,
     ):
-        super().__init__(config, name, input_width, width, *residuals.layer(width, 2))
+        attention_residual, ffn_residual = residuals.layer(width, 2)
+        super().__init__(
+            config,
+            name,
+            input_width,
+            width,
+            attention_residual,
+            ffn_residual,
+            config.encoder.self_attention,
+        )
 
     def forward(self, x: Stream, context: Tensor | PackedLayout) -> tuple[Stream, None]:
         """(B, S, input width) -> (B, S, D), or a stream of such tensors to a stream."""
@@ -359,7 +404,15 @@ class TransformerDecoderLayer(TransformerLayer):
         residuals: ResidualBuilder,
     ):
         attention_residual, cross_residual, ffn_residual = residuals.layer(width, 3)
-        super().__init__(config, name, input_width, width, attention_residual, ffn_residual)
+        super().__init__(
+            config,
+            name,
+            input_width,
+            width,
+            attention_residual,
+            ffn_residual,
+            config.decoder.self_attention,
+        )
         self.cross = CrossAttention(
             width,
             source_widths,

@@ -18,6 +18,7 @@ from fusetk.fusion.base import Fusion, LayerFusion
 from fusetk.models.attend import AttendedSources
 from fusetk.models.connect.base import SourcesConnection
 from fusetk.models.residual import Residual, StreamEnds
+from fusetk.models.self_attention import CustomSelfAttention
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.attention import SelfAttention
 from fusetk.nn.nested import select
@@ -255,8 +256,10 @@ def _compare(model: Seq2Seq, pairs: Pairs, names: str, may_be_infinite: bool = F
         if not difference <= TOLERANCE * scale:
             check_positions(model, pairs)
             advice = ""
+            if any(isinstance(m, CustomSelfAttention) and is_outside(m) for m in model.modules()):
+                advice = ". A self-attention must read only the keys at which `visible` is True"
             if compute is _training_logits and is_outside(model):
-                advice = " (`packs = False` in the class of the model turns packing off)"
+                advice += " (`packs = False` in the class of the model turns packing off)"
             raise ConfigError(
                 f"a model with {names} breaks a rule: {rule}{advice}. The logits differ by up to "
                 f"{difference:.3g}. Correct the class; the section Rules of docs/extending.md "
