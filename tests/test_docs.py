@@ -23,6 +23,7 @@ from fusetk.config import FOREIGN_KEYS, Config, fusetk_key
 from fusetk.data.pipeline import Text
 from fusetk.fusion import build_fusion
 from fusetk.models import build_model
+from fusetk.plotting.connect import panels
 from fusetk.training.schedule import build as build_schedule
 from fusetk.training.verify import verify
 from tools import config_page, diagrams, figures
@@ -430,7 +431,6 @@ def test_the_parts_on_the_page_extending(toy: Path, provide_example: Callable[[s
     provide_example("my_parts")
     settings = ["model.decoder.attend=my_parts:MeanOfTwo"]
     for side in ("encoder", "decoder"):
-        settings.append(f"model.{side}.connect=my_parts:MeanConnection")
         settings.append(f"model.{side}.residual=my_parts:GatedResidual")
     loaded = recipe.load(
         toy, [*settings, "training.stages.0.schedule={kind: 'my_parts:Inverse', peak: 0.1}"]
@@ -438,6 +438,18 @@ def test_the_parts_on_the_page_extending(toy: Path, provide_example: Callable[[s
     verify(build_model(loaded.model, 20, 20), 20, 20, ["my_parts"])
     schedule = build_schedule(loaded.training.stages[0].schedule, 16)
     assert [schedule.rate(t) for t in (1, 4)] == [0.1, 0.025]
+
+
+def test_the_connection_on_the_page_extending(
+    toy: Path, provide_example: Callable[[str], None]
+) -> None:
+    provide_example("my_connection")
+    encoder = "{layers: 2, connect: my_connection:WeightedConnection}"
+    model: Any = build_model(recipe.load(toy, [f"model.encoder={encoder}"]).model, 20, 20)
+    assert not verify(model, 20, 20, ["my_connection"])
+    means = torch.tensor(panels(model)[0].matrix).nan_to_num().float()
+    read = torch.ones(3, 3).tril()
+    torch.testing.assert_close(means, read / read.sum(1, keepdim=True))
 
 
 def test_the_attention_on_the_page_extending(
