@@ -358,7 +358,7 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
             scores = own.compare(base, table.columns[0], table.p_values)
             assert not scores or own.runs[0].changes_end or scores.better == 0
     others = ["layer-wise coordination, 14 layers", "layer-wise coordination, 12 layers"]
-    others += ["coordination, weights not shared"]
+    others += ["coordination, weights not shared", "coordination, attention not mixed"]
     others += ["DTMT#1", "DTMT#2"]
     depths = ["Transformer, 3+3 layers", "Transformer, 9+9 layers"]
     assert without == [*depths, *fusions, *others]
