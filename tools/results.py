@@ -8,10 +8,10 @@ table of the measured costs of all systems. If ``losses`` and names of systems f
 of their validation losses after some epochs. ``training-losses`` makes a table of their training
 losses in these epochs. A name alone selects the trainings with the recipe's values;
 ``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values. If ``loss-counts`` follows, it is a
-table of the number of systems whose validation loss is lower than that of their baseline. If ``all-
-scores`` follows, it is a table of the differences of all scores of the systems that have enough
-seeds. If ``overview`` and names of other folders follow, it is a table of the difference of each
-system to its baseline in each of these folders. If ``significance`` and names of other folders
+table of the number of systems whose validation loss is lower than that of their baseline. If
+``all-scores`` follows, it is a table of the differences of all scores of the systems that have
+enough seeds. If ``overview`` and names of other folders follow, it is a table of the difference of
+each system to its baseline in each of these folders. If ``significance`` and names of other folders
 follow, it is a table of the systems that differ significantly with all, some or no seeds. If
 ``power`` and names of other folders follow, it is a table of how often the rule of a gain finds a
 true difference.

@@ -67,8 +67,8 @@ def command(
     the unchanged model. A layer that the site does not read has the difference 0. `attend: top`,
     `connect: last` and `residual` are not measured.
 
-    Layer 0 is the word embedding. If a fusion or `attend` reads a stack with summary layers, it is
-    the output of the last one, and the layers above keep their numbers. All inputs that a
+    Layer 0 is the word embedding. If a fusion or `attend` reads a stack with summary layers, layer
+    0 is the output of the last one, and the layers above keep their numbers. All inputs that a
     connection makes from a layer read the mean. `connect: cross` reads the difference between the
     output and the input of a layer, so there the mean is that of the difference.
 

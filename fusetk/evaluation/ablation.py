@@ -18,7 +18,7 @@ from fusetk.models.stack import Stack
 
 MEAN_PAIRS = 200  # pairs from which the mean of a layer is computed
 
-# Function (site, layer, tensor) that returns the tensor which the site reads instead of the layer's
+# Function (site, layer, tensor) that returns the tensor that the site reads instead of the layer's
 # tensor (B, T, D). ``site`` and ``layer`` are the fields ``fusion`` and ``layer`` of ``LayerLoss``.
 Change = Callable[[str, int | str, Tensor], Tensor]
 
@@ -27,8 +27,9 @@ class LayerLoss(NamedTuple):
     """The loss of a target token, in nats, with the mean of a layer instead of the layer."""
 
     fusion: str  # the site: encoder.fuse, decoder.fuse, decoder.attend, encoder.connect, ...
-    # The number in the stack, for decoder.attend in the encoder; the embedding, or the last summary
-    # layer, is 0. For a connection, an added summary layer has its label instead, such as summary1.
+    # The number of the layer in its stack, which is the encoder for decoder.attend. The embedding,
+    # or the last summary layer, is 0. For a connection, an added summary layer has its label
+    # instead, such as summary1.
     layer: int | str
     loss: float
 
@@ -105,7 +106,7 @@ def without_layer(model: nn.Module, site: str, layer: int | str, mean: Tensor) -
 
 @contextmanager
 def changed_layers(model: nn.Module, change: Change) -> Iterator[None]:
-    """Within this context, each site reads what ``change`` returns instead of a layer."""
+    """Within this context, each site reads the result of ``change`` instead of a layer."""
     depths = {stack.name: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
     with ExitStack() as hooks:
         for part in sites(model):
@@ -121,7 +122,7 @@ def changed_layers(model: nn.Module, change: Change) -> Iterator[None]:
 def _changed_history(
     site: str, history: Sequence[Tensor], depth: int | None, change: Change
 ) -> tuple[Tensor, ...]:
-    """Return the history of a stack of ``depth`` layers; None: it has every layer."""
+    """Return the changed history of a stack of ``depth`` layers; None: it has every layer."""
     # The history of a stack with summary layers has none of the layers below the last summary.
     below = 0 if depth is None else depth + 1 - len(history)
     return tuple(change(site, i + below if i else 0, layer) for i, layer in enumerate(history))

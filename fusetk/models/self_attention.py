@@ -49,9 +49,9 @@ class AttentionOptions(NamedTuple):
 class CustomSelfAttention(GroupedSelfAttention):
     """Softmax of the scaled dot products of queries and keys (Vaswani et al. 2017).
 
-    Base class of self-attention outside fusetk. Training and search call its methods ``scores`` and
-    ``attend``, and never a kernel. Packed sentences are unpacked before. Sizes in shapes: H heads
-    with d features, T queries, S keys.
+    Base class of self-attention outside fusetk. Training and search call the methods ``scores`` and
+    ``attend`` of a subclass, and never a kernel. Packed sentences are unpacked before these calls.
+    Sizes in shapes: H heads with d features, T queries, S keys.
     """
 
     Config: type[SelfAttentionConfig] = SelfAttentionConfig

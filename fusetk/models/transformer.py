@@ -1,6 +1,6 @@
 """The Transformer (Vaswani et al. 2017) with configurable connections, fusions and attention.
 
-Other code than ``forward`` of its layers may compute a layer. A table in ``CONTRIBUTING.md``
+Code other than its ``forward`` may compute a layer. A table in ``CONTRIBUTING.md``
 ("Which code computes a layer") names the code for each situation.
 """
 

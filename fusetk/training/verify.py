@@ -259,7 +259,7 @@ def _compare(model: Seq2Seq, pairs: Pairs, names: str, may_be_infinite: bool = F
             if any(isinstance(m, CustomSelfAttention) and is_outside(m) for m in model.modules()):
                 advice = ". A self-attention must read only the keys at which `visible` is True"
             if compute is _training_logits and is_outside(model):
-                advice += " (`packs = False` in the class of the model turns packing off)"
+                advice += ". `packs = False` in the class of the model turns packing off"
             raise ConfigError(
                 f"a model with {names} breaks a rule: {rule}{advice}. The logits differ by up to "
                 f"{difference:.3g}. Correct the class; the section Rules of docs/extending.md "
