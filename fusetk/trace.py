@@ -37,7 +37,7 @@ def is_listening() -> bool:
     return _listener.get() is not None
 
 
-def is_recorded(name: str) -> bool:
+def is_listening_for(name: str) -> bool:
     """Whether a listener matches ``name``.
 
     Call this function before the computation of a tensor that only a listener needs.
@@ -46,12 +46,15 @@ def is_recorded(name: str) -> bool:
     return listener is not None and fnmatchcase(name, listener.pattern)
 
 
+is_recorded = is_listening_for  # the old name, for classes of other packages
+
+
 def record_selected(name: str, weights: Any, selected: Any, count: int) -> None:
     """Record the weights of ``count`` layers (count,); they are 0 apart from the selected ones.
 
     ``weights`` (n,) are those of the layers that the index ``selected`` selects.
     """
-    if is_recorded(name):
+    if is_listening_for(name):
         every = weights.new_zeros(count)
         every[selected] = weights.detach()
         record(name, every)

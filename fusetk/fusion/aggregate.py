@@ -109,5 +109,5 @@ def record_betas(nodes: nn.ModuleList, name: str) -> None:
     A vector is recorded as its mean.
     """
     betas: list[Tensor] = [node.beta.mean() for node in nodes if isinstance(node, EWPAggregation)]
-    if betas and trace.is_recorded(name):
+    if betas and trace.is_listening_for(name):
         trace.record(name, torch.stack(betas))

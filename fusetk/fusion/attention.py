@@ -80,7 +80,7 @@ class AttentionFusion(LayerFusion):
     def fuse(self, layers: list[Tensor]) -> Tensor:
         energies = [self.energy(i, y) for i, y in enumerate(layers)]  # Equation 5
         weights = torch.stack(energies, LAYER_AXIS).softmax(LAYER_AXIS)  # Equation 6
-        if trace.is_recorded(f"{self.name}.hops"):
+        if trace.is_listening_for(f"{self.name}.hops"):
             trace.record(f"{self.name}.hops", weights.mean(-1).mT)  # (..., hops, L)
         sums = self.weighted_sums(weights, torch.stack(layers, -2))  # Equation 7
         return self.dropout(self.ffn(sums.flatten(-2)))

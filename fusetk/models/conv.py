@@ -263,7 +263,7 @@ class ConvDecoderLayer(ConvLayer):
         lengths = mask.sum(1)
         q = ((self.query(z) + target) * SQRT_HALF).reshape(len(mask), -1, target.shape[-1])
         name = f"{self.name}.cross"
-        if fused_convolution.can_attend(q, mask) and not trace.is_recorded(name):
+        if fused_convolution.can_attend(q, mask) and not trace.is_listening_for(name):
             attended = fused_convolution.attend(q, keys, values, lengths)
         else:
             k, v = (t.flatten(1, 2)[:, None] for t in (keys, values))

@@ -393,9 +393,10 @@ class Coordinated(Seq2Seq):
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         hypotheses = state.per_hypothesis
         if isinstance(hypotheses, cpu_inference.Hypotheses):
-            layers = self._target_layers()
-            better = cpu_inference.ordinary_code_is_better(layers, tgt_in)
-            if not (hypotheses.is_at_start and better):
+            restarts = hypotheses.is_at_start and cpu_inference.ordinary_code_is_better(
+                self._target_layers(), tgt_in
+            )
+            if not restarts:
                 output, state = cpu_inference.decode_in_steps(
                     self.stack, self.target, tgt_in, state
                 )

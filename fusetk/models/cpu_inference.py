@@ -125,7 +125,9 @@ def ordinary_code_is_better(layers: Sequence[DecoderLayerModules], tgt_in: Tenso
 
     Only this code reads several tokens at once and records the weights of self-attention.
     """
-    return tgt_in.shape[1] > 1 or any(trace.is_recorded(layer.attention.name) for layer in layers)
+    return tgt_in.shape[1] > 1 or any(
+        trace.is_listening_for(layer.attention.name) for layer in layers
+    )
 
 
 class StepContext(NamedTuple):
@@ -212,7 +214,7 @@ def decoder_layer(
     shape = x.shape
     x = _input_rows(layer, x)
     whole = context.layer.whole
-    if whole is not None and not trace.is_recorded(layer.source_name):
+    if whole is not None and not trace.is_listening_for(layer.source_name):
         out, projections = fused_decoding.decoder_layer(
             whole, x, context.steps, context.ancestors, context.source, context.sentences
         )
@@ -425,7 +427,7 @@ def encoder_layer_is_usable(layer: LayerModules, x: Tensor) -> bool:
     return (
         _is_plain(layer, layer.attention_residual, layer.ffn_residual)
         and usable(layer, x)
-        and not trace.is_recorded(layer.attention.name)
+        and not trace.is_listening_for(layer.attention.name)
     )
 
 
@@ -474,7 +476,7 @@ def _attend(
     if layer.cross_residual is not None:
         return fused_decoding.attend_history(steps, context.ancestors, heads, bias)
     weights = None
-    if trace.is_recorded(layer.source_name):
+    if trace.is_listening_for(layer.source_name):
         length = context.source.values.shape[2] + len(steps)
         weights = steps[-1].new_empty(len(steps[-1]), heads, length)
     y = fused_decoding.attend_mixed(
@@ -491,7 +493,7 @@ def _attend_source(
     """Return the attention to the source (R, D) of queries without ``bias``."""
     heads = layer.attention.heads
     weights = None
-    if trace.is_recorded(layer.source_name):
+    if trace.is_listening_for(layer.source_name):
         _, sources, length, _ = context.source.values.shape
         weights = queries.new_empty(len(queries), sources * heads, length)
     y = fused_decoding.attend_source(

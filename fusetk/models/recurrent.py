@@ -312,7 +312,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         decoder_attention = DecoderAttention(
             self.attention, self.decoder, self._decoder_input(), keys, values, mask
         )
-        traced = trace.is_recorded(self.cross_name)
+        traced = trace.is_listening_for(self.cross_name)
         states, contexts, weights = run_recurrence(
             self.query,
             (x @ self.query.input_weight[0])[None],

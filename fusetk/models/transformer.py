@@ -648,9 +648,10 @@ class Transformer(Seq2Seq):
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         hypotheses = state.per_hypothesis
         if isinstance(hypotheses, cpu_inference.Hypotheses):
-            layers = self._decoder_layers()
-            better = cpu_inference.ordinary_code_is_better(layers, tgt_in)
-            if not (hypotheses.is_at_start and better):
+            restarts = hypotheses.is_at_start and cpu_inference.ordinary_code_is_better(
+                self._decoder_layers(), tgt_in
+            )
+            if not restarts:
                 output, state = cpu_inference.decode_in_steps(
                     self.decoder, self.target, tgt_in, state
                 )

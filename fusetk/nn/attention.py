@@ -47,7 +47,7 @@ def scaled_dot_product(
     other devices the kernel treats each source as a head. The recorded weights have the shape
     (B, n * H, T, S).
     """
-    traced = trace.is_recorded(name)
+    traced = trace.is_listening_for(name)
     if not traced and not _plain_is_faster(q, k, sources):
         if sources > 1:
             return scaled_dot_product_as_heads(q, k, v, mask, dropout, scale, sources)

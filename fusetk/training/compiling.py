@@ -41,7 +41,7 @@ def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
     # The limit had another name before torch 2.7.
     name = "recompile_limit" if hasattr(settings, "recompile_limit") else "cache_size_limit"
     setattr(settings, name, max(getattr(settings, name), MAX_VARIANTS))
-    torch.compiler.assume_constant_result(trace.is_recorded)  # nothing is traced in training
+    torch.compiler.assume_constant_result(trace.is_listening_for)  # nothing is traced in training
     for layer in layers:
         for module in layer.modules():
             if isinstance(module, Dropout):

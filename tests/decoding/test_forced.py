@@ -122,7 +122,7 @@ def test_attention_is_the_mean_over_models_and_recording_ends() -> None:
         np.testing.assert_allclose(
             result.attention, np.mean([alone[i].attention for alone in each], 0), atol=1e-4
         )
-    assert not trace.is_recorded("decoder.layer1.cross")
+    assert not trace.is_listening_for("decoder.layer1.cross")
     with pytest.raises(
         ConfigError, match=r"attention to the source has no layer 2; this model has layer 1$"
     ):

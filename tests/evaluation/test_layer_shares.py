@@ -207,7 +207,7 @@ def test_a_fusion_inside_a_fusion_is_not_drawn() -> None:
 def test_the_model_is_restored() -> None:
     model = transformer(stack("linear"), stack("attention")).train()
     trace_fusions(model, [PAIR], find_fusions(model))
-    assert model.training and not trace.is_recorded("decoder.fuse.hops")
+    assert model.training and not trace.is_listening_for("decoder.fuse.hops")
     assert all(not module._forward_pre_hooks for module in model.modules())
     with pytest.raises(DataError, match="too long"):
         model.max_positions = 3

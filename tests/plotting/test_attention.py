@@ -73,7 +73,7 @@ def test_forced_decoding_records_all_attention(weights: dict[str, np.ndarray]) -
 
 def test_the_listener_is_removed() -> None:
     record(Fake(), ([10, EOS], [20]))  # type: ignore[arg-type]
-    assert not trace.is_recorded("decoder.layer1.cross")
+    assert not trace.is_listening_for("decoder.layer1.cross")
 
 
 def test_rows_of_cross_attention_are_the_predicted_tokens(weights: dict[str, np.ndarray]) -> None:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fusetk import trace
 from fusetk.cli.main import main
 from fusetk.config import ComponentConfig, resolve
 from fusetk.data.prepare import prepare
@@ -762,3 +763,8 @@ def test_an_optimiser_has_all_trainable_parameters(monkeypatch: pytest.MonkeyPat
     module[1].requires_grad_(False)
     groups = build(ComponentConfig(kind="two"), module.parameters()).param_groups
     assert [len(group["params"]) for group in groups] == [1, 1]
+
+
+def test_the_old_name_of_is_listening_for() -> None:
+    with trace.listen("encoder.*"):
+        assert trace.is_recorded("encoder.fuse.gate") and not trace.is_recorded("decoder.fuse.gate")

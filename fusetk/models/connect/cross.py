@@ -70,14 +70,14 @@ class CrossMix(nn.Module):
         if (
             fused_streams.usable(*sources, self.static, self.dynamic)
             and all(source.shape == sources[0].shape for source in sources)
-            and not any(trace.is_recorded(name) for name in self.names)
+            and not any(trace.is_listening_for(name) for name in self.names)
         ):
             return fused_streams.feature_sums(sources, self.static, self.dynamic)
         # (..., number of sums) for each source
         scores = [(source @ self.dynamic.mT).relu() for source in sources]
         mixes = []
         for k, name in enumerate(self.names):
-            if trace.is_recorded(name):
+            if trace.is_listening_for(name):
                 dynamic = torch.stack([score[..., k] for score in scores], -1)
                 weights = self.static[k].mean(-1) + dynamic
                 if self.merged > 1:

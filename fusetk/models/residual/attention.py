@@ -67,7 +67,7 @@ class DepthQuery(nn.Module):
         query = self.query * self.gain
         partial, scales = stream.partial, stream.scales
         tensors = (layers, query, scales, *(() if partial is None else (partial,)))
-        if fused_streams.usable(*tensors) and not trace.is_recorded(self.name):
+        if fused_streams.usable(*tensors) and not trace.is_listening_for(self.name):
             if partial is not None:
                 scales = torch.cat((scales, inverse_rms(partial)), -1)
             return fused_streams.depth_attention(layers, partial, scales, query)

@@ -69,7 +69,7 @@ class ValueResidual(PlainResidual):
         x = self.normed_input(stream.x)
         if not self.is_attention:
             return x, stream
-        if trace.is_recorded(self.values_name):
+        if trace.is_listening_for(self.values_name):
             weights = torch.zeros(self.layer + 1)
             weights[0] += 0.5
             weights[-1] += 0.5
