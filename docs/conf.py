@@ -19,7 +19,7 @@ MENUS = {
     "index": {
         "Start": "install tutorial faq migration/index",
         "Use": "config data training devices decoding explore python metrics plots commands",
-        "Models": "fusions/index papers recipes benchmarks extending",
+        "Models": "fusions/index papers reproduction recipes benchmarks extending",
     },
     "migration/index": {"": "fairseq marian opennmt sockeye"},
     "fusions/index": {

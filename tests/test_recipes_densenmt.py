@@ -3,14 +3,12 @@ same way, and the numbers of parameters follow from the descriptions of the syst
 
 import random
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
-from fusetk import system
 from fusetk.data.prepare import prepare
+from tests.helpers import rows as helper
 from tests.helpers.rows import RECIPES, check_tables, load, rows
 
 pytestmark = pytest.mark.usefixtures("commands")
@@ -37,11 +35,8 @@ TABLES = {
 }
 
 
-@cache
 def count(path: Path, source: int, target: int) -> int:
-    with torch.device("meta"):
-        model = system.build(load(path), source, target)
-    return sum(p.numel() for p in model.parameters())
+    return helper.count(load(path), source, target)
 
 
 # Rows ---------------------------------------------------------------------------------------------

@@ -7,11 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
-from fusetk import system
 from fusetk.recipe import Recipe
 from fusetk.reporting.parameters import matches_printed
+from tests.helpers import rows as helper
 from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
 
 pytestmark = pytest.mark.usefixtures("commands")
@@ -40,9 +39,7 @@ V = 31_370
 
 
 def count(found: Recipe, size: int = V) -> int:
-    with torch.device("meta"):
-        model = system.build(found, size, size)
-    return sum(p.numel() for p in model.parameters())
+    return helper.count(found, size, size)
 
 
 def printed(folder: str, name: str) -> float:
@@ -356,6 +353,10 @@ def test_parameters_are_those_that_the_paper_prints():
         matches_printed("19.07M", EXPECTED[DEEN]["table3_wo_weight_sharing"] + UNREAD)
         and UNREAD == 657_152
     )
+
+
+def test_the_page_has_the_numbers_of_parameters():
+    helper.check_counts("lwc", *(folder.partition("/")[2] for folder in TABLES))
 
 
 def test_gates_for_each_feature_or_maps_for_each_attention_do_not_fit_the_printed_counts():

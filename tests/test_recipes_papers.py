@@ -11,10 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
 
-from fusetk import system
 from fusetk.cli.main import main
 from fusetk.data.stages import lock
 from fusetk.evaluation.metrics import METRICS
@@ -22,7 +20,16 @@ from fusetk.experiment.places import places, recipe_with_folders
 from fusetk.experiment.references import write_references
 from fusetk.recipe import Recipe
 from fusetk.reporting.parameters import matches_printed
-from tests.helpers.rows import RECIPES, check_tables, load, published, rows
+from tests.helpers.rows import (
+    COUNTS_PAGE,
+    RECIPES,
+    check_counts,
+    check_tables,
+    count,
+    load,
+    published,
+    rows,
+)
 
 pytestmark = pytest.mark.usefixtures("commands")
 
@@ -34,12 +41,6 @@ GROUNDS = {
 PATHS = [
     path for folder in FOLDERS for path in sorted(folder.rglob("*.yaml")) if path not in GROUNDS
 ]
-
-
-def count(found: Recipe, *sizes: int) -> int:
-    with torch.device("meta"):
-        model = system.build(found, *sizes)
-    return sum(p.numel() for p in model.parameters())
 
 
 # Rows ---------------------------------------------------------------------------------------------
@@ -291,6 +292,28 @@ def test_parameters_are_those_that_the_papers_print(folder):
         assert matches_printed(paper.counted or paper.parameters or "", total), (name, total)
         assert matches_printed(paper.parameters or "", total) == (paper.counted is None)
         assert paper.counted is None or paper.note
+
+
+@pytest.mark.parametrize(
+    ("paper", "folders"),
+    [("mlrf", ("iwslt14_deen", "nist_zhen")), ("rtal", ("wmt14_ende", "wmt17_enfr"))],
+)
+def test_the_page_has_the_numbers_of_parameters(paper, folders):
+    check_counts(paper, *folders)
+
+
+def test_the_page_says_how_many_numbers_agree():
+    text = " ".join(COUNTS_PAGE.read_text(encoding="utf-8").split())
+    agreeing = [
+        (int(some), int(all_numbers))
+        for some, all_numbers in re.findall(r"(\d+) of (\d+) printed numbers agree", text)
+    ]
+    assert len(agreeing) == 4 and [sum(numbers) for numbers in zip(*agreeing, strict=True)] == [
+        35,
+        40,
+    ]
+    assert "35 of these 40 numbers are that of the model here" in text
+    assert "The notes explain the other five." in text
 
 
 def test_rtal_truncates_its_counts_and_mlrf_rounds_all_except_three():

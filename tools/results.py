@@ -14,7 +14,8 @@ enough seeds. If ``overview`` and names of other folders follow, it is a table o
 each system to its baseline in each of these folders. If ``significance`` and names of other folders
 follow, it is a table of the systems that differ significantly with all, some or no seeds. If
 ``power`` and names of other folders follow, it is a table of how often the rule of a gain finds a
-true difference.
+true difference. If ``counts`` follows a folder of recipes, it is a table of the numbers of
+parameters that the paper prints, and of those of the models.
 """
 
 import argparse
@@ -40,11 +41,12 @@ from fusetk.reporting.result_layout import text_tables
 from fusetk.reporting.result_tables import ResultRow, ResultTable, read_tables
 from fusetk.reporting.runs import mean_of
 from fusetk.reporting.saved_run import SavedRun
+from tools.counts import count_table, printed_rows
 from tools.power import gain_probabilities, measured_noise
 
 BEGIN = re.compile(
     r"<!-- results: begin (\S+?)"
-    r"( costs| all-scores| loss-counts| (?:main|overview|significance|power)(?: \S+?)*|"
+    r"( costs| counts| all-scores| loss-counts| (?:main|overview|significance|power)(?: \S+?)*|"
     r" (?:training-)?losses(?: [\w@.,=]+)+)?, "
     r"made by `python -m tools.results \S+` -->\n"
 )
@@ -90,10 +92,13 @@ def _content(
 ) -> str:
     """Return the text after a marker.
 
-    ``results`` is the name of the folder of results below ``folder``. ``words`` are the kind of the
-    table and the names that follow it. ``read`` returns the tables of a folder of results.
+    ``results`` is the name of the folder of results, or of recipes, below ``folder``. ``words`` are
+    the kind of the table and the names that follow it. ``read`` returns the tables of a folder of
+    results.
     """
     kind, *names = words
+    if kind == "counts":
+        return count_table(printed_rows(folder / results))
     if not any((folder / results).glob("*.json")):
         return f"There are no results in `{results}` yet."
     if make := TABLES_OF_FOLDERS.get(kind):

@@ -10,9 +10,14 @@ from fusetk.data.config import DataConfig
 from fusetk.data.prepare import PreparedFolder, prepare
 from fusetk.papers import TableConfig, read_tables
 from fusetk.recipe import Recipe
+from fusetk.reporting.parameters import count_parameters
+from fusetk.reporting.tables import PaperRow, ParameterCount
+from tools.counts import count_table
 
 GROUNDS = {"base", "big"}  # configs that rows extend; they may be incomplete
 RECIPES = Path(__file__).parents[2] / "recipes"
+COUNTS_PAGE = RECIPES.parent / "docs" / "reproduction.md"
+COUNTS: dict[tuple[str, int, int], int] = {}
 
 
 @cache
@@ -25,6 +30,31 @@ def rows(folder: str) -> dict[str, Recipe]:
     paths = [path for path in sorted((RECIPES / folder).glob("*.yaml")) if path.stem not in GROUNDS]
     recipes = {path.stem: load(path) for path in paths}
     return {name: row for name, row in recipes.items() if row.paper and row.paper.row}
+
+
+def count(row: Recipe, source: int, target: int) -> int:
+    """Return the number of parameters at these vocabulary sizes; equal models are built once."""
+    key = row.model.model_dump_json(), source, target
+    if key not in COUNTS:
+        COUNTS[key] = sum(count_parameters(row, (source, target)).values())
+    return COUNTS[key]
+
+
+def check_counts(paper: str, *folders: str) -> None:
+    """Check the table of a paper's printed numbers of parameters in ``COUNTS_PAGE``.
+
+    ``folders`` have all recipes with such a number.
+    """
+    counted = []
+    for row in (row for folder in folders for row in rows(f"{paper}/{folder}").values()):
+        if row.paper and row.paper.parameters and row.paper.vocabulary:
+            sizes = row.paper.vocabulary
+            total = ParameterCount(count(row, *sizes), sizes, "paper")
+            counted.append(PaperRow(row.paper, row, count=total))
+    counted.sort(key=lambda row: (row.paper.table, row.paper.line))
+    block = COUNTS_PAGE.read_text(encoding="utf-8").partition(f"begin ../recipes/{paper} counts")[2]
+    table = block.partition("-->\n")[2].partition("\n<!--")[0]
+    assert table == count_table(counted), "run `python -m tools.results docs/reproduction.md`"
 
 
 def published() -> dict[str, TableConfig]:

@@ -16,9 +16,11 @@ from pydantic import ValidationError
 
 from fusetk.cli.main import main
 from fusetk.errors import DataError
+from fusetk.recipe import load
 from fusetk.reporting import results_page
 from fusetk.reporting.gain import SeedComparison
 from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, write_costs
+from fusetk.reporting.parameters import count_parameters
 from fusetk.reporting.result_files import (
     SavedPanel,
     SavedWeights,
@@ -32,7 +34,7 @@ from fusetk.reporting.result_tables import read_tables
 from fusetk.reporting.results_page import sort_value
 from fusetk.reporting.runs import MeanScore
 from tests.helpers.browser import browser, find_browser
-from tests.helpers.results import BAD, REFERENCES, SET, SOURCES
+from tests.helpers.results import BAD, REFERENCES, SET, SOURCES, make_recipes
 from tools import power
 from tools import results as results_tool
 from tools.power import Noise, gain_probabilities
@@ -609,6 +611,27 @@ def test_systems_with_a_lower_loss_are_counted(results: Path) -> None:
         path.unlink()
     with pytest.raises(DataError, match="has no system"):
         updated(text, results.parent)
+
+
+def test_printed_numbers_of_parameters_are_compared(toy: Path, tmp_path: Path) -> None:
+    paper = {"vocabulary": [20, 20], "parameters": "9.00M", "note": "too large"}
+    rows = {name: {"paper": paper} for name in ("other", "equal")}
+    rows["without"] = {"paper": {}}
+    recipes = make_recipes(tmp_path / "recipes", toy, rows)
+    count = sum(count_parameters(load(recipes / "equal.yaml"), (20, 20)).values())
+    equal = {**paper, "parameters": f"{count / 1e6:.2f}M"}
+    make_recipes(recipes, toy, {**rows, "equal": {"paper": equal}})
+    text = f"{MARKERS.format('recipes counts')}{END}\n"
+    lines = updated(text, tmp_path).splitlines()
+    assert [line.strip("| ").split(" | ")[2:] for line in lines[3:5]] == [
+        ["9.00M", f"{count:,}", "**no**", "too large"],
+        [equal["parameters"], f"{count:,}", "yes", "too large"],
+    ]
+    assert lines[5:] == ["", "1 of 2 printed numbers agree.", END]
+    del equal["vocabulary"]
+    make_recipes(recipes, toy, {"equal": {"paper": equal}})
+    with pytest.raises(DataError, match=r"equal.yaml has no paper.vocabulary"):
+        updated(text, tmp_path)
 
 
 def test_a_missing_marker_is_an_error(tmp_path: Path) -> None:
