@@ -1,4 +1,4 @@
-"""The tables of results in Markdown files: ``python -m tools.results README.md [--check]``.
+"""The tables of results in Markdown files: ``python -m tools.results [FILE ...] [--check]``.
 
 The command replaces the text between two markers by the tables of the folder of results that the
 first marker names, relative to the file. If ``main`` follows the folder, it is a short table: the
@@ -14,8 +14,11 @@ enough seeds. If ``overview`` and names of other folders follow, it is a table o
 each system to its baseline in each of these folders. If ``significance`` and names of other folders
 follow, it is a table of the systems that differ significantly with all, some or no seeds. If
 ``power`` and names of other folders follow, it is a table of how often the rule of a gain finds a
-true difference. If ``counts`` follows a folder of recipes, it is a table of the numbers of
-parameters that the paper prints, and of those of the models.
+true difference. If ``measured`` and names of systems follow, it is a table of the differences of
+these systems in each folder of ``TEXTS`` below the folder. Without names, the systems are the first
+ones that the pages beside the file name. If ``counts`` follows a folder of recipes, it is a table
+of the numbers of parameters that the paper prints, and of those of the models. Without files, the
+command updates README.md and all pages with a marker in ``results`` and ``docs``.
 """
 
 import argparse
@@ -26,12 +29,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fusetk.cli.tables import NONE, markdown_rows, markdown_table
-from fusetk.errors import DataError, FusetkError, join_names
+from fusetk.errors import DataError, FusetkError, join_names, quantity
 from fusetk.evaluation.metrics import is_lower_better
 from fusetk.reporting.formats import signed
 from fusetk.reporting.gain import SEEDS, SeedComparison
@@ -44,13 +48,15 @@ from fusetk.reporting.saved_run import SavedRun
 from tools.counts import count_table, printed_rows
 from tools.power import gain_probabilities, measured_noise
 
+ROOT = Path(__file__).parent.parent
 BEGIN = re.compile(
     r"<!-- results: begin (\S+?)"
     r"( costs| counts| all-scores| loss-counts| (?:main|overview|significance|power)(?: \S+?)*|"
-    r" (?:training-)?losses(?: [\w@.,=]+)+)?, "
+    r" measured(?: \w+)*| (?:training-)?losses(?: [\w@.,=]+)+)?, "
     r"made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
+TEXTS = ("multi30k", "iwslt14")  # folders of results, in the order of the columns of ``measured``
 MAIN_ROWS = 5  # rows of the short table
 # Columns of the short table after the gain. It has all columns before the gain except the config.
 MAIN_COLUMNS = ("training speed", "decoding speed")
@@ -59,9 +65,19 @@ LOSS_EPOCHS = (1, 2, 4, 8, 12, 16, 20)
 TRUE_DIFFERENCES = (0, 0.5, 1, 1.5, 2)
 POWER_SEEDS = (3, 5, 9)
 
+Reader = Callable[[Path], list[ResultTable]]
 
-def updated(text: str, folder: Path) -> str:
+
+def reader() -> Reader:
+    """Return a function that reads the tables of a folder of results once."""
+    read = cache(lambda folder: read_tables(folder, {}))
+    return lambda folder: read(folder.resolve())
+
+
+def updated(text: str, folder: Path, read: Reader | None = None) -> str:
     """Return the text with current tables; ``folder`` is that of the file.
+
+    Several files that share ``read`` read the results once.
 
     Raises DataError if results are damaged, and ValueError if a marker is missing, or if it needs
     one table and a folder has several.
@@ -69,11 +85,7 @@ def updated(text: str, folder: Path) -> str:
     begins = list(BEGIN.finditer(text))
     if not begins:
         raise ValueError("there is no marker `<!-- results: begin FOLDER, ... -->`")
-
-    @cache  # several markers name the same folder
-    def read(name: str) -> list[ResultTable]:
-        return read_tables(folder / name, {})
-
+    read = read or reader()
     parts = [text[: begins[0].end()]]
     next_begins = [begin.start() for begin in begins[1:]] + [len(text)]
     next_ends = [begin.end() for begin in begins[1:]] + [len(text)]
@@ -87,9 +99,7 @@ def updated(text: str, folder: Path) -> str:
     return "".join(parts)
 
 
-def _content(
-    results: str, words: Sequence[str], folder: Path, read: Callable[[str], list[ResultTable]]
-) -> str:
+def _content(results: str, words: Sequence[str], folder: Path, read: Reader) -> str:
     """Return the text after a marker.
 
     ``results`` is the name of the folder of results, or of recipes, below ``folder``. ``words`` are
@@ -99,21 +109,25 @@ def _content(
     kind, *names = words
     if kind == "counts":
         return count_table(printed_rows(folder / results))
+    if kind == "measured":
+        tables = [_only_table(read(folder / results / name)) for name in TEXTS]
+        systems = {name: None for name in names} or _systems_of_pages(folder)
+        return measured_table(tables, systems, f"{results}/README.md")
     if not any((folder / results).glob("*.json")):
         return f"There are no results in `{results}` yet."
     if make := TABLES_OF_FOLDERS.get(kind):
-        return make([_only_table(read(name)) for name in (results, *names)])
+        return make([_only_table(read(folder / name)) for name in (results, *names)])
     if kind == "costs":
         return cost_table(folder / results)
     if kind == "all-scores":
-        return all_scores(_only_table(read(results)))
+        return all_scores(_only_table(read(folder / results)))
     if kind == "loss-counts":
-        return loss_counts(read(results))
+        return loss_counts(read(folder / results))
     if kind == "losses":
-        return loss_table(read(results), names)
+        return loss_table(read(folder / results), names)
     if kind == "training-losses":
-        return training_loss_table(read(results), names)
-    return all_tables(read(results))
+        return training_loss_table(read(folder / results), names)
+    return all_tables(read(folder / results))
 
 
 def _only_table(tables: Sequence[ResultTable]) -> ResultTable:
@@ -174,13 +188,7 @@ def overview(tables: Sequence[ResultTable]) -> str:
     """
     comparisons = [_comparisons(table) for table in tables]
     names = dict.fromkeys(name for by_name in comparisons for name in by_name)
-    baselines: dict[str, str] = {}
-    speeds: dict[str, list[str]] = {}
-    for table in tables:
-        for row in table.rows:
-            baselines[row.name] = row.first.compared_with or table.baseline_name
-            ratios = [table.relative_speed(row, kind) for kind in ("training", "decoding")]
-            speeds[row.name] = [f"×{ratio:.2f}" if ratio else NONE for ratio in ratios]
+    baselines, speeds = _baselines_and_speeds(tables)
 
     def order(name: str) -> list[float]:
         return [
@@ -202,6 +210,63 @@ def overview(tables: Sequence[ResultTable]) -> str:
         heads += [f"{_short_title(table)}: Δ {table.columns[0].metric}", "gain"]
         table.p_values.save()
     return markdown_rows([*heads, *MAIN_COLUMNS], lines)
+
+
+def _baselines_and_speeds(
+    tables: Sequence[ResultTable],
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Return the baseline and the relative speeds of each row, in the last table that has it."""
+    baselines: dict[str, str] = {}
+    speeds: dict[str, list[str]] = {}
+    for table in tables:
+        for row in table.rows:
+            baselines[row.name] = row.first.compared_with or table.baseline_name
+            ratios = [table.relative_speed(row, kind) for kind in ("training", "decoding")]
+            speeds[row.name] = [f"×{ratio:.2f}" if ratio else NONE for ratio in ratios]
+    return baselines, speeds
+
+
+def measured_table(
+    tables: Sequence[ResultTable], systems: Mapping[str, str | None], source: str
+) -> str:
+    """Return the differences of some systems to their baselines in each table, after a sentence.
+
+    ``systems`` has the page of each system, to which its name is a link, or None. ``source`` is the
+    page that explains the numbers. Systems without a comparison are left out. Speeds are those of
+    the first table that has the system.
+    """
+    baselines, speeds = _baselines_and_speeds(tables[::-1])
+    rows = [{row.first.system: row for row in table.rows} for table in tables]
+    lines = []
+    for system, page in systems.items():
+        name, cells = "", []
+        for table, by_system in zip(tables, rows, strict=True):
+            row = by_system.get(system)
+            comparison = row and _comparison(table, row)
+            cells.append(comparison.summary if comparison else NONE)
+            name = row.name if row else name
+        if any(cell != NONE for cell in cells):
+            label = f"[{name}]({page})" if page else name
+            lines.append([label, baselines[name], *cells, *speeds[name]])
+    heads = ["", "compared with", *(f"{_short_title(table)}: Δ BLEU" for table in tables)]
+    for table in tables:
+        table.p_values.save()
+    text = (
+        f"[Measured]({source}) with models of width 128 on small texts: mean difference over the "
+        "seeds to the system in the second column, and speeds divided by its speeds."
+    )
+    return f"{fill(text, 100)}\n\n{markdown_rows([*heads, *MAIN_COLUMNS], lines)}"
+
+
+def _systems_of_pages(folder: Path) -> dict[str, str]:
+    """Return the first system that each page in a folder names, and the name of the page."""
+    systems = {}
+    for page in sorted(folder.glob("*.md")):
+        for begin in BEGIN.finditer(page.read_text(encoding="utf-8")):
+            kind, *names = (begin[2] or "all").split()
+            if kind == "measured" and names:
+                systems[names[0]] = page.name
+    return systems
 
 
 class _Comparison(NamedTuple):
@@ -229,22 +294,36 @@ class _Comparison(NamedTuple):
             text += " *"
         return f"{text}, {config_text(self.overrides)}" if self.overrides else text
 
+    @property
+    def summary(self) -> str:
+        """The mean difference, the number of seeds, whether it is a gain, and the config."""
+        details = [quantity(len(self.scores.differences), "seed")]
+        if self.scores.verdict == "yes":
+            details.append("a gain")
+        if self.overrides:
+            details.append(config_text(self.overrides))
+        return f"{signed(self.mean_difference)} ({', '.join(details)})"
+
 
 def _comparisons(table: ResultTable) -> dict[str, _Comparison]:
-    """Return the comparison of each system with its baseline by the first score.
+    """Return the comparison of each system with its baseline, by the name of its row."""
+    by_row = {row.name: _comparison(table, row) for row in table.rows}
+    return {name: comparison for name, comparison in by_row.items() if comparison}
+
+
+def _comparison(table: ResultTable, row: ResultRow) -> _Comparison | None:
+    """Return the comparison of a system with its baseline by the first score.
 
     Both have the same config, apart from keys that only the system has. Of several configs, it is
-    the one with the most seeds of the system. Trials are not compared.
+    the one with the most seeds of the system. Trials are not compared. Return None without a score.
     """
-    comparisons: dict[str, _Comparison] = {}
-    for row in table.rows:
-        for own, base in table.equal_configs(row):
-            if own.runs[0].changes_end or row.name in comparisons:
-                continue
-            scores = own.compare(base, table.columns[0], table.p_values)
-            if scores and scores.differences:
-                comparisons[row.name] = _Comparison(scores, own.overrides)
-    return comparisons
+    for own, base in table.equal_configs(row):
+        if own.runs[0].changes_end:
+            continue
+        scores = own.compare(base, table.columns[0], table.p_values)
+        if scores and scores.differences:
+            return _Comparison(scores, own.overrides)
+    return None
 
 
 # Results of a system with all seeds, in the order of the table.
@@ -506,17 +585,26 @@ TABLES_OF_FOLDERS: dict[str, Callable[[Sequence[ResultTable]], str]] = {
 }
 
 
+def pages() -> list[Path]:
+    """Return the pages with a marker: README.md, and those in ``results`` and ``docs``."""
+    files = [ROOT / "README.md", *(ROOT / "results").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return sorted(file for file in files if "<!-- results: begin" in file.read_text("utf-8"))
+
+
 def main() -> int:
     """Rewrite the files, or with --check return 1 if one is not up to date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument(
+        "files", type=Path, nargs="*", help="default: README.md and all pages with a marker"
+    )
     parser.add_argument("--check", action="store_true", help="change nothing")
     options = parser.parse_args()
     outdated = False
-    for file in options.files:
+    read = reader()
+    for file in options.files or pages():
         old = file.read_text(encoding="utf-8")
         try:
-            new = updated(old, file.parent)
+            new = updated(old, file.parent, read)
         except (FusetkError, ValueError) as error:
             sys.exit(f"tools.results: {file}: {error}")
         outdated |= new != old

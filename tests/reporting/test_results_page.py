@@ -35,6 +35,7 @@ from fusetk.reporting.results_page import sort_value
 from fusetk.reporting.runs import MeanScore
 from tests.helpers.browser import browser, find_browser
 from tests.helpers.results import BAD, REFERENCES, SET, SOURCES, make_recipes
+from tests.helpers.rows import COUNTS_PAGE
 from tools import power
 from tools import results as results_tool
 from tools.power import Noise, gain_probabilities
@@ -312,19 +313,67 @@ def test_a_page_needs_results(toy: Path, results: Path, tmp_path: Path) -> None:
 
 
 ROOT = Path(results_page.__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "results").glob("*.md")))
+# The tests of the recipes check the page of the printed numbers of parameters.
+PAGES = [page for page in results_tool.pages() if page != COUNTS_PAGE]
+READ = results_tool.reader()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_the_pages_have_what_the_files_say(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert updated(text, page.parent) == text, f"run `python -m tools.results {page}`"
+    assert updated(text, page.parent, READ) == text, f"run `python -m tools.results {page}`"
+
+
+def test_each_measured_system_has_a_page() -> None:
+    measured = set()
+    for page in (ROOT / "docs" / "fusions").glob("*.md"):
+        for begin in results_tool.BEGIN.finditer(page.read_text(encoding="utf-8")):
+            measured.update((begin[2] or "").split()[1:])
+    systems = {
+        row.first.system
+        for name in results_tool.TEXTS
+        for table in READ(ROOT / "results" / name)
+        for row in table.rows
+        if row.first.system not in ("transformer", "conv_base", "recurrent_shallow")
+        and not row.first.system.startswith(("pre_norm", "joint_transformer"))
+    }
+    assert measured == systems, "name them in the marker `measured` of pages of fusions"
+
+
+def test_the_pages_of_fusions_have_what_the_results_say(results: Path) -> None:
+    """A system without results is left out, and a page without results is not in the index."""
+    root = results.parent
+    shutil.move(results, root / "all" / "multi30k")
+    other = shutil.copytree(root / "all" / "multi30k", root / "all" / "iwslt14")
+    for path in {*other.glob("*.seed2.json"), *other.glob("other.*.json")}:
+        path.unlink()
+    text = f"{MARKERS.format('all measured other missing fused')}{END}\n"
+    for name, systems in (("b", "other missing fused"), ("a", "fused"), ("c", "missing")):
+        (root / f"{name}.md").write_text(text.replace("other missing fused", systems))
+    [table], [small] = (read_tables(root / "all" / name, {}) for name in ("multi30k", "iwslt14"))
+    differences = {
+        name: f"{comparison.mean_difference:+.2f} (2 seeds)"
+        for name, comparison in results_tool._comparisons(table).items()
+    }
+    with_one_seed = f"{results_tool._comparisons(small)['fused'].mean_difference:+.2f} (1 seed)"
+
+    def cells(content: str) -> list[list[str]]:
+        lines = [line for line in content.splitlines() if line.startswith("| ")]
+        return [line.strip("| ").split(" | ")[:4] for line in lines[2:]]
+
+    assert cells(updated(text, root)) == [
+        ["other", "fused", differences["other"], "-"],
+        ["fused", "plain", differences["fused"], with_one_seed],
+    ]
+    index = updated(f"{MARKERS.format('all measured')}{END}\n", root)
+    assert [line[0] for line in cells(index)] == ["[fused](a.md)", "[other](b.md)"]
+    assert "[Measured](all/README.md)" in index
 
 
 def test_the_readme_says_which_fusions_have_a_gain() -> None:
     gains = {}
     for name in ("iwslt14", "multi30k"):
-        [table] = read_tables(ROOT / "results" / name, {})
+        [table] = READ(ROOT / "results" / name)
         gains[name] = [row.name for row in table.rows if table.gain(row) == "yes"]
     sentences = {
         "README.md": [
@@ -346,7 +395,7 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
         assert all(sentence in text for sentence in expected), "the test names other sentences"
     assert gains["iwslt14"] == ["RTAL EWP, both", "transparent attention", "MUDDFormer"]
     assert gains["multi30k"] == ["ShallowRNMT + L-GRU"]
-    [table] = read_tables(ROOT / "results" / "multi30k", {})
+    [table] = READ(ROOT / "results" / "multi30k")
     without = [row.name for row in table.rows if table.gain(row) == "no"]
     fusions = ["Enc-AVG", "Enc-FNN", "Dec-SA, 4 hops", "Both-FNN-SA, 4 hops"]
     fusions += ["Dec-SA, 4 hops, plus highest layer", "RTAL EWP, both"]
@@ -380,7 +429,7 @@ def test_the_table_of_claims_has_the_differences_of_the_files() -> None:
     systems = {"Dec-SA": "Dec-SA, 4 hops", "Both-FNN-SA": "Both-FNN-SA, 4 hops"}
     systems["RTAL"] = "RTAL EWP, both"
     for folder, numbers in (("multi30k", on_multi30k), ("iwslt14", on_iwslt14)):
-        [table] = read_tables(root / folder, {})
+        [table] = READ(root / folder)
         comparisons = results_tool._comparisons(table)
         for name, difference in numbers:
             comparison = comparisons[systems.get(name.strip(), name.strip())]
