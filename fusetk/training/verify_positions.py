@@ -62,9 +62,12 @@ def _calls(model: Seq2Seq, pairs: Pairs) -> list[Call]:
     """Return the calls of ``METHODS`` of modules outside fusetk in one pass."""
     calls: list[Call] = []
 
-    def recorded(module: nn.Module, method: Callable[..., Any], *arguments: Any) -> Any:
-        calls.append(Call(module, method, arguments))
-        return method(*arguments)
+    def recorded(
+        module: nn.Module, method: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> Any:
+        if not options:  # the built-in models call these methods without names of arguments
+            calls.append(Call(module, method, arguments))
+        return method(*arguments, **options)
 
     replaced = [
         (module, name)
