@@ -1,7 +1,8 @@
 """Self-attention of classes outside fusetk, which the config key `self_attention` names.
 
 A class is named as ``package.module:Name``. Models build the usual attention (``plain``) as a
-``fusetk.nn.attention.SelfAttention``, which has kernels.
+``fusetk.nn.attention.SelfAttention``, which has kernels. Symbols in shapes: H heads with d
+features, T queries, S keys.
 """
 
 import math
@@ -49,9 +50,8 @@ class AttentionOptions(NamedTuple):
 class CustomSelfAttention(GroupedSelfAttention):
     """Softmax of the scaled dot products of queries and keys (Vaswani et al. 2017).
 
-    Base class of self-attention outside fusetk. Training and search call the methods ``scores`` and
-    ``attend`` of a subclass, and never a kernel. Packed sentences are unpacked before these calls.
-    Sizes in shapes: H heads with d features, T queries, S keys.
+    A self-attention outside fusetk is a subclass that overrides ``scores`` or ``attend``. Training
+    and search call these methods, and never a kernel.
     """
 
     Config: type[SelfAttentionConfig] = SelfAttentionConfig
