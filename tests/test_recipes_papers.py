@@ -313,7 +313,7 @@ def test_the_page_says_how_many_numbers_agree():
         40,
     ]
     assert "35 of these 40 numbers are that of the model here" in text
-    assert "The notes explain the other five." in text
+    assert "The notes explain four of the other five." in text
 
 
 def test_rtal_truncates_its_counts_and_mlrf_rounds_all_except_three():
