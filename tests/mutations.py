@@ -225,6 +225,22 @@ MUTATIONS = [
         "accumulation and transformer",
     ),
     Mutation(
+        "the weight of an additional loss depends on the number of batches",
+        "nn/additional_loss.py",
+        "loss = loss * len(self.target_index)",
+        "pass",
+        ("training/test_additional_loss.py",),
+        "split and transformer",
+    ),
+    Mutation(
+        "a recomputed layer adds its loss again",
+        "nn/additional_loss.py",
+        "_collecting(current.again())",
+        "_collecting(current)",
+        ("training/test_additional_loss.py",),
+        "recomputed",
+    ),
+    Mutation(
         "the next batch overwrites the loss of a CUDA graph",
         "training/cuda_graphs.py",
         "graph.sums.clone()",

@@ -69,7 +69,7 @@ def batch_cost(model: Seq2Seq, shape: BatchShape, smoothing: float = 0.0) -> Bat
             with torch.autograd.graph.saved_tensors_hooks(memory.add, lambda tensor: tensor):
                 sums = batch_loss(model, batch, smoothing)
             forward_bytes = memory.bytes
-            sums.smoothed.backward()
+            sums.objective.backward()
         activations = forward_bytes + _largest_recomputed_layer(model, batch, smoothing)
     except (NotImplementedError, RuntimeError) as error:
         if "meta tensor" not in str(error):

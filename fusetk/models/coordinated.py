@@ -30,6 +30,7 @@ from fusetk.models.transformer import (
     final_norm,
     layer_options,
 )
+from fusetk.nn import additional_loss
 from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention, cache_mask, no_slots
 from fusetk.nn.cache import Cache
 from fusetk.nn.output import OutputProjection
@@ -359,7 +360,8 @@ class Coordinated(Seq2Seq):
         stack = self.source_stack or self.stack
         top = len(stack.layers) - 1
         contexts = [SourceContext(mask, is_top=i == top) for i in range(len(stack.layers))]
-        history, output, states = stack(embedding, contexts)
+        with additional_loss.reading_source():
+            history, output, states = stack(embedding, contexts)
         return history, output, tuple(state for state in states if state is not None)
 
     def start(self, memory: Memory) -> State:

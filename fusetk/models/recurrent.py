@@ -24,6 +24,7 @@ from fusetk.models.attend import (
 from fusetk.models.initialise import initialise_parts
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State, check_tying
 from fusetk.models.stack import MOST_LAYERS
+from fusetk.nn import additional_loss
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Cell, InputCell, Transition
 from fusetk.nn.derived import DerivedTensor
@@ -298,6 +299,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         if state.step == 0:  # the first token, BOS, is read as zeros
             embedding = torch.cat((torch.zeros_like(embedding[:, :1]), embedding[:, 1:]), 1)
         layout = self._step_layout(tgt_in, lengths, sentences, embedding)
+        additional_loss.set_layout(layout)
         if layout is None:
             sizes: Sequence[int] = [len(embedding)]
             x = embedding[:, 0]

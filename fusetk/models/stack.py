@@ -21,6 +21,7 @@ from fusetk.models.connect import (
     build_connection,
 )
 from fusetk.models.residual import Residual, Stream, StreamEnds
+from fusetk.nn import additional_loss
 from fusetk.nn.shape_check import check_shape
 
 T = TypeVar("T")
@@ -249,7 +250,11 @@ class Stack(nn.Module):
             if self.has_plain_stream:
                 self._check_input(layer_input, positions, self.input_widths[i])
             if self.recomputes:
-                output, state = checkpoint(layer, layer_input, context, use_reentrant=False)
+                output, state = checkpoint(
+                    *(layer, layer_input, context),
+                    use_reentrant=False,
+                    context_fn=additional_loss.recomputation,
+                )
             else:
                 output, state = layer(layer_input, context)
             states.append(state if keep_states else None)

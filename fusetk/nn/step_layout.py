@@ -59,6 +59,12 @@ class StepLayout(NamedTuple):
             slots=slots.to(device, non_blocking=True),
         )
 
+    @property
+    def is_real(self) -> Tensor:
+        """False at padding slots, (N,)."""
+        real = torch.zeros(len(self.places), dtype=torch.bool, device=self.places.device)
+        return real.index_fill_(0, self.slots.flatten(), True)
+
     def to_slots(self, x: Tensor) -> Tensor:
         """(B, T, ...) -> (N, ...)."""
         return x.flatten(0, 1).index_select(0, self.places)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.errors import ConfigError, class_name, first_line
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.nn import additional_loss
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.dropout_mask import DropoutMask
 
@@ -42,6 +43,7 @@ def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
     name = "recompile_limit" if hasattr(settings, "recompile_limit") else "cache_size_limit"
     setattr(settings, name, max(getattr(settings, name), MAX_VARIANTS))
     torch.compiler.assume_constant_result(trace.is_listening_for)  # nothing is traced in training
+    additional_loss.run_uncompiled()
     for layer in layers:
         for module in layer.modules():
             if isinstance(module, Dropout):

@@ -30,7 +30,8 @@ class _Graph(NamedTuple):
 
     batch: Batch  # the tensors that the kernels read
     factor: Tensor  # ()
-    sums: Tensor  # (3,), the tensor to which the kernels write the fields of the loss
+    sums: Tensor  # (3 + additional losses,), to which the kernels write the values of the loss
+    names: list[str]  # of the additional losses
     gradients: list[tuple[nn.Parameter, Tensor]]  # the tensors to which the kernels add
     buffers: list[Tensor]  # a module may replace a buffer, and the kernels read the old one
     replay: Replay
@@ -95,7 +96,8 @@ class CudaGraphs:
             tensor.copy_(new, non_blocking=True)
         graph.factor.fill_(factor)
         graph.replay()
-        return Loss(*graph.sums.clone())
+        smoothed, nll, correct, *additional = graph.sums.clone()
+        return Loss(smoothed, nll, correct, dict(zip(graph.names, additional, strict=True)))
 
     def _record(self, batch: Batch) -> _Graph:
         # Copies: a batch that is on the device belongs to the caller.
@@ -104,20 +106,22 @@ class CudaGraphs:
         )
         factor = torch.zeros((), device=self.device)
         used: list[nn.Parameter] = []
+        names: list[str] = []  # of the additional losses
 
         def passes() -> Tensor:
             nonlocal used
             with autocast(self.device, self.precision):
                 loss = batch_loss(self.model, inputs, self.smoothing)
             trainable = [p for p in self.parameters if p.requires_grad]
-            new = torch.autograd.grad(loss.smoothed * factor, trainable, allow_unused=True)
+            new = torch.autograd.grad(loss.objective * factor, trainable, allow_unused=True)
             used = [p for p, g in zip(trainable, new, strict=True) if g is not None]
             totals = [p.grad for p in used if p.grad is not None]
             if len(totals) < len(used):
                 raise RuntimeError("a parameter gets a gradient in some passes only")
             # Few kernels add all gradients; `backward` starts one for each parameter.
             torch._foreach_add_(totals, [g for g in new if g is not None])
-            return torch.stack([value.detach() for value in loss])
+            names[:] = loss.additional
+            return torch.stack([value.detach() for value in (*loss[:3], *loss.additional.values())])
 
         try:
             replay, sums = self._capture(passes)
@@ -133,7 +137,7 @@ class CudaGraphs:
                 "only on the shapes of a batch; set training.cuda_graphs: false"
             ) from error
         gradients = [(p, p.grad) for p in used if p.grad is not None]
-        return _Graph(inputs, factor, sums, gradients, [*self.model.buffers()], replay)
+        return _Graph(inputs, factor, sums, names, gradients, [*self.model.buffers()], replay)
 
     def _capture(self, passes: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
         """Record the kernels of ``passes`` without running them.

@@ -1,10 +1,11 @@
 """Updates whose gradient is not finite: fp16 loss scale, skipped updates, and the end of a run."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from fusetk.data.sampler import Indices
 from fusetk.errors import FusetkError, join_names
@@ -45,9 +46,16 @@ class GradientCheck:
         """Return the factor by which the losses of the next update are multiplied."""
         return progress.scale if self.fp16 else 1.0
 
-    def check(self, progress: Progress, grad_norm: float, batches: Sequence[Indices]) -> None:
+    def check(
+        self,
+        progress: Progress,
+        grad_norm: float,
+        batches: Sequence[Indices],
+        additional: Mapping[str, Tensor] = {},
+    ) -> None:
         """Record whether the update after ``progress`` had a finite gradient.
 
+        ``additional`` are the additional losses of this process, for the message of a failure.
         In fp16, a gradient that is not finite is not a failure while the loss scale can still be
         lowered. Raises FusetkError after ``max_skipped`` consecutive failures.
         """
@@ -67,15 +75,19 @@ class GradientCheck:
         if finite:
             progress.skipped = 0
         else:
-            self._count_skipped(progress, batches)
+            self._count_skipped(progress, batches, additional)
 
-    def _count_skipped(self, progress: Progress, batches: Sequence[Indices]) -> None:
+    def _count_skipped(
+        self, progress: Progress, batches: Sequence[Indices], additional: Mapping[str, Tensor]
+    ) -> None:
         progress.skipped += 1
         progress.skipped_ever += 1
         pairs = ", ".join(str(int(i) + 1) for i in np.concatenate(batches)[:10])
+        infinite = [name for name, value in additional.items() if not value.isfinite()]
+        losses = f"not finite: {', '.join(infinite)}; " if infinite else ""
         self.log.line(
             f"update {progress.update + 1} skipped: its gradient is not finite "
-            f"(prepared training pairs {pairs}, ...; "
+            f"({losses}prepared training pairs {pairs}, ...; "
             f"{progress.skipped} in a row, {progress.skipped_ever} in total)"
         )
         if progress.skipped >= self.max_skipped:

@@ -231,7 +231,7 @@ class Trainer:
         if self.optimizer_check and math.isfinite(stats.grad_norm):
             self.optimizer_check.check()
             self.optimizer_check = None
-        self.gradient_check.check(progress, stats.grad_norm, indices)
+        self.gradient_check.check(progress, stats.grad_norm, indices, stats.additional)
         progress.advance(updates_in_epoch)
         if self.ema and math.isfinite(stats.grad_norm):
             self.ema.update(progress.update)

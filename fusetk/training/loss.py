@@ -5,7 +5,7 @@ back to full logits, it does not also return the unsmoothed loss, and fusetk sup
 which does not have it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +21,20 @@ from fusetk.nn.weightnorm import NormedLinear
 class Loss(NamedTuple):
     """Sums over tokens, in natural logarithms."""
 
-    smoothed: Tensor  # (), the loss with label smoothing, which is minimised
+    smoothed: Tensor  # (), the loss with label smoothing
     nll: Tensor  # (), -log p(y), which is reported
     correct: Tensor  # (), number of tokens whose most probable prediction is y; -1 in training
+    additional: Mapping[str, Tensor] = {}  # (), the additional losses
+
+    @property
+    def objective(self) -> Tensor:
+        """The loss that is minimised: ``smoothed`` and the additional losses, ()."""
+        return sum(self.additional.values(), self.smoothed)
+
+    def detach(self) -> "Loss":
+        """Return the values without their gradients."""
+        additional = {name: value.detach() for name, value in self.additional.items()}
+        return Loss(self.smoothed.detach(), self.nll.detach(), self.correct.detach(), additional)
 
 
 def loss(

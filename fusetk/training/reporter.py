@@ -173,6 +173,7 @@ class Reporter:
         nll = _sum(stats.nll for stats in self._stats)
         smoothed = _sum(stats.smoothed for stats in self._stats)
         loss, smoothed_loss = (total / tokens for total in self.world.all_sum([nll, smoothed]))
+        additional = {name: total / tokens for name, total in self._additional().items()}
         norms = [stats.grad_norm for stats in self._stats if math.isfinite(stats.grad_norm)]
         norm = sum(norms) / len(norms) if norms else None
         speed = tokens / (time.perf_counter() - self._start)
@@ -187,6 +188,7 @@ class Reporter:
                 "epoch": round(progress.epochs, 3),
                 "loss": loss,
                 "smoothed": smoothed_loss,
+                **additional,
                 "ppl": perplexity(loss),
                 "lr": self._rate,
                 "tokens_per_second": speed,
@@ -199,16 +201,30 @@ class Reporter:
                 "device": device_name(self.device, self.world.size),
             },
         )
+        terms = "".join(f"{name} {_rounded(value, 4)}  " for name, value in additional.items())
         self.log.line(
             f"train  epoch {progress.epochs:.2f}  update {progress.update}  loss {loss:.4f} "
             f"(smoothed {smoothed_loss:.4f})  ppl {_rounded(perplexity(loss), 2)}  "
             f"{speed:.0f} tokens/s  "
             f"lr {self._rate:.3e}  gradient norm {math.nan if norm is None else norm:.2f}  "
+            f"{terms}"
             f"{tokens / len(self._sizes):.0f} tokens in {pairs:.1f} pairs per update  "
             f"padding {padding:.1%}  memory {memory / 2**20:.0f} MB",
             shorten=True,
         )
         self.task.values = {"loss": loss, "speed": speed, "rate": self._rate}
+
+    def _additional(self) -> dict[str, float]:
+        """Return the sum of each additional loss over the updates of the report."""
+        sums: dict[str, float] = {}
+        # A process without a batch has none.
+        for name in {name: None for stats in self._stats for name in stats.additional}:
+            sums[name] = _sum(s.additional[name] for s in self._stats if name in s.additional)
+        totals: dict[str, float] = {}
+        for process in self.world.all_gather(sums):
+            for name, value in process.items():
+                totals[name] = totals.get(name, 0.0) + value
+        return totals
 
     def validation(
         self,

@@ -1,7 +1,7 @@
 """An update: accumulation of the gradients of some batches, clipping, and an optimiser step."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fusetk.data.batch import Batch
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.nn.additional_loss import collect
 from fusetk.processes import ALONE, World
 from fusetk.training.loss import Loss, loss
 from fusetk.training.parallel import all_reduce_gradients
@@ -28,6 +29,7 @@ class UpdateStats(NamedTuple):
     grad_norm: float  # before clipping; not finite if the update was skipped
     parameters: Sequence[nn.Parameter]  # those with a gradient
     grad_norms: Tensor  # (parameters,) before clipping
+    additional: Mapping[str, Tensor] = {}  # (), the additional losses
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
@@ -56,13 +58,17 @@ def length_multiple(device: torch.device, precision: str, cuda_graphs: bool = Fa
 
 
 def batch_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
-    """Return the loss of a batch, summed over its target tokens without padding."""
-    return loss(
-        model(batch.src, batch.src_mask, batch.tgt_in, batch.target_index, batch.lengths),
-        model.output,
-        batch.tgt_out.flatten()[batch.target_index],
-        smoothing,
-    )
+    """Return the loss of a batch, summed over its target tokens without padding.
+
+    It has additional losses only if gradients are computed.
+    """
+    collection: AbstractContextManager[dict[str, Tensor]] = nullcontext({})
+    if torch.is_grad_enabled():
+        collection = collect(batch.src_mask, batch.tgt_out, batch.target_index)
+    with collection as additional:
+        features = model(batch.src, batch.src_mask, batch.tgt_in, batch.target_index, batch.lengths)
+    targets = batch.tgt_out.flatten()[batch.target_index]
+    return loss(features, model.output, targets, smoothing)._replace(additional=additional)
 
 
 def add_gradients(
@@ -71,8 +77,8 @@ def add_gradients(
     """Add the gradients of the batch's loss times ``factor``, and return the loss."""
     with autocast(batch.src.device, precision):
         sums = batch_loss(model, batch, smoothing)
-    (sums.smoothed * factor).backward()
-    return Loss(*(value.detach() for value in sums))
+    (sums.objective * factor).backward()
+    return sums.detach()
 
 
 def accumulate_gradients(
@@ -121,4 +127,7 @@ def optimizer_step(
     zero = torch.zeros((), device=world.device if world.size > 1 else parameters[0].device)
     smoothed = sum((sums.smoothed for sums in losses), zero)
     nll = sum((sums.nll for sums in losses), zero)
-    return UpdateStats(smoothed, nll, norms.total, parameters, norms.parameters)
+    additional: dict[str, Tensor] = {}
+    for name, value in (item for sums in losses for item in sums.additional.items()):
+        additional[name] = additional.get(name, zero) + value
+    return UpdateStats(smoothed, nll, norms.total, parameters, norms.parameters, additional)

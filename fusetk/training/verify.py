@@ -26,7 +26,12 @@ from fusetk.nn.shape_check import check_shape, is_outside
 from fusetk.special_tokens import EOS
 from fusetk.training.verify_pairs import SOURCE_LENGTHS, TOLERANCE, Pairs, random_pairs
 from fusetk.training.verify_positions import check_positions
-from fusetk.training.verify_training import check_stored_values, check_training, leaves
+from fusetk.training.verify_training import (
+    check_stored_values,
+    check_training,
+    leaves,
+    losses_of_batches,
+)
 from fusetk.ways import use_precision
 from fusetk.weights import saved_tensors
 
@@ -62,6 +67,7 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
             _add_noise(model)
             _compare(model, pairs, names, may_be_infinite=True)
             _check_shapes(shapes, model)
+            warnings += dict.fromkeys(losses_of_batches(model, pairs))
     except FusetkError:
         raise
     except Exception as error:

@@ -1,12 +1,14 @@
 """The sentence pairs with which ``verify`` computes, and its tolerance."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from fusetk.data.batch import pad
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.nn.additional_loss import collect
 from fusetk.special_tokens import BOS, EOS, SPECIAL
 
 SOURCE_LENGTHS = (3, 8, 5)  # lengths of source sentences, with EOS
@@ -40,6 +42,10 @@ class Pairs:
     def logits(self, model: Seq2Seq, features: Tensor) -> Tensor:
         """Return the logits (N, V), float32, of the real target tokens for features (B, T, D)."""
         return model.output(features.flatten(0, 1)[self.target_index]).float()
+
+    def losses(self) -> AbstractContextManager[dict[str, Tensor]]:
+        """Collect the additional losses of a pass. Its targets are its inputs, which are random."""
+        return collect(self.src_mask, self.tgt_in, self.target_index)
 
     def training_features(self, model: Seq2Seq) -> Tensor:
         """Return the features (N, D) of a training batch, which some models pack on a CPU."""

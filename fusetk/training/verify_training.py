@@ -5,7 +5,7 @@ It is a part of ``fusetk.training.verify``.
 
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,10 @@ def check_training(model: Seq2Seq, pairs: Pairs, names: str) -> list[str]:
         _check_unsaved_buffers(model, pairs)
         warnings = _repeat_passes(model, pairs, names)
         with torch.enable_grad():
-            pairs.padded_logits(model).sum().backward()
+            with pairs.losses() as losses:
+                logits = pairs.padded_logits(model)
+            _check_finite(losses)
+            sum(losses.values(), logits.sum()).backward()
         _check_gradients(model)
         unused = list(_without_gradient(model))
     finally:
@@ -112,6 +115,47 @@ def _repeat_passes(model: Seq2Seq, pairs: Pairs, names: str) -> list[str]:
         }.items()
         if not ((features(other) - first)[indices].abs() <= tolerance).all()
     ]
+
+
+def _check_finite(losses: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError if an additional loss is not finite."""
+    for name, loss in losses.items():
+        if not loss.isfinite():
+            raise ConfigError(
+                f"the additional loss {name!r} is not finite with the initial weights: correct the "
+                "divisions, roots and logarithms from which it is computed"
+            )
+
+
+def losses_of_batches(model: Seq2Seq, pairs: Pairs) -> Iterator[str]:
+    """Yield a warning for each additional loss whose weight depends on the size of batches.
+
+    The loss of a batch should be the sum of those of its sentences, with padding and packed. The
+    model must be in evaluation mode.
+    """
+    batches = [
+        pairs,
+        *(
+            Pairs([source], [target], pairs.device)
+            for source, target in zip(pairs.sources, pairs.targets, strict=True)
+        ),
+    ]
+    for compute in (Pairs.training_features, Pairs.padded_logits):
+        collected = []
+        for batch in batches:
+            with batch.losses() as losses:
+                compute(batch, model)
+            collected.append(losses)
+        together, *alone = collected
+        for name, loss in together.items():
+            parts = torch.stack([losses.get(name, loss.new_zeros(())) for losses in alone])
+            if (parts.sum() - loss).abs() > TOLERANCE * parts.abs().sum():
+                yield (
+                    f"the additional loss {name!r} of a batch is not the sum of those of its "
+                    "sentences, so its weight depends on the size of batches, on padding and on "
+                    "the number of processes: give a number for each position to "
+                    "additional_loss.add_positions"
+                )
 
 
 def _check_gradients(model: Seq2Seq) -> None:
