@@ -25,7 +25,10 @@ from fusetk.fusion import build_fusion
 from fusetk.models import build_model
 from fusetk.plotting.connect import panels
 from fusetk.training.schedule import build as build_schedule
+from fusetk.training.update import batch_loss
 from fusetk.training.verify import verify
+from tests.contracts.systems import SOURCE_SIZE, TARGET_SIZE
+from tests.helpers.batches import random_batch
 from tools import config_page, diagrams, figures
 
 ROOT = Path(__file__).parent.parent
@@ -474,6 +477,25 @@ def test_the_model_on_the_page_extending(toy: Path, provide_example: Callable[[s
     model: Any = build_model(loaded.model, 20, 20)
     assert model.scale == 0.5
     assert not verify(model, 20, 20, ["my_model"])
+
+
+def test_the_losses_on_the_page_extending(
+    toy: Path, provide_example: Callable[[str], None]
+) -> None:
+    provide_example("my_diversity")
+    kind = "{kind: 'my_diversity:Diverse', diversity: 0.2, penalty: 0.5}"
+    settings = [f"model.{side}.fuse={kind}" for side in ("encoder", "decoder")]
+    model: Any = build_model(recipe.load(toy, settings).model, SOURCE_SIZE, TARGET_SIZE)
+    assert not verify(model, SOURCE_SIZE, TARGET_SIZE, ["my_diversity"])
+    model.train()
+    batch = random_batch()
+    tokens = len(batch.target_index)
+    losses = batch_loss(model, batch, 0.1).additional
+    for side in ("encoder", "decoder"):
+        squares = model.get_submodule(side).fuse.combine.weight.square().sum()
+        torch.testing.assert_close(losses[f"{side}.fuse.penalty"], 0.5 * squares * tokens)
+    words = int(batch.src_mask.sum())
+    assert 0 < float(losses["encoder.fuse.similarity"].detach()) < 0.2 * words
 
 
 def test_the_step_on_the_page_extending(toy: Path, provide_example: Callable[[str], None]) -> None:
