@@ -714,7 +714,7 @@ class FewArguments(Fusion):
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("Later", "broken_rule:Later breaks a rule"),
+        ("Later", r"decoder.fuse \(broken_rule:Later\) reads other positions"),
         ("NaNInTraining", r"the gradient of \S+ is not finite with the initial weights"),
         ("NoInit", "broken_rule:NoInit cannot be built: AttributeError.* call super"),
         ("Fails", r"cannot be built: IndexError: .*broken_rule.py, line \d+\)"),
