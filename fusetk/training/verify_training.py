@@ -5,7 +5,7 @@ It is a part of ``fusetk.training.verify``.
 
 import pickle
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -133,22 +133,21 @@ def losses_of_batches(model: Seq2Seq, pairs: Pairs) -> Iterator[str]:
     The loss of a batch should be the sum of those of its sentences, with padding and packed. The
     model must be in evaluation mode.
     """
-    batches = [
-        pairs,
-        *(
-            Pairs([source], [target], pairs.device)
-            for source, target in zip(pairs.sources, pairs.targets, strict=True)
-        ),
+    sentences = [
+        Pairs([source], [target], pairs.device)
+        for source, target in zip(pairs.sources, pairs.targets, strict=True)
     ]
+
+    def losses(batch: Pairs, compute: Callable[[Pairs, Seq2Seq], Tensor]) -> dict[str, Tensor]:
+        with batch.losses() as collected:
+            compute(batch, model)
+        return collected
+
     for compute in (Pairs.training_features, Pairs.padded_logits):
-        collected = []
-        for batch in batches:
-            with batch.losses() as losses:
-                compute(batch, model)
-            collected.append(losses)
-        together, *alone = collected
+        together = losses(pairs, compute)
+        alone = [losses(sentence, compute) for sentence in sentences] if together else []
         for name, loss in together.items():
-            parts = torch.stack([losses.get(name, loss.new_zeros(())) for losses in alone])
+            parts = torch.stack([each.get(name, loss.new_zeros(())) for each in alone])
             if (parts.sum() - loss).abs() > TOLERANCE * parts.abs().sum():
                 yield (
                     f"the additional loss {name!r} of a batch is not the sum of those of its "

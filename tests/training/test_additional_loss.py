@@ -340,6 +340,7 @@ SHARDED = """
 import torch
 from fusetk.machine import device_of
 from fusetk.processes import connect
+from fusetk.training.parallel import all_reduce_gradients
 from fusetk.training.sharding import gather, shard
 from fusetk.training.update import accumulate_gradients
 from test_additional_loss import counting, parts_of, random_batch, with_residuals
@@ -355,6 +356,7 @@ for build in (
     accumulate_gradients(plain, [*parts, parts[0]], 0.1, "fp32", 20)
     batches = [parts, [parts[0], without_tokens]][world.rank]
     accumulate_gradients(split, batches, 0.1, "fp32", 20)
+    all_reduce_gradients(world, split)
     gradients = gather({n: p.grad for n, p in split.named_parameters()}, True)
     for n, p in plain.named_parameters():
         if p.grad is not None:
