@@ -112,6 +112,8 @@ class _Pass:
             loss = loss.masked_fill(~real, 0.0).sum()
         else:
             loss = loss * len(self.target_index)
+        # If the loss is NaN or infinite, so is its gradient, and the update is skipped.
+        loss = loss * (loss.detach() * 0 + 1)
         self.losses[name] = self.losses[name] + loss if name in self.losses else loss
 
     def _mask(self, side: str) -> Tensor:

@@ -260,6 +260,15 @@ def test_wrong_losses_are_refused(name: str, value: Any, per_position: bool, err
         add(name, values.get(value, value))
 
 
+def test_the_gradient_of_a_loss_that_is_not_finite_is_not_finite() -> None:
+    """The logarithm of -1 is NaN, and its derivative is -1."""
+    weight, batch = torch.tensor(-1.0, requires_grad=True), random_batch()
+    with additional_loss.collect(batch.src_mask, batch.tgt_out, batch.target_index) as losses:
+        additional_loss.add("decoder.a", weight.log())
+    losses["decoder.a"].backward()
+    assert weight.grad is not None and weight.grad.isnan()
+
+
 class MeanOfBatch(Counting):
     """A loss that is no sum over the sentences of a batch."""
 
