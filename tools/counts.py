@@ -9,7 +9,7 @@ from fusetk.reporting.tables import PaperRow, count_row, read_rows
 
 
 def printed_rows(folder: Path) -> list[PaperRow]:
-    """Return the rows of recipes below a folder whose number of parameters is printed, counted.
+    """Return the rows of the recipes in a folder whose papers print a number, with our counts.
 
     Raises ConfigError if a recipe is not valid.
     """
@@ -22,7 +22,7 @@ def printed_rows(folder: Path) -> list[PaperRow]:
 def count_table(rows: Iterable[PaperRow]) -> str:
     """Return these rows as Markdown, and how many of the printed numbers agree.
 
-    The rows are counted. Raises DataError if the vocabulary of a row's paper is not known.
+    The rows must be counted. Raises DataError if the vocabulary of a row's paper is not known.
     """
     lines = []
     agreeing = 0

@@ -15,9 +15,9 @@ each system to its baseline in each of these folders. If ``significance`` and na
 follow, it is a table of the systems that differ significantly with all, some or no seeds. If
 ``power`` and names of other folders follow, it is a table of how often the rule of a gain finds a
 true difference. If ``measured`` and names of systems follow, it is a table of the differences of
-these systems in each folder of ``TEXTS`` below the folder. Without names, the systems are the first
-ones that the pages beside the file name. If ``counts`` follows a folder of recipes, it is a table
-of the numbers of parameters that the paper prints, and of those of the models. Without files, the
+these systems in each folder of ``TEXTS`` below the folder. Without names, it has the first system
+of each page in the folder of the file. If ``counts`` follows a folder of recipes, it is a table of
+the numbers of parameters that the paper prints, and of those of the models. Without files, the
 command updates README.md and all pages with a marker in ``results`` and ``docs``.
 """
 
@@ -252,8 +252,8 @@ def measured_table(
     for table in tables:
         table.p_values.save()
     text = (
-        f"[Measured]({source}) with models of width 128 on small texts: mean difference over the "
-        "seeds to the system in the second column, and speeds divided by its speeds."
+        f"[Measured]({source}) with models of width 128 on small texts: mean difference in BLEU "
+        "to the system in the second column, over the seeds, and speeds divided by its speeds."
     )
     return f"{fill(text, 100)}\n\n{markdown_rows([*heads, *MAIN_COLUMNS], lines)}"
 

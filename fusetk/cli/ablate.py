@@ -64,7 +64,7 @@ def command(
     text if the site reads the mean of the layer instead of the layer. The mean is computed over the
     positions of up to 200 sentence pairs. The rest of the model still reads the layer itself, so
     the table shows how much the site alone needs it. The difference is this loss minus the loss of
-    the unchanged model. A layer that the site does not read has the difference 0. `attend: top`,
+    the unchanged model. A layer that the site ignores has the difference 0. `attend: top`,
     `connect: last` and `residual` are not measured.
 
     Layer 0 is the word embedding. If a fusion or `attend` reads a stack with summary layers, layer

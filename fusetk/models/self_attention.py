@@ -1,6 +1,6 @@
-"""Self-attention of classes outside fusetk, which the config key `self_attention` names.
+"""Self-attention classes outside fusetk, which the config key `self_attention` names.
 
-A class is named as ``package.module:Name``. Models build the usual attention (``plain``) as a
+The name of a class is ``package.module:Name``. Models build the usual attention (``plain``) as a
 ``fusetk.nn.attention.SelfAttention``, which has kernels. Symbols in shapes: H heads with d
 features, T queries, S keys.
 """
@@ -51,7 +51,7 @@ class CustomSelfAttention(GroupedSelfAttention):
     """Softmax of the scaled dot products of queries and keys (Vaswani et al. 2017).
 
     A self-attention outside fusetk is a subclass that overrides ``scores`` or ``attend``. Training
-    and search call these methods, and never a kernel.
+    and search call the methods of such a subclass, and never a kernel.
     """
 
     Config: type[SelfAttentionConfig] = SelfAttentionConfig

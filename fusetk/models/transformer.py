@@ -60,8 +60,8 @@ class BlockStackConfig(StackConfig):
     """The input of a sub-layer, and the way its output is joined to the outputs of the sub-layers
     below. `plain`: the usual residual sum."""
     self_attention: AnySelfAttentionConfig = SelfAttentionConfig()
-    """Self-attention of `kind: transformer`. `plain`: the usual one. The other kinds are classes
-    outside fusetk."""
+    """Self-attention. `plain`: the usual one. The other kinds are classes outside fusetk, for
+    `kind: transformer` only."""
     ffn_growth: float = Field(0.0, ge=0, lt=1)
     """Share of hidden units that the feed-forward layers move from the lower to the higher layers.
     The lowest layer has 1 - `ffn_growth` times `ffn` hidden units, the highest 1 + `ffn_growth`

@@ -35,7 +35,7 @@ def add(name: str, value: Tensor) -> None:
 
     An example is a penalty on weights. If the values of the batches of an update differ, their mean
     is added, weighted by the target tokens of each batch. ``name`` begins with ``encoder.`` or
-    ``decoder.``. Logs have it, and values with the same name are summed. Raises ConfigError if the
+    ``decoder.``. Logs show it, and values with the same name are summed. Raises ConfigError if the
     name or the shape is wrong, or if the value does not require a gradient.
     """
     if is_collected():
@@ -119,7 +119,7 @@ class _Pass:
     def _mask(self, side: str) -> Tensor:
         """Return a mask that is True at the real tokens of a side, (B, S) or (B, T).
 
-        If a process has no target tokens, it is False: the source sentence is not in the update.
+        Without target tokens, the mask of the source is False: its sentence is not in the update.
         """
         if side == "encoder":
             return self.src_mask & (len(self.target_index) > 0)
