@@ -312,7 +312,7 @@ def test_the_page_says_how_many_numbers_agree():
         35,
         40,
     ]
-    assert "35 of these 40 numbers are that of the model here" in text
+    assert "35 of these 40 numbers agree with the rounded or truncated number of the model" in text
     assert "The notes explain four of the other five." in text
 
 
