@@ -199,7 +199,7 @@ def test_another_model_or_data_is_refused_on_resume(
         (tmp_path / f"train.{side}").write_text("".join(text[1:]))
     data = load(toy, [f"data.folder={other}", f"data.train=[{tmp_path / 'train'}]"]).data
     prepare(data)
-    with pytest.raises(DataError, match="not those that"):
+    with pytest.raises(DataError, match="differ from the data that"):
         train_module.train(recipe.model_copy(update={"data": data}), whole[1], "cpu", quiet=True)
     assert (whole[1] / "config.yaml").read_text() == before
 
@@ -899,9 +899,8 @@ def test_sampled_translations_do_not_depend_on_the_number_of_processes(toy: Path
     pipeline = Pipeline.load(folder / "text")
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
     validator = Validator(recipe.training.validation, recipe.decoding, folder, pipeline)
-    cpu = torch.device("cpu")
-    expected = validator.validate_part(model, cpu, "fp32").translations
-    parts = [validator.validate_part(model, cpu, "fp32", World(rank, 2)) for rank in (0, 1)]
+    expected = validator.validate_part(model, "fp32").translations
+    parts = [validator.validate_part(model, "fp32", World(rank, 2)) for rank in (0, 1)]
     assert expected == parts[0].translations | parts[1].translations
     assert len(set(expected.values())) > 1
 
@@ -916,14 +915,13 @@ def test_accuracy_on_training_text(toy: Path, tmp_path: Path) -> None:
     folder = Path(recipe.data.folder)
     pipeline = Pipeline.load(folder / "text")
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
-    cpu = torch.device("cpu")
 
     def validate(config: ValidationConfig, corpus: Corpus | None = None) -> dict[str, float]:
         validator = Validator(config, recipe.decoding, folder, pipeline)
         if corpus:
             validator.corpus = corpus
             validator.batches = validator.train_batches
-        result = validator.combine([validator.validate_part(model, cpu, "fp32")])
+        result = validator.combine([validator.validate_part(model, "fp32")])
         assert model.training
         return result
 
