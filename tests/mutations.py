@@ -235,8 +235,8 @@ MUTATIONS = [
     Mutation(
         "a recomputed layer adds its loss again",
         "nn/additional_loss.py",
-        "_collecting(current.again())",
-        "_collecting(current)",
+        "_Collecting(current.again())",
+        "_Collecting(current)",
         ("training/test_additional_loss.py",),
         "recomputed",
     ),

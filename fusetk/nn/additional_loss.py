@@ -174,17 +174,21 @@ def collect(src_mask: Tensor, tgt_out: Tensor, target_index: Tensor) -> Iterator
     padding in (B * T).
     """
     current = _Pass(src_mask, tgt_out, target_index)
-    with _collecting(current):
+    with _Collecting(current):
         yield current.losses
 
 
-@contextmanager
-def _collecting(new: _Pass) -> Iterator[None]:
-    token = _pass.set(new)
-    try:
-        yield
-    finally:
-        _pass.reset(token)
+class _Collecting(AbstractContextManager[None]):
+    """Within this context, a pass collects losses. A context can be entered again."""
+
+    def __init__(self, current: _Pass):
+        self.current = current
+
+    def __enter__(self) -> None:
+        self.token = _pass.set(self.current)
+
+    def __exit__(self, *error: object) -> None:
+        _pass.reset(self.token)
 
 
 def recomputation() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -193,17 +197,20 @@ def recomputation() -> tuple[AbstractContextManager[None], AbstractContextManage
     The second pass must run the same operations as the first one. Its losses are dropped.
     """
     current = _pass.get()
-    return nullcontext(), nullcontext() if current is None else _collecting(current.again())
+    return nullcontext(), nullcontext() if current is None else _Collecting(current.again())
 
 
 @contextmanager
 def reading_source() -> Iterator[None]:
     """Within this context, a stack of both sides reads the source."""
     current = _pass.get()
-    if current is not None:
-        current.reads_source = True
-    yield
-    if current is not None:
+    if current is None:
+        yield
+        return
+    current.reads_source = True
+    try:
+        yield
+    finally:
         current.reads_source = False
 
 

@@ -11,6 +11,7 @@ import torch
 from test_cuda_graphs import Repeated
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fusetk import train as train_module
 from fusetk.data.batch import Batch
@@ -267,6 +268,25 @@ def test_the_gradient_of_a_loss_that_is_not_finite_is_not_finite() -> None:
         additional_loss.add("decoder.a", weight.log())
     losses["decoder.a"].backward()
     assert weight.grad is not None and weight.grad.isnan()
+
+
+def test_a_layer_can_be_recomputed_twice() -> None:
+    batch, layer = random_batch(), nn.Linear(3, 1)
+    x = torch.ones(2, 3, requires_grad=True)
+
+    def losing(x: Tensor) -> Tensor:
+        y = layer(x)
+        additional_loss.add("decoder.a", y.sum())
+        return y
+
+    with additional_loss.collect(batch.src_mask, batch.tgt_out, batch.target_index) as losses:
+        context = additional_loss.recomputation
+        y = checkpoint(losing, x, use_reentrant=False, context_fn=context).sum()
+    before = losses["decoder.a"]
+    y.backward(retain_graph=True)
+    first = layer.weight.grad.clone()
+    y.backward()
+    assert torch.equal(layer.weight.grad, 2 * first) and losses == {"decoder.a": before}
 
 
 class MeanOfBatch(Counting):
