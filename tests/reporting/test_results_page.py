@@ -377,7 +377,7 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
         gains[name] = [row.name for row in table.rows if table.gain(row) == "yes"]
     sentences = {
         "README.md": [
-            "four systems of layer fusion have three seeds. Three of them have a *gain*",
+            "four systems of layer fusion have three seeds. Three of the four have a *gain*",
             "seventeen systems of layer fusion have three seeds, and none has a gain.",
             "The L-GRU, the cell of DTMT, has a gain of 0.9 BLEU over a GRU there",
         ],
