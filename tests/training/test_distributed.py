@@ -441,7 +441,7 @@ def test_a_restart_by_torchrun_resumes(toy: Path, tmp_path: Path) -> None:
     )
     options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     said = output(torchrun(toy, tmp_path / "run", [], *options, code=fail))
-    assert "once" in said and "resumed after update 4" in said and "done: 8 updates" in said
+    assert "once" in said and "resumed after update 5" in said and "done: 8 updates" in said
     train(toy, tmp_path / "whole", [], 2).succeed()
     assert all(
         torch.equal(tensor, weights(tmp_path / "whole", 8)[name])
