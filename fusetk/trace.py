@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+SIDES = ("encoder", "decoder")  # the first part of a name
+
 
 class _Listener(NamedTuple):
     pattern: str

@@ -71,7 +71,7 @@ class CustomSelfAttention(GroupedSelfAttention):
     def scores(
         self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor
     ) -> Tensor:
-        """Return the scores (B, H, T, S), of which ``attend`` computes the softmax.
+        """Return the scores (B, H, T, S); ``attend`` computes their softmax.
 
         q is (B, H, T, d), and k is (B, H, S, d). The positions (T,) and (S,) of the tokens are
         counted from 0.
@@ -162,5 +162,4 @@ AnySelfAttentionConfig = Annotated[
 
 def self_attention_class(config: SelfAttentionConfig) -> type[CustomSelfAttention]:
     """Return the class that ``config.kind`` names. Raises ValueError if no class has this name."""
-    cls: type[CustomSelfAttention] = resolve(config.kind, SELF_ATTENTION_KINDS, CustomSelfAttention)
-    return cls
+    return resolve(config.kind, SELF_ATTENTION_KINDS, CustomSelfAttention)

@@ -211,21 +211,21 @@ def build_self_attention(
     name: str,
     width: int,
     required: type[SelfAttention],
-    own: SelfAttentionConfig | None,
+    self_attention: SelfAttentionConfig | None,
 ) -> SelfAttention:
     """Build the self-attention of a layer; ``name`` is that of the recorded weights.
 
-    ``required`` is the class that the residual connection requires, and ``own`` the value of the
-    key `self_attention`. Raises ConfigError if the options need a subclass of
-    ``GroupedSelfAttention``, and ``required`` is another class.
+    ``required`` is the class that the residual connection requires. Raises ConfigError if the
+    options need a subclass of ``GroupedSelfAttention``, and ``required`` is another class.
     """
     rotary = config.positions == "rotary"
     needs_groups = rotary or config.kv_heads not in (None, config.heads)
     if needs_groups and required is SelfAttention:
         required = GroupedSelfAttention
     options = width, config.heads, config.attention_dropout, name, config.attention_bias
-    if own is not None and own.kind != "plain":
-        return self_attention_class(own)(own, AttentionOptions(*options, config.kv_heads, rotary))
+    if self_attention is not None and self_attention.kind != "plain":
+        custom = self_attention_class(self_attention)
+        return custom(self_attention, AttentionOptions(*options, config.kv_heads, rotary))
     if issubclass(required, GroupedSelfAttention):
         return required(*options, groups=config.kv_heads, rotary=rotary)
     if needs_groups:
@@ -353,13 +353,8 @@ class TransformerEncoderLayer(TransformerLayer):
     ):
         attention_residual, ffn_residual = residuals.layer(width, 2)
         super().__init__(
-            config,
-            name,
-            input_width,
-            width,
-            attention_residual,
-            ffn_residual,
-            config.encoder.self_attention,
+            *(config, name, input_width, width, attention_residual, ffn_residual),
+            self_attention=config.encoder.self_attention,
         )
 
     def forward(self, x: Stream, context: Tensor | PackedLayout) -> tuple[Stream, None]:
@@ -405,13 +400,8 @@ class TransformerDecoderLayer(TransformerLayer):
     ):
         attention_residual, cross_residual, ffn_residual = residuals.layer(width, 3)
         super().__init__(
-            config,
-            name,
-            input_width,
-            width,
-            attention_residual,
-            ffn_residual,
-            config.decoder.self_attention,
+            *(config, name, input_width, width, attention_residual, ffn_residual),
+            self_attention=config.decoder.self_attention,
         )
         self.cross = CrossAttention(
             width,

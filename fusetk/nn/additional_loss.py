@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from fusetk.errors import ConfigError
 from fusetk.nn.packed_layout import ROW_MULTIPLE
 from fusetk.nn.step_layout import StepLayout
-
-SIDES = ("encoder", "decoder")
+from fusetk.trace import SIDES
 
 
 def is_collected() -> bool:

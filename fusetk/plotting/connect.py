@@ -29,6 +29,7 @@ from fusetk.models.stack import Stack
 from fusetk.nn.shape_check import is_outside
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.panel import Panel, near_square, split_rows
+from fusetk.trace import SIDES
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -42,7 +43,6 @@ _SUBLAYER = re.compile(
 # The sub-layers of a layer with two and with three sub-layers.
 _SUBLAYERS = {2: ("self", "ffn"), 3: ("self", "cross", "ffn")}
 READ = "output that is read"
-SIDES = ("encoder", "decoder")
 
 
 class Readings(NamedTuple):

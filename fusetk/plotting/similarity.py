@@ -14,11 +14,11 @@ from fusetk.evaluation.forward_trace import batches, is_inside, trace_forward
 from fusetk.evaluation.layer_shares import layer_names
 from fusetk.models.stack import Stack
 from fusetk.plotting.panel import Panel
+from fusetk.trace import SIDES
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
-SIDES = ("encoder", "decoder")
 MEASURE = "cosine of two layers (mean over the positions)"
 
 

@@ -166,17 +166,17 @@ def _lack_of_space(number: int, path: Path, sizes: Sequence[int]) -> tuple[str, 
     ``sizes`` are the bytes that the files need on disk, if they are known.
     """
     needed = sum(sizes) + FILE_OVERHEAD
-    takes = [f"the checkpoint takes {_megabytes(needed)}"] if sizes else []
+    takes = f"the checkpoint takes {_megabytes(needed)}"
     if number == errno.EDQUOT:
-        return "your disk quota is exceeded" + "".join(f" ({text})" for text in takes), FREE_SPACE
+        return f"your disk quota is exceeded{f' ({takes})' if sizes else ''}", FREE_SPACE
     if number == errno.EFBIG:
         largest = f" (the largest file has {_megabytes(max(sizes))})" if sizes else ""
         return f"a file exceeds the size limit{largest}", "raise the limit (ulimit -f)"
     existing = next(parent for parent in path.absolute().parents if parent.exists())
     free = shutil.disk_usage(existing).free
     advice = f"free {_megabytes(needed - free)} more" if sizes and needed > free else FREE_SPACE
-    numbers = ", ".join([*takes, f"{free // 1e5 / 10:,.1f} MB are free"])
-    return f"the disk is full ({numbers})", advice
+    numbers = f"{takes}, " if sizes else ""
+    return f"the disk is full ({numbers}{free // 1e5 / 10:,.1f} MB are free)", advice
 
 
 def _other_cause(number: int, run: Path, path: Path, error: Exception) -> tuple[str, str]:

@@ -767,8 +767,8 @@ def test_a_validation_text_of_blank_lines_is_refused(folder: Path) -> None:
         prepare(
             chosen.model_copy(update={"valid": [str(folder / "blank")]}), report=reported.append
         )
-    made = [path.name for path in (folder / "out").rglob("*") if path.is_file()]
-    assert not reported and not any("train" in name for name in made), made
+    names = [path.name for path in (folder / "out").rglob("*") if path.is_file()]
+    assert not reported and not any("train" in name for name in names), names
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

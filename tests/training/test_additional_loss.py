@@ -240,18 +240,23 @@ def test_cuda_graphs_have_the_losses() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "per_position", "error"),
     [
-        ("decoder", "one", False, "'decoder' needs a name that begins with encoder. or decoder."),
-        ("penalty", "one", False, "'penalty' needs a name"),
+        (
+            "decoder",
+            "scalar",
+            False,
+            "'decoder' needs a name that begins with encoder. or decoder.",
+        ),
+        ("penalty", "scalar", False, "'penalty' needs a name"),
         ("decoder.a", "vector", False, r"'decoder.a' has the shape \(7,\): give a scalar"),
         ("decoder.a", 0.5, False, "has the type float: give a scalar tensor"),
         ("decoder.a", "detached", False, "does not require a gradient"),
         ("encoder.a", "vector", True, r"values of the shape \(7,\): .* layers of the encoder"),
-        ("decoder.a", "one", True, r"values of the shape \(\): "),
+        ("decoder.a", "scalar", True, r"values of the shape \(\): "),
     ],
 )
 def test_wrong_losses_are_refused(name: str, value: Any, per_position: bool, error: str) -> None:
-    one = torch.ones((), requires_grad=True)
-    values = {"one": one, "vector": one.expand(7), "detached": one.detach()}
+    scalar = torch.ones((), requires_grad=True)
+    values = {"scalar": scalar, "vector": scalar.expand(7), "detached": scalar.detach()}
     batch = random_batch()
     add = additional_loss.add_positions if per_position else additional_loss.add
     with (

@@ -88,8 +88,10 @@ def test_validation_checkpoints_and_translation_use_the_average(toy: Path, tmp_p
         Path(recipe.data.folder),
         system.load_model(last).pipeline,
     )
-    judged = validator.combine([validator.validate_part(system.load_model(last).model, "fp32")])
-    assert judged["loss"] == pytest.approx(read_state(last)["valid"]["loss"], rel=1e-5)
+    part = validator.validate_part(system.load_model(last).model, "fp32")
+    assert validator.combine([part])["loss"] == pytest.approx(
+        read_state(last)["valid"]["loss"], rel=1e-5
+    )
 
 
 def test_resuming_is_exact(toy: Path, tmp_path: Path) -> None:
