@@ -23,6 +23,7 @@ from fusetk.nn.fused import products
 from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, in_kernels, uses_kernels
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
 from fusetk.nn.nested import select
+from fusetk.nn.packed_layout import ROW_MULTIPLE
 from fusetk.nn.precision import float32_by_default
 from fusetk.special_tokens import UNK
 
@@ -83,8 +84,8 @@ LIBRARIES = ("MKL", "oneDNN")  # MKL is PyTorch's default
 LARGE_WAYS = ("library", KERNELS)  # the library is the chosen one of LIBRARIES
 MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
 PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
-TOKENS = 1000  # in the measured products of a training
-PIECE_TOKENS = 200  # the loss computes the logits of fewer tokens at a time
+TOKENS = 1000  # the first number of rows in products of a training
+PIECE_TOKENS = 200  # the same for the loss, which computes the logits of fewer tokens at a time
 ROWS = 200  # the first number of rows in products of a search: a typical number of hypotheses
 SOURCE_SHAPE = 40, 16  # sentences that these hypotheses translate, and tokens of each
 
@@ -108,14 +109,23 @@ def _measure_large_products() -> Way:
 
 
 def _run_training_products(way: Way) -> Callable[[], object]:
-    """Return a function that computes the products of linear maps, forward and backward."""
-    tokens = {**dict.fromkeys(MAPS, TOKENS), PROJECTION: PIECE_TOKENS}
-    maps = [(torch.ones(shape), torch.ones(tokens[shape], shape[1])) for shape in tokens]
+    """Return a function that computes the products of linear maps, forward and backward.
+
+    Each call has more rows than the previous call, because batches differ in their number of rows.
+    oneDNN compiles a product for each number and keeps only the last products.
+    """
     multiply = products.matmul if way == KERNELS else torch.mm
+    maps = [
+        (torch.ones(shape), PIECE_TOKENS if shape == PROJECTION else TOKENS)
+        for shape in (*MAPS, PROJECTION)
+    ]
+    further_rows = count(0, ROW_MULTIPLE)
 
     def run() -> object:
+        further = next(further_rows)
         results = []
-        for weight, x in maps:
+        for weight, tokens in maps:
+            x = torch.ones(tokens + further, weight.shape[1])
             y = multiply(x, weight.t())
             results.append((multiply(y, weight), multiply(y.t(), x)))
         return results

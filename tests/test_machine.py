@@ -242,6 +242,25 @@ def test_a_measured_step_of_a_search(
     assert in_kernels[torch.float32] == in_use and torch.equal(before, torch.get_rng_state())
 
 
+def test_measured_products_of_a_training_have_new_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library must compile its products in the measurement, as it does in a training."""
+    shapes: set[tuple[int, ...]] = set()
+    multiply = torch.mm
+
+    def record(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        shapes.add((*a.shape, b.shape[1]))
+        return multiply(a, b)
+
+    monkeypatch.setattr(torch, "mm", record)
+    with torch.no_grad():
+        run = ways._run_training_products("library")
+        run()
+        first = set(shapes)
+        shapes.clear()
+        run()
+    assert first and first.isdisjoint(shapes)
+
+
 def test_maps_are_measured_in_autocast_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "MAX_SECONDS", 0.0)
     with torch.autocast("cpu", torch.bfloat16):
