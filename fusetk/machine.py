@@ -31,6 +31,7 @@ from fusetk.ways import (
     Choice,
     Undo,
     Way,
+    measurements_hash,
     product_error,
     use_precision,
 )
@@ -166,6 +167,7 @@ def _file_name(matmul: str, threads: int) -> str:
         ],
         "products": products.available(),
         "sources": sources_hash(),
+        "measurements": measurements_hash(),
     }
     return f"machine-{hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]}.json"
 

@@ -3,12 +3,14 @@
 The ways of an operation differ in speed and rounding only.
 """
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -438,6 +440,11 @@ CHOICES: tuple[Choice, ...] = (
 # rounds. Other processes disturb single rounds, and at first PyTorch's threads may share one core.
 MIN_CHANGE, UNCHANGED_ROUNDS = 0.01, 5
 MAX_SECONDS = 1.0  # the round in which a measurement reaches this time is its last
+
+
+def measurements_hash() -> str:
+    """Return a hash of this file, which contains the measurements."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 def _seconds(

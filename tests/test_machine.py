@@ -93,13 +93,14 @@ def test_choices_are_measured_once_and_stored(cache: Path, monkeypatch: pytest.M
     assert choices() == first
 
 
-def test_choices_are_measured_again_for_changed_kernels(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("changed", ["sources_hash", "measurements_hash"])
+def test_choices_are_measured_again_for_changed_code(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     monkeypatch.setattr(ways, "MAX_SECONDS", 0.0)
     choices()
     machine._choices.cache_clear()
-    monkeypatch.setattr(machine, "sources_hash", lambda: "changed")
+    monkeypatch.setattr(machine, changed, lambda: "changed")
     monkeypatch.setattr(machine, "_measure", lambda matmul: uniform(6))
     assert choices() == uniform(6)
     assert len(list(cache.glob("machine-*.json"))) == 2
