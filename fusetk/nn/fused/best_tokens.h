@@ -104,8 +104,8 @@ struct RowChoice {
     }
 };
 
-// Call `add` for some rows of x, which has `stride` numbers in a row. The function is not inlined, so
-// that all callers get the same rounding.
+// Call `add` for some rows of x, which has `stride` numbers in a row. The function is not inlined,
+// so that all callers get the same rounding.
 static NOT_INLINED void add_block(
     RowChoice *choices, Int rows, Int first, Int columns, const float *x, Int stride,
     const float *bias, const TokenRules &rules

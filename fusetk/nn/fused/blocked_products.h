@@ -102,10 +102,15 @@ struct Strided {
     Int tile_step = row_step;
 };
 
+// With PREFETCH, lines of W are prefetched LINES_AHEAD lines before they are needed. In a search, W
+// is often in a slow cache, because other matrices of the model were used since its last product.
+enum { LINES_AHEAD = 64 };
+
 // Compute a part of out (ROWS, BLOCK) = x (ROWS, width) times two groups of W. The part has the
-// columns of GROUPS groups, from `group` on, and the products of the inputs `start` to `end` - 1. If
-// `add` is true or `start` is not 0, the products are added to out. The last part applies `finish`.
-template <int ROWS, int GROUPS>
+// columns of GROUPS groups, from `group` on, and the products of the inputs `start` to `end` - 1.
+// If `add` is true or `start` is not 0, the products are added to out. The last part applies
+// `finish`.
+template <bool PREFETCH, int ROWS, int GROUPS>
 static NOT_INLINED void float_sums(
     Int group, Int start, Int end, Int width, Strided x, const float *groups,
     const Epilogue &finish, bool add, float *out, Int stride
@@ -116,6 +121,12 @@ static NOT_INLINED void float_sums(
         for (int g = 0; g < GROUPS; g++) __builtin_prefetch(out + r * stride + g * GROUP, 1);
     Register sums[ROWS][GROUPS * REGISTERS] = {};  // GCC keeps an array of Vector in memory
     for (Int k = start; k < end; k++) {
+        if constexpr (PREFETCH) {
+            // After the last line of a group comes the first one of this group of the next block.
+            const Int ahead = k + LINES_AHEAD < width ? k + LINES_AHEAD : k + LINES_AHEAD + width;
+            for (int g = 0; g < GROUPS; g++)
+                __builtin_prefetch(groups + (g * width + ahead) * GROUP);
+        }
         Register w[GROUPS * REGISTERS];
         for (int i = 0; i < GROUPS * REGISTERS; i++)
             w[i] = *(const Register *)(groups + (i / REGISTERS * width + k) * GROUP +
@@ -137,7 +148,7 @@ static NOT_INLINED void float_sums(
 }
 
 // Compute float_sums of both groups for any number of rows.
-template <int ROWS = MOST_ROWS>
+template <bool PREFETCH, int ROWS = MOST_ROWS>
 static void float_part(
     Int rows, Int start, Int end, Int width, Strided x, const float *groups,
     const Epilogue &finish, bool add, float *out, Int stride
@@ -146,13 +157,13 @@ static void float_part(
     const Int whole = rows / ROWS * ROWS;
     for (int group = 0; group < 2; group += GROUPS)
         for (Int r = 0; r < whole; r += ROWS)
-            float_sums<ROWS, GROUPS>(
+            float_sums<PREFETCH, ROWS, GROUPS>(
                 group, start, end, width, {x.at + r * x.tile_step, x.row_step, x.step}, groups,
                 finish, add, out + r * stride, stride
             );
     if constexpr (ROWS > 1)
         if (whole < rows)
-            float_part<(ROWS > 4 ? 4 : ROWS > 2 ? 2 : 1)>(
+            float_part<PREFETCH, (ROWS > 4 ? 4 : ROWS > 2 ? 2 : 1)>(
                 rows - whole, start, end, width,
                 {x.at + whole * x.tile_step, x.row_step, x.step}, groups, finish, add,
                 out + whole * stride, stride
@@ -162,12 +173,13 @@ static void float_part(
 // Compute out (rows, BLOCK) = x (rows, width) times two groups of W. With `add`, add the product to
 // out. The outer loop is over parts of PART inputs, so a part of W stays in the fastest cache for
 // all rows.
+template <bool PREFETCH>
 static void float_block(
     Int rows, Int width, Strided x, const float *groups, const Epilogue &finish, bool add,
     float *out, Int stride
 ) {
     for (Int start = 0; start < width; start += PART)
-        float_part(
+        float_part<PREFETCH>(
             rows, start, smaller(width, start + PART), width, x, groups, finish, add, out, stride
         );
 }
@@ -176,7 +188,7 @@ static inline void block(
     Int rows, Int width, const float *x, const float *groups, const Epilogue &finish, bool,
     float *out, Int stride
 ) {
-    float_block(rows, width, {x, width, 1}, groups, finish, false, out, stride);
+    float_block<true>(rows, width, {x, width, 1}, groups, finish, false, out, stride);
 }
 
 #ifdef BF16_VECTORS

@@ -59,13 +59,13 @@ static void multiply(
     if (bias) memcpy(full_bias, bias, columns * sizeof(float));
     const Epilogue finish = {full_bias, fill(-INFINITY), 0, 0, 0};
     if (columns == BLOCK) {
-        float_block(rows, count, a, groups, finish, add, out, stride);
+        float_block<false>(rows, count, a, groups, finish, add, out, stride);
         return;
     }
     float edge[CHUNK * BLOCK] = {};
     for (Int r = 0; add && r < rows; r++)
         memcpy(edge + r * BLOCK, out + r * stride, columns * sizeof(float));
-    float_block(rows, count, a, groups, finish, add, edge, BLOCK);
+    float_block<false>(rows, count, a, groups, finish, add, edge, BLOCK);
     for (Int r = 0; r < rows; r++)
         memcpy(out + r * stride, edge + r * BLOCK, columns * sizeof(float));
 }
