@@ -247,6 +247,10 @@ class Recurrent(DerivedTensor, Seq2Seq):
         tokens: Tensor | None = None,
         lengths: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
+        cls = type(self)
+        # A subclass overrides the public methods, which have no argument for the lengths.
+        if cls.encode is not Recurrent.encode or cls.decode is not Recurrent.decode:
+            return super().forward(src, src_mask, tgt_in, tokens, lengths)
         source_lengths, target_lengths = lengths or (None, None)
         state = self.start(self._encode(src, src_mask, source_lengths))
         features, _ = self._decode(tgt_in, state, target_lengths)

@@ -355,6 +355,26 @@ def test_a_backbone_that_overrides_decode_is_trained_as_it_decodes() -> None:
     assert torch.allclose(model(src, mask, tgt, tokens), 3 * plain, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["transformer", "conv", "coordinated", "recurrent"])
+@pytest.mark.parametrize("method", ["encode", "start", "decode"])
+def test_training_calls_the_overridden_method_of_each_backbone(kind: str, method: str) -> None:
+    model = contract_model(kind)
+    calls: list[str] = []
+
+    def override(self: Any, *arguments: Any) -> Any:
+        calls.append(method)
+        return getattr(super(own, self), method)(*arguments)
+
+    own = type("Own", (type(model),), {method: override})
+    src, tgt = torch.randint(4, 9, (2, 5)), torch.randint(4, 9, (2, 6))
+    lengths = (torch.tensor([5, 5]), torch.tensor([6, 6]))
+    arguments = src, torch.ones(2, 5, dtype=torch.bool), tgt, torch.arange(12), lengths
+    expected = model.eval()(*arguments)
+    model.__class__ = own
+    torch.testing.assert_close(model(*arguments), expected, rtol=1e-4, atol=1e-5)
+    assert calls == [method]
+
+
 # Optimisers and schedules -------------------------------------------------------------------------
 
 
