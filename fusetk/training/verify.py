@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fusetk.config import outside_error
 from fusetk.errors import ConfigError, FusetkError, class_name, out_of_memory
@@ -381,6 +382,11 @@ def _training_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:
     return model.output(pairs.training_features(model)).float()
 
 
+def _loss_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:
+    features = pairs.training_features(model)
+    return F.linear(features, model.output.weight, model.output.bias).float()
+
+
 def _reordered_logits(model: Seq2Seq, pairs: Pairs) -> Tensor:
     """Read two hypotheses of each sentence, with other words, that change places in the middle."""
     state = model.start(model.encode(pairs.src, pairs.src_mask))
@@ -411,4 +417,7 @@ RULES: dict[str, Callable[[Seq2Seq, Pairs], Tensor]] = {
     "when a search reorders them: the tensors of a hypothesis belong in state.per_hypothesis": (
         _reordered_logits
     ),
+    "the attribute `output` must compute a linear map with its attributes `weight` and `bias`, "
+    "because the loss of training reads these two and does not call `output`. Other operations "
+    "belong in the method decode": _loss_logits,
 }

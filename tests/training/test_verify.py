@@ -24,6 +24,7 @@ from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
 from fusetk.models.transformer import Transformer, TransformerDecoderLayer, TransformerEncoderLayer
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.output import OutputProjection
 from fusetk.nn.packed_attention import packed_attention
 from fusetk.nn.packed_layout import AttentionLayout, PackedLayout
 from fusetk.training.verify import verify
@@ -494,6 +495,17 @@ class LogitsAsFeatures(Transformer):
         return self.output(features), state
 
 
+class ScaledProjection(OutputProjection):
+    def forward(self, features: Tensor) -> Tensor:
+        return 0.5 * super().forward(features)
+
+
+class ScaledOutput(Transformer):
+    def __init__(self, config: Any, source_size: int, target_size: int):
+        super().__init__(config, source_size, target_size)
+        self.output.__class__ = ScaledProjection
+
+
 class WrongPlace(Transformer):
     """Keeps the words of each hypothesis in the state of its sentence."""
 
@@ -626,6 +638,7 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("kind", LaterLayers, "token by token"),
         ("kind", OnlyFeatures, "OnlyFeatures.decode returned a Tensor; it must return the feat"),
         ("kind", LogitsAsFeatures, r"features of the shape \(3, 7, 20\) .* must have 16 features"),
+        ("kind", ScaledOutput, "does not call `output`. Other operations belong in the method dec"),
         ("kind", WrongPlace, "failed in .*The rule: .*a hypothesis belong in state.per_hypothesis"),
     ],
 )
