@@ -102,7 +102,8 @@ def command(
             losses.append(layer_loss)
             done.advance()
     if as_json:
-        print_json({"loss": loss, "layers": [each._asdict() for each in losses]})
+        layers = [{"fusion": each.site, "layer": each.layer, "loss": each.loss} for each in losses]
+        print_json({"loss": loss, "layers": layers})
         return
     cells = [[each.title, f"{each.loss:.4f}", f"{each.loss - loss:+.4f}"] for each in losses]
     title = f"loss of {quantity(len(pairs), 'sentence pair')}"

@@ -19,14 +19,14 @@ from fusetk.models.stack import Stack
 MEAN_PAIRS = 200  # pairs from which the mean of a layer is computed
 
 # Function (site, layer, tensor) that returns the tensor that the site reads instead of the layer's
-# tensor (B, T, D). ``site`` and ``layer`` are the fields ``fusion`` and ``layer`` of ``LayerLoss``.
+# tensor (B, T, D). ``site`` and ``layer`` are fields of ``LayerLoss``.
 Change = Callable[[str, int | str, Tensor], Tensor]
 
 
 class LayerLoss(NamedTuple):
     """The loss of a target token, in nats, with the mean of a layer instead of the layer."""
 
-    fusion: str  # the site: encoder.fuse, decoder.fuse, decoder.attend, encoder.connect, ...
+    site: str  # encoder.fuse, decoder.fuse, decoder.attend, encoder.connect, ...
     # The number of the layer in its stack, which is the encoder for decoder.attend. The embedding,
     # or the last summary layer, is 0. For a connection, an added summary layer has its label
     # instead, such as summary1.
@@ -37,8 +37,8 @@ class LayerLoss(NamedTuple):
     def title(self) -> str:
         """The site and the layer, for the user."""
         layer = self.layer if isinstance(self.layer, str) else f"layer {self.layer}"
-        side = "encoder " if self.fusion == "decoder.attend" else ""
-        return f"{self.fusion}, {side}{layer}"
+        side = "encoder " if self.site == "decoder.attend" else ""
+        return f"{self.site}, {side}{layer}"
 
 
 def layer_losses(model: Seq2Seq, pairs: Sequence[IdPair]) -> Iterator[LayerLoss]:

@@ -70,9 +70,9 @@ def reading(site: Any) -> Seq2Seq:
     return attending(site) if isinstance(site, str) else connected(site)
 
 
-def differences(model: Seq2Seq, pairs: list[Any], fusion: str) -> list[float]:
+def differences(model: Seq2Seq, pairs: list[Any], site: str) -> list[float]:
     unchanged = loss(model, pairs)
-    return [x.loss - unchanged for x in layer_losses(model, pairs) if x.fusion == fusion]
+    return [x.loss - unchanged for x in layer_losses(model, pairs) if x.site == site]
 
 
 def test_a_layer_with_the_weight_0_is_not_needed() -> None:
@@ -121,7 +121,7 @@ def test_layers_above_a_summary_keep_their_numbers(kind: str) -> None:
     model = built(encoder={"layers": 6, "connect": connect, "fuse": {"kind": "average"}})
     layers: dict[str, list[int | str]] = {}
     for each in layer_losses(model, PAIRS):
-        layers.setdefault(each.fusion, []).append(each.layer)
+        layers.setdefault(each.site, []).append(each.layer)
     summary = ["summary1"] if kind == "added" else []
     # The average does not read the top input, so no part reads layer 6 by the connection.
     assert layers == {
@@ -143,7 +143,7 @@ def test_the_mean_of_one_position_is_the_position_at_other_sites(site: Any) -> N
     pairs = [([EOS], [4, 5, 6])]
     unchanged = loss(model, pairs)
     for each in layer_losses(model, pairs):
-        has_one_position = each.fusion != "decoder.connect"
+        has_one_position = each.site != "decoder.connect"
         assert (abs(each.loss - unchanged) < 1e-5) == has_one_position, each
 
 
