@@ -18,6 +18,7 @@ from fusetk.decoding.translate import Translator
 from fusetk.evaluation.ablation import layer_losses, loss, without_layer
 from fusetk.fusion.base import fusions_of_stacks
 from fusetk.models import MODELS
+from fusetk.models.conv import Conv, ConvConfig
 from fusetk.models.seq2seq import Seq2Seq
 
 WORDS = [f"w{i}" for i in range(8)]
@@ -98,6 +99,22 @@ def test_an_attention_needs_the_encoder_layers_that_it_reads(kind: str) -> None:
     without = differences(attending(kind), PAIRS, "decoder.attend")
     reads_embedding = kind != "layerwise"
     assert [abs(each) > 1e-5 for each in without] == [reads_embedding, True, True]
+
+
+def test_the_attention_values_of_conv_keep_the_source_embedding() -> None:
+    side = {"layers": 2, "widths": 8}
+    options = {"width": 16, "encoder": side, "decoder": {**side, "attend": "dense-sum"}}
+    config = ConvConfig.model_validate(options)
+    model = Conv(config, 12, 12).eval()
+    with torch.inference_mode():
+        memory = model.encode(torch.tensor([PAIRS[0][0]]), torch.ones(1, 4, dtype=torch.bool))
+        assert memory.embedding is not None
+        with without_layer(model, "decoder.attend", 0, torch.ones(8)):
+            keys, values, _ = model.start(memory).per_sentence
+    assert torch.equal(keys[:, 0, 0], keys[:, 0, 1]) and not torch.equal(
+        keys[:, 1, 0], keys[:, 1, 1]
+    )
+    torch.testing.assert_close(2**0.5 * values - keys, memory.embedding[:, None].expand_as(keys))
 
 
 @pytest.mark.parametrize("connect", CONNECTS, ids=str)
