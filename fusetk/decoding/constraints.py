@@ -105,6 +105,25 @@ class Constraints:
         return is_left & (left_if_broken_off > room[:, None] - 1)
 
 
+def num_tokens_to_meet(phrases: Phrases, prefix: Sequence[int], continued: Collection[int]) -> int:
+    """Return the least number of tokens after ``prefix`` with which all phrases are met."""
+    constraints = Constraints([phrases], continued, 1, torch.device("cpu"))
+    search_index = torch.zeros(1, dtype=torch.long)
+    num_met = torch.zeros(1, 1, dtype=torch.long)
+    is_inside = torch.zeros(1, 1, dtype=torch.bool)
+    for token in prefix:
+        num_met = constraints.advance(search_index, num_met, torch.tensor([[token]]), is_inside)
+        is_inside.fill_(token in continued)
+    num_tokens = 0
+    while constraints.num_left(search_index, num_met) > 0:
+        next_token = int(constraints.next(search_index, num_met, is_inside))
+        if next_token != PAD:  # otherwise another token must end the word
+            num_met = num_met + 1
+        is_inside.fill_(next_token in continued)
+        num_tokens += 1
+    return num_tokens
+
+
 def _sentence_tables(phrases: Sequence[Phrases], continued: Container[int]) -> _Tables:
     """Return the tables of one search for each sentence."""
     max_tokens = max((sum(map(len, sentence_phrases)) for sentence_phrases in phrases), default=0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fusetk.data.vocab import BOS, EOS, PAD, UNK
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.constraints import Constraints, Phrases
+from fusetk.decoding.constraints import Constraints, Phrases, num_tokens_to_meet
 from fusetk.models.seq2seq import Seq2Seq
 
 NEG_INF = float("-inf")  # the score of a forbidden token, and of an empty place in a beam
@@ -22,6 +22,14 @@ class EncodedRequest(NamedTuple):
     constraints: Phrases = ()  # the translation contains these phrases, in this order
     line: int = 0  # the number of the sentence, for sampling
     continued: frozenset[int] = frozenset()  # the token after one of these continues a word
+
+    @property
+    def num_required(self) -> int:
+        """The number of tokens, without EOS, of the shortest translation that is allowed."""
+        if not self.constraints:
+            return len(self.prefix)
+        left = num_tokens_to_meet(self.constraints, self.prefix, self.continued)
+        return len(self.prefix) + left
 
 
 def unrestricted(sentences: int) -> list[EncodedRequest]:
@@ -214,8 +222,7 @@ def length_bounds(
     for length, request in zip((src_mask.sum(1) - 1).tolist(), requests, strict=True):
         minimum = max(config.min_length, rounded_down(config.min_length_factor * length))
         maximum = rounded_down(config.max_length_factor * length) + config.max_length_extra
-        required = len(request.prefix) + sum(map(len, request.constraints))
-        limit = max(maximum, minimum, required) + 1
+        limit = max(maximum, minimum, request.num_required) + 1
         minima.append(minimum)
         limits.append(limit if positions is None else min(limit, positions))
     return minima, limits

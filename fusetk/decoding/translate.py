@@ -167,8 +167,8 @@ class Translator:
         truncated = [self.truncate(source, i) for i, source in zip(numbers, sources, strict=True)]
         requests = []
         for number, prefix in zip(numbers, prefixes or [()] * len(sources), strict=True):
-            self._check_length(len(prefix), number)
             requests.append(EncodedRequest(prefix, line=number))
+            self._check_length(requests[-1])
         return self._search(truncated, requests)
 
     def encode(self, side: str, text: str, tokenized: bool = False) -> list[int]:
@@ -229,7 +229,8 @@ class Translator:
         )
         prefix, *phrases = map(vocabulary.encode, tokens)
         phrases = [phrase for phrase in phrases if phrase]
-        self._check_length(len(prefix) + sum(map(len, phrases)), line)
+        encoded = EncodedRequest(prefix, phrases, line, self._continued)
+        self._check_length(encoded)
         if unknown:
             log.warning(
                 "line %d: tokens of the prefix or the phrases of its translation are not in the "
@@ -238,7 +239,7 @@ class Translator:
                 vocabulary.tokens[UNK],
                 " ".join(unknown),
             )
-        return EncodedRequest(prefix, phrases, line, self._continued)
+        return encoded
 
     def _warn_of_unknown(self, sources: Sequence[Sequence[int]], numbers: Sequence[int]) -> None:
         """Log a warning if many tokens of these sources are unknown, at most once."""
@@ -257,13 +258,14 @@ class Translator:
             100 * unknown / tokens,
         )
 
-    def _check_length(self, size: int, line: int) -> None:
-        """Raise DataError if ``size`` tokens of a prefix and phrases exceed the positions."""
+    def _check_length(self, request: EncodedRequest) -> None:
+        """Raise DataError if the prefix and the phrases need too many positions."""
         positions = max_positions(self.models)
-        if positions is not None and size > positions - 1:
+        if positions is not None and request.num_required > positions - 1:
             raise DataError(
-                f"line {line}: the prefix and the phrases of its translation have {size} tokens, "
-                f"but the models have only {positions} positions, one of them for EOS; shorten them"
+                f"line {request.line}: the prefix and the phrases of its translation need "
+                f"{request.num_required} tokens, but the models have only {positions} positions, "
+                "one of them for EOS; shorten them"
             )
 
     @cached_property

@@ -130,17 +130,39 @@ def test_the_number_of_met_tokens_after_a_mismatch():
         assert not constraints.tables.num_met_after[0, : len(phrase), -1].any()
 
 
-def test_phrases_that_must_begin_inside_a_word():
-    """After this prefix, no position is left for a token that ends the word."""
-    impossible = EncodedRequest(prefix=[UNK, 5, 4], constraints=[[6], [4, 4]], continued={4})
-    possible = EncodedRequest(prefix=[UNK, 4, 5], constraints=[[6], [4, 4]], continued={4})
+def test_the_required_tokens_are_those_of_the_shortest_translation():
+    """A phrase may be in the prefix, completely or in part. No phrase begins inside a word."""
+    choose = random.Random(5)
+
+    def tokens(least):
+        return choose.choices([4, 5], k=choose.randint(least, 3))
+
+    for _ in range(100):
+        phrases = [tokens(1) for _ in range(choose.randint(1, 2))]
+        request = EncodedRequest(tokens(0), phrases, 1, choose.choice([frozenset(), {4}]))
+        search = PlainSearch(lambda ids: [], WORDS, 0, 0, config(), request)
+        size = next(
+            size
+            for size in itertools.count(len(request.prefix))
+            for more in itertools.product([4, 5], repeat=size - len(request.prefix))
+            if search.met((*request.prefix, *more)) == search.total
+        )
+        assert request.num_required == size, request
+
+
+def test_phrases_that_must_begin_inside_a_word(monkeypatch):
+    """After the prefix of ``longer``, 7 positions leave none for a token that ends the word."""
+    longer = EncodedRequest(prefix=[UNK, 5, 4], constraints=[[6], [4, 4]], continued={4})
+    shorter = EncodedRequest(prefix=[UNK, 4, 5], constraints=[[6], [4, 4]], continued={4})
     settings = config(max_length_extra=0)
-    longer = EncodedRequest(prefix=[5] * 9)
-    requests = [impossible, possible, FREE[0], impossible, longer]
+    requests = [longer, shorter, FREE[0], longer, EncodedRequest(prefix=[5] * 9)]
     check(settings, requests)
-    for request, is_possible in ((impossible, False), (possible, True)):
-        [hypotheses] = search([MODELS[0]], *batch(SOURCES[:1]), settings, [request])
-        assert bool(hypotheses) == is_possible
+    for positions in (None, 7):
+        monkeypatch.setattr(Echo, "max_positions", positions)
+        check(settings, requests[:4] + FREE[:1])
+        for request in (longer, shorter):
+            [hypotheses] = search([MODELS[0]], *batch(SOURCES[:1]), settings, [request])
+            assert bool(hypotheses) == (request is shorter or positions is None)
 
 
 @pytest.mark.parametrize("requests", [FREE, MIXED], ids=["free", "asked"])

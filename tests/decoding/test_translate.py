@@ -89,6 +89,18 @@ def test_long_lines_are_cut_with_a_warning_that_names_them(caplog):
     assert "line 1 has 4 tokens: only the first 3" in caplog.text and "positions" in caplog.text
 
 
+def test_a_phrase_of_the_prefix_needs_positions_once():
+    tiny = translator()
+    request = Request("Ein Hund", prefix="hund hund", constraints=["hund"])
+    size = len(tiny.tokens("target", "hund hund"))
+    tiny.models[0].max_positions = size + 1
+    [translation] = tiny.translate([request])
+    assert translation.lower().startswith("hund")
+    tiny.models[0].max_positions = size
+    with pytest.raises(DataError, match=f"need {size} tokens, .* have only {size} positions"):
+        tiny.translate([request])
+
+
 def test_a_line_without_a_translation_is_named(caplog):
     tiny = translator(no_repeat_ngram=1, min_length=50, max_length_factor=0, max_length_extra=50)
     with caplog.at_level(logging.WARNING):
