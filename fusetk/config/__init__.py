@@ -19,6 +19,7 @@ from fusetk.config.schema import (
     outside_error,
     outside_kinds,
     place_outside_libraries,
+    refuse_values,
     resolve,
 )
 from fusetk.config.source import Alternatives, Document, Origin, Place, dump, expand_path, load
@@ -46,6 +47,7 @@ __all__ = [
     "outside_kinds",
     "parse",
     "place_outside_libraries",
+    "refuse_values",
     "resolve",
     "value_advice",
 ]

@@ -8,7 +8,7 @@ import re
 import sysconfig
 import textwrap
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -72,6 +72,16 @@ class Config(BaseModel):
             return _truths_as_words(value) if types & {int, float} and bool not in types else value
 
         return {key: corrected(key, value) for key, value in values.items()}
+
+
+def refuse_values(config: Config, keys: Sequence[str], case: str, advice: str) -> None:
+    """Raise ValueError if a key that has no effect in this case has another value than its default.
+
+    The default is accepted, because a stored config has all keys.
+    """
+    for key in keys:
+        if getattr(config, key) != type(config).model_fields[key].default:
+            raise ValueError(f"{key} has no effect {case}: remove {key}, or {advice}")
 
 
 class ComponentConfig(Config):

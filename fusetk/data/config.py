@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from fusetk import config
-from fusetk.config import Alternatives, Config, Document, Place
+from fusetk.config import Alternatives, Config, Document, Place, refuse_values
 from fusetk.data.steps import Step
 from fusetk.data.steps.base import LearnedStep, line_steps
 
@@ -61,16 +61,6 @@ class Sample(Config):
     """Seed of the sample."""
 
 
-def _refuse_values(config: Config, keys: Sequence[str], case: str, advice: str) -> None:
-    """Raise ValueError if a key that has no effect in this case has another value than its default.
-
-    The default is accepted, because a stored config has all keys.
-    """
-    for key in keys:
-        if getattr(config, key) != type(config).model_fields[key].default:
-            raise ValueError(f"{key} has no effect {case}: remove {key}, or {advice}")
-
-
 class BPEConfig(Config):
     """Byte pair encoding, learned only on the training text (subword-nmt)."""
 
@@ -115,9 +105,9 @@ class BPEConfig(Config):
     @model_validator(mode="after")
     def _values_have_an_effect(self) -> "BPEConfig":
         if self.codes is not None:
-            _refuse_values(self, ("joint", "min_frequency"), "with codes", "remove codes")
+            refuse_values(self, ("joint", "min_frequency"), "with codes", "remove codes")
         if not self.dropout:
-            _refuse_values(self, ("segmentations", "seed"), "without dropout", "give dropout, too")
+            refuse_values(self, ("segmentations", "seed"), "without dropout", "give dropout, too")
         return self
 
     @property
@@ -168,7 +158,7 @@ class VocabularyConfig(Config):
         existing = self.source is not None and (self.joint or self.target is not None)
         if existing and not self.extend:
             case = "on existing vocabularies without extend"
-            _refuse_values(self, ("threshold", "size"), case, "set extend: true")
+            refuse_values(self, ("threshold", "size"), case, "set extend: true")
         for side in ("source", "target"):
             has_size = isinstance(self.size, SideSizes) and getattr(self.size, side) is not None
             if has_size and getattr(self, side) is not None and not self.extend:

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fusetk.config import component
+from fusetk.config import component, refuse_values
 from fusetk.errors import ConfigError
 from fusetk.fusion.base import share_layer_embedding
 from fusetk.models import cpu_inference
@@ -115,7 +115,7 @@ class BlockConfig(ModelConfig):
     normalization: Normalization = "layer"
     """Norm of the sub-layers and of the output: layer normalisation, or RMSNorm, which does not
     subtract the mean and has no bias (Zhang and Sennrich 2019). Fusions and connections have layer
-    normalisation with either value. The key has no effect with `norm: none`."""
+    normalisation with either value. With `norm: none`, `rms` is an error."""
     activation: Activation | Literal["swiglu"] = "relu"
     """Activation of the feed-forward layers. `swiglu` multiplies the activation by a second linear
     map (Shazeer 2020): with 2/3 of the hidden units a layer has the same number of parameters."""
@@ -128,8 +128,8 @@ class BlockConfig(ModelConfig):
     heads share them (Ainslie et al. 2023), so that the caches of the decoder are smaller on a GPU;
     the kernels for decoding on CPU copy them for each head. By default, as many as `heads`."""
     max_positions: int = Field(1024, ge=1)
-    """Length of the longest sentence with `positions: learned`, in tokens with EOS. The key has no
-    effect with other positions."""
+    """Length of the longest sentence with `positions: learned`, in tokens with EOS. Other positions
+    have no limit, so another value than the default is an error."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on the output of each sub-layer, before the residual sum."""
     embedding_dropout: float | None = Field(None, ge=0, lt=1)
@@ -149,6 +149,15 @@ class BlockConfig(ModelConfig):
     """Initial weights. `xavier`: uniform (Glorot and Bengio 2010), as in fairseq, where queries,
     keys and values are one matrix. `tensor2tensor`: the same with a matrix for each of the three.
     `mlrf`: U(+-1/sqrt(fan_in)), as in MLRF section 4.2."""
+
+    @model_validator(mode="after")
+    def _every_option_has_an_effect(self) -> "BlockConfig":
+        if self.positions != "learned":
+            case = f"with positions: {self.positions}"
+            refuse_values(self, ["max_positions"], case, "set positions: learned")
+        if self.norm == "none":
+            refuse_values(self, ["normalization"], "with norm: none", "choose another norm")
+        return self
 
     def check_side(self, name: str, side: BlockStackConfig) -> None:
         """Raise ValueError if the options of the stack ``name`` do not fit those of the model."""

@@ -156,6 +156,24 @@ def test_a_period_needs_an_input_that_is_read() -> None:
             TransformerConfig.model_validate(config)
 
 
+@pytest.mark.parametrize("kind", sorted(CONNECTIONS.keys() - {"last", "depth-weighted"}))
+def test_a_connection_without_layers_to_connect_is_refused(kind: str) -> None:
+    side = {"layers": 1, "connect": {"kind": kind, **({"growth": 8} if kind == "dense" else {})}}
+    sizes = {"width": 8, "heads": 2, "ffn": 8}
+    for encoder, attend, is_read in (
+        (side, "top", True),
+        (side, "transparent", False),
+        ({**side, "fuse": "average"}, "top", False),
+    ):
+        config = {**sizes, "encoder": encoder, "decoder": {"layers": 1, "attend": attend}}
+        if is_read:
+            model = Transformer(TransformerConfig.model_validate(config), 9, 9)
+            assert len(model.encoder.input_widths) == 1 and model.encoder.uses_top_input
+            continue
+        with pytest.raises(ValueError, match=f"connect: {kind} has no layers to connect"):
+            TransformerConfig.model_validate(config)
+
+
 @pytest.mark.parametrize("fuse", ["last", "average"])
 def test_a_number_of_layers_that_leaves_none_to_sum_is_refused(fuse: str) -> None:
     inputs = 5 if fuse == "last" else 4  # of a stack of 4 layers

@@ -53,6 +53,14 @@ class ConnectConfig(ComponentConfig):
         a fusion that reads the top input.
         """
 
+    def check_two_inputs(self, inputs: int) -> None:
+        """Raise ValueError if the stack has only one input, which reads the embedding alone."""
+        if inputs < 2:
+            raise ValueError(
+                f"connect: {self.kind} has no layers to connect, because this stack has one layer "
+                "and nothing reads its top input: make the stack deeper, or remove connect"
+            )
+
     def width(self, layer: int, layers: int, usual: int) -> int:
         """Return the width of layer ``layer`` (0 is the lowest) in a stack of ``layers`` layers.
 

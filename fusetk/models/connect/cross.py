@@ -30,6 +30,7 @@ class CrossConnectionConfig(ConnectConfig):
         return True
 
     def check_inputs(self, inputs: int) -> None:
+        self.check_two_inputs(inputs)
         # The last input reads the embedding, a sum of at least two layers, and ``last`` layers.
         most = inputs - 3
         if self.last is not None and self.last > most:

@@ -46,6 +46,9 @@ class DenseConnectionConfig(ConnectConfig):
                 f"{quantity(layers, 'layer')}: give one number, or one for each layer"
             )
 
+    def check_inputs(self, inputs: int) -> None:
+        self.check_two_inputs(inputs)
+
     def width(self, layer: int, layers: int, usual: int) -> int:
         if self.summary(layer, layers) == "in-place":
             return usual

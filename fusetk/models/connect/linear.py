@@ -23,6 +23,9 @@ class LinearConnectionConfig(ConnectConfig):
     """Apply layer normalisation to the combination (Wang et al. 2019, section 3, for post-norm
     layers)."""
 
+    def check_inputs(self, inputs: int) -> None:
+        self.check_two_inputs(inputs)
+
 
 class LinearConnection(SourcesConnection):
     """Dynamic linear combination of layers (Wang et al. 2019).

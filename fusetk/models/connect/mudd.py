@@ -22,6 +22,9 @@ class MuddConfig(ConnectConfig):
     sum each read their own sum; only `transformer` supports this. With 1, they read the same
     sum."""
 
+    def check_inputs(self, inputs: int) -> None:
+        self.check_two_inputs(inputs)
+
     @property
     def separate_inputs(self) -> bool:
         return self.streams == 4
