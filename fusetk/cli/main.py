@@ -80,6 +80,9 @@ class _LazyGroup(click.Group):
         return super().parse_args(context, args)
 
     def invoke(self, context: click.Context) -> Any:
+        from fusetk.cli.warning_format import one_form_for_warnings  # logging is slow to import
+
+        one_form_for_warnings()
         try:
             return super().invoke(context)
         except BrokenPipeError:

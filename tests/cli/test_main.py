@@ -2,12 +2,15 @@
 
 import errno
 import json
+import logging
 import os
 import re
+import warnings
 from pathlib import Path
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner
 
 from fusetk.cli import foreign
@@ -17,6 +20,7 @@ from fusetk.cli.main import COMMANDS, main
 from fusetk.cli.score_system_options import parse_system
 from fusetk.config import FOREIGN_KEYS
 from fusetk.errors import ConfigError
+from fusetk.nn.fused import build
 from fusetk.recipe import load
 from tools.manual import commands
 
@@ -51,6 +55,28 @@ def test_too_little_memory_is_one_sentence(
     result = CliRunner().invoke(main, ["describe", str(toy)])
     assert result.exit_code == 2 and "Traceback" not in result.stderr
     assert result.stderr.startswith("fusetk: there is not enough memory (")
+
+
+def test_all_warnings_have_one_form(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_with_messages(*values: object) -> None:
+        log = logging.getLogger("fusetk.some.module")
+        log.warning("line %d is long", 3)
+        log.error("the request failed")
+        raise ConfigError("the config is wrong")
+
+    monkeypatch.setattr("fusetk.cli.describe.load_recipe", load_with_messages)
+    with monkeypatch.context() as without_handlers_of_pytest:
+        without_handlers_of_pytest.setattr(logging.root, "handlers", [])
+        result = CliRunner().invoke(main, ["describe", str(toy)])
+    assert result.stderr.splitlines() == [
+        "warning: line 3 is long",
+        "the request failed",
+        "fusetk: the config is wrong",
+    ]
+    text = warnings.formatwarning("no compiler", UserWarning, build.__file__, 7)
+    assert text == "warning: no compiler\n"
+    outside = warnings.formatwarning("no compiler", UserWarning, torch.__file__, 7)
+    assert outside.startswith(f"{torch.__file__}:7: UserWarning: no compiler\n")
 
 
 def test_describe_counts_the_parameters_of_mlrf(toy: Path) -> None:
