@@ -98,7 +98,7 @@ def _check_equal_models(first: Path, others: list[Path]) -> None:
     """Raise DataError if two runs are the same, or if the models of two configs differ."""
     from fusetk import recipe as recipes
     from fusetk.data.manifest import differences
-    from fusetk.errors import DataError
+    from fusetk.errors import DataError, first_names
     from fusetk.runs import CONFIG
 
     folders = [run.resolve() for run in (first, *others)]
@@ -108,6 +108,6 @@ def _check_equal_models(first: Path, others: list[Path]) -> None:
         one, other = (recipes.load(path / CONFIG).model.model_dump() for path in (first, run))
         if changes := list(differences(one, other, "model")):
             raise DataError(
-                f"{first} and {run} have different models ({'; '.join(changes)}): choose runs with "
-                "equal models"
+                f"{first} and {run} have different models "
+                f"({first_names(changes, 3, '; ')}): choose runs with equal models"
             )

@@ -461,6 +461,19 @@ def test_checkpoints_of_several_runs_are_averaged(toy: Path, copy: Path, tmp_pat
     assert "have different models (model.heads: " in said
 
 
+def test_an_average_of_different_models_names_the_first_differences(
+    copy: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(copy, other, symlinks=True)
+    changes = ("width=48", "heads=4", "ffn=80", "norm=pre", "encoder.layers=2")
+    recipe = load(other / runs.CONFIG, [f"model.{change}" for change in changes])
+    (other / runs.CONFIG).write_text(sections.dump(recipe))
+    said = refusal(call("average", copy, other, "--last", 1))
+    listed = "model.width: 32 -> 48; model.heads: 2 -> 4; model.ffn: 64 -> 80 and 2 more"
+    assert f"have different models ({listed}): choose runs with equal models" in said
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
