@@ -134,7 +134,7 @@ def _translator(
     )
     if options.constraints and config.sample:
         raise ConfigError("sampling cannot enforce --constraints: omit --sample or --constraints")
-    translator = Translator(loaded.models, pipeline, config, extras)
+    translator = Translator(loaded.models, pipeline, config, extras, options.models)
     if options.mbr:
         utility = mbr_utility(options.mbr, pipeline.target_language)
         return MbrTranslator(translator, utility, n_best)

@@ -79,8 +79,8 @@ class Translator:
 
     The models must be in evaluation mode; the translator uses them on their device and in their
     precision. No call changes the result of another one, so several threads may use one translator.
-    Raises ConfigError if a model is in training mode, or does not have the attention heads of
-    ``extras``.
+    ``names`` are the names of the models, for errors. Raises ConfigError if a model is in training
+    mode, or does not have the attention heads of ``extras``.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Translator:
         pipeline: Pipeline,
         config: SearchConfig,
         extras: Extras | None = None,
+        names: Sequence[str] = (),
     ):
         self.models = list(models)
         self.pipeline = pipeline
@@ -99,8 +100,8 @@ class Translator:
                 "a model in training mode cannot translate, because dropout would change its "
                 "results: call the method eval of the model first"
             )
-        if self.extras.heads and self.models:  # raises ConfigError if a model has no such head
-            score_targets(self.models, [([EOS], [])], attention=self.extras.heads)
+        if self.extras.heads:
+            self._check_heads(names)
         # Called with the number of sentences after each batch.
         self.on_batch: Callable[[int], None] = lambda sentences: None
         self.warns_of_unknown = True  # whether a warning of unknown source tokens may still come
@@ -192,6 +193,14 @@ class Translator:
         if positions is None:
             return self.config.max_source_length
         return min(self.config.max_source_length, positions - 1)
+
+    def _check_heads(self, names: Sequence[str]) -> None:
+        """Raise ConfigError if a model does not have the attention heads of ``extras``."""
+        for model, name in zip(self.models, names or [""] * len(self.models), strict=True):
+            try:
+                score_targets([model], [([EOS], [])], attention=self.extras.heads)
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}" if name else str(error)) from None
 
     def _search(
         self, sources: Sequence[list[int]], requests: Sequence[EncodedRequest]

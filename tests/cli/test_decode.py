@@ -42,7 +42,9 @@ STAGE = {
 }
 
 
-def make_run(folder: Path, words=WORDS, seed: int = 1, fuse: str = "last", **decoding) -> Path:
+def make_run(
+    folder: Path, words=WORDS, seed: int = 1, fuse: str = "last", layers: int = 1, **decoding
+) -> Path:
     text = Text([Tokenize(step="tokenize"), Lowercase(step="lowercase")], "de", "en")
     Pipeline(text, {}, (Vocabulary(words), Vocabulary(words))).save(folder / runs.TEXT)
     recipe = Recipe.model_validate(
@@ -54,7 +56,7 @@ def make_run(folder: Path, words=WORDS, seed: int = 1, fuse: str = "last", **dec
                 "train": ["train"],
                 "valid": ["valid"],
             },
-            "model": {**TINY, "decoder": {"layers": 1, "fuse": fuse}},
+            "model": {**TINY, "decoder": {"layers": layers, "fuse": fuse}},
             "training": {"seed": seed, "stages": [STAGE]},
             "decoding": {"beam": 3, "max_length_factor": 1.0, "max_length_extra": 3, **decoding},
         }

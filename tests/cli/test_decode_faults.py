@@ -138,6 +138,17 @@ def test_invalid_options(trained, options, reason):
     assert reason in said("-m", trained, *options)
 
 
+def test_the_model_of_an_ensemble_without_the_layer_of_an_alignment_is_named(trained, tmp_path):
+    deep = make_run(tmp_path / "deep", layers=2)
+    pipeline = Pipeline.load(trained / TEXT)
+    pipeline.save(deep / TEXT)
+    missing = "attention to the source has no layer 2; this model has layer 1"
+    for ensemble in ([deep, trained], [trained, deep]):
+        models = [word for run in ensemble for word in ("-m", run)]
+        assert said(*models, "--alignment", "2.1") == f"fusetk: {trained}: {missing}\n"
+        assert decode(*models, "--alignment", "1.1", "-q").exit_code == 0
+
+
 @pytest.mark.parametrize("name", ["out", "out.gz"])
 def test_an_error_before_the_first_translation_keeps_the_output(
     trained, tmp_path, monkeypatch, name
