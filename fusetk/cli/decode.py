@@ -14,7 +14,7 @@ from fusetk.cli.mbr import candidate_settings, mbr_utility
 from fusetk.cli.memory import memory_advice
 from fusetk.cli.options import check_ensemble, use_threads
 from fusetk.cli.parameters import flag_of, select
-from fusetk.cli.sections import Sections
+from fusetk.cli.sections import NegativeNumbers
 from fusetk.decoding.formats import OutputFormat
 from fusetk.decoding.output_file import OutputFile, open_output
 from fusetk.decoding.requests import DecodeInputs
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 EPILOG = "Example: fusetk decode -m runs/demo < test.de > test.en"
 
 
-@click.command("decode", cls=Sections, sections=SECTIONS, epilog=EPILOG)
+@click.command("decode", cls=NegativeNumbers, sections=SECTIONS, epilog=EPILOG)
 @decode_options
 def command(**values: Any) -> None:
     """Translate raw text line by line into raw text, with the text preparation of the run.

@@ -6,7 +6,8 @@ import click
 
 from fusetk.cli.common_options import inform, inform_of_warning
 from fusetk.cli.picture_options import check_picture
-from fusetk.cli.plot_attention_options import plot_attention_options
+from fusetk.cli.plot_attention_options import SECTIONS, plot_attention_options
+from fusetk.cli.sections import Sections
 from fusetk.errors import DataError
 from fusetk.plotting.choices import WHATS, PlotOptions, check_options
 from fusetk.plotting.figure import PICTURES
@@ -24,7 +25,7 @@ EXAMPLE = (
 )
 
 
-@click.command("plot-attention", epilog=EXAMPLE)
+@click.command("plot-attention", cls=Sections, sections=SECTIONS, epilog=EXAMPLE)
 @plot_attention_options
 def command(
     model: Path,
@@ -39,45 +40,33 @@ def command(
     """Draw attention, layer weights or the similarity of layers.
 
     The decoder reads the translation token by token (forced decoding). The user gives the
-    translation, or beam search makes it.
+    translation, or beam search makes it. In all pictures of layers, l0 is the word embedding.
 
     Attention: each column is a token that is attended to, each row is a token that attends, and
-    each row sums to 1. Rows of cross-attention are predicted tokens. Rows of the decoder's
-    self-attention are tokens that the decoder reads. Rows of mixed attention are predicted tokens;
-    its columns are the source tokens, then, after a line, the target prefix, starting with <s>.
-
-    --step draws one row: the token that is predicted at that step. With --head all it draws a row
-    for each head, in one panel per layer (decoder.layer1.mixed.heads). The columns end at the last
-    token that the decoder reads at that step. With `--what self`, --step draws only the decoder.
+    each row sums to 1. Rows of cross-attention and of mixed attention are predicted tokens. Rows of
+    the decoder's self-attention are tokens that the decoder reads. Columns of mixed attention are
+    the source tokens, then, after a line, the target prefix, starting with <s>. With --step, the
+    columns end at the last token that the decoder reads at that step. `--step WORD --head all` has
+    one panel per layer (decoder.layer1.mixed.heads). `--what self --step WORD` draws only the
+    decoder.
 
     Fusions: each column is a token that the side reads (the decoder reads <s> first), each row is
-    a layer. The lowest layer is at the bottom; l0 is the word embedding. A fusion by attention has
-    a panel for each hop, and each column sums to 1. For other fusions the share of each layer is
-    drawn (gradient times input). It is the norm of J h divided by the sum of these norms over the
-    layers: h is the layer, and J is the derivative of the fusion with respect to h, before the
-    closing norm. Further panels show the mean and, if the fusion has them, the learned weight of
-    each layer or the beta of each node. With --corpus, the columns are the first position, five
-    equal parts of the positions between, and the last position.
+    a layer, the lowest at the bottom. A fusion by attention has a panel for each hop, and each
+    column sums to 1. For other fusions, the share of each layer is drawn (gradient times input).
+    Further panels show the mean and, if the fusion has them, the learned weight of each layer or
+    the beta of each node. With --corpus, the columns are the first position, five equal parts of
+    the positions between, and the last position.
 
     Connections: each row is a layer, a sub-layer or the output of a stack (top), and each column is
-    an output that it reads; l0 is the word embedding. Learned weights need no text, and a text is
-    not read. For weights that depend on the position, the mean and the standard deviation over the
-    positions of a sentence are drawn, or over a text with --corpus. With --layer, each column is a
-    token. The weights of `residual` with several streams are expanded to weights of the outputs of
-    the sub-layers below. Layer normalisation is not included.
+    an output that it reads. Learned weights need no text, and a text is not read. For weights that
+    depend on the position, the mean and the standard deviation over the positions are drawn. With
+    --layer, each column is a token.
 
-    Similarity: rows and columns are the layers of a stack; l0 is the word embedding. Each number is
-    the cosine of the outputs of two layers: the mean over the positions of a sentence or, with
-    --corpus, of a text. The cell of two layers of different widths is empty.
+    Similarity: rows and columns are the layers of a stack. Each number is the cosine of the outputs
+    of two layers, as the mean over the positions. The cell of two layers of different widths is
+    empty.
 
-    An .html file holds any number of sentences and needs no network: a slider and the arrow keys
-    change the sentence. The pointer shows the numbers, and so do the arrow keys after Tab has
-    reached a heatmap; each heatmap has a table of its numbers. An .npz file holds each matrix under
-    its name, for example decoder.layer1.cross.head2, decoder.fuse.hop1 or
-    decoder.fuse.contribution. The first row of a matrix belongs to the first label. The labels have
-    the name of the matrix with .x and .y. With several sentences, each name starts with the number
-    of the line, for example 7.decoder.fuse.hop1. A .json file has the same names in the list
-    `panels`; with several sentences their texts are in `sentences`.
+    docs/plots.md gives the formula of a share, and describes the .html, .npz and .json files.
     """
     choices = PlotOptions(**options)  # type: ignore[arg-type]
     check_options(choices)

@@ -1,4 +1,4 @@
-"""The options of ``fusetk plot-attention``."""
+"""The options of ``fusetk plot-attention``, and their headings in the help."""
 
 from pathlib import Path
 
@@ -11,6 +11,15 @@ from fusetk.plotting.choices import WHATS, parse_head, parse_step
 from fusetk.plotting.panel import COLORS, DEFAULT_COLORS
 from fusetk.plotting.sentences import line_range
 from fusetk.plotting.style import parse_top
+
+SECTIONS = {
+    "Model, text and output": [
+        *("model", "output", "sources", "targets", "source_file", "target_file"),
+        *("lines", "tokenized", "device"),
+    ],
+    "What is drawn": ["what", "layer", "head", "step", "corpus"],
+    "Form of the picture": ["title", "colors", "top", "size", "style"],
+}
 
 OPTIONS: tuple[Decorator, ...] = (
     model_option,

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from fusetk.cli.report_options import report_options
+from fusetk.cli.report_options import SECTIONS, report_options
 from fusetk.cli.report_output import inform_unmatched, save_and_inform, show_results, show_tables
+from fusetk.cli.sections import Sections
 from fusetk.cli.tables import print_json, print_warnings
 from fusetk.reporting.layout import table_as_dict, text_table
 from fusetk.reporting.result_files import holds_results
@@ -22,7 +23,7 @@ EXAMPLE = (
 )
 
 
-@click.command("report", epilog=EXAMPLE)
+@click.command("report", cls=Sections, sections=SECTIONS, epilog=EXAMPLE)
 @report_options
 def command(
     recipes: tuple[Path, ...],
@@ -51,48 +52,18 @@ def command(
     compares with, which is the first row if the recipe does not say.
 
     If the recipes say how the paper scored (`paper.metric`, `paper.checkpoint`, `paper.average`),
-    the columns have only such scores, on the test sets that the paper prints. --all, --set-name,
-    --checkpoint or --metric select other scores.
+    the columns have only such scores, on the test sets that the paper prints. --all, --checkpoint,
+    --metric or --set-name select other scores.
 
     Lines below the table name the runs that differ from each other or from their recipes, and those
     that were scored otherwise. A run may keep its files in another folder than its recipe. It may
     also change the seed, which checkpoints it keeps, and how often it saves and logs. Other names
     of files of text, BPE codes or vocabularies count as differences.
 
-    Markdown, CSV, LaTeX and JSON also have the updates, the hours, the speed in target tokens per
-    second, the hardware and the seeds of the runs.
-
-    --save DIR writes a small file DIR/SYSTEM.seedN.json for each run that has scores of test sets,
-    and prints no table. SYSTEM is the file name of the recipe. If the config of a run differs from
-    the recipe, the name also has the keys and values that differ, for example
-    dec_sa.seed1.peak=0.0005.json, or a checksum of them if they are long. The file has the config,
-    the revision of the code, the machine, the cost, the curves, the scores and the mean layer
-    weights of the run. Compressed files beside it have the translations (DIR/translations) and,
-    once for all runs, the sources and references (DIR/texts). In them, a tab inside a text is
-    written as a backslash and t. A second call writes only what changed. Results in DIR are renamed
-    if their recipe changed, so a run with another config becomes a result of its row if the recipe
-    adopts its values.
-
-    The table of a folder of results needs no runs and no recipes. It has BLEU of all checkpoints
-    and chrF, their differences to the baseline, the lowest validation loss, and the cost: speed
-    relative to the baseline, memory, and the time to the baseline's lowest validation loss. A line
-    below the table explains each column. A row has the config with the most seeds; at a tie, the
-    one with the lowest mean validation loss. A training whose config changes
-    `training.stages.*.end` is a trial. The rows do not show trials, unless all trainings of the
-    table are trials. --all adds all recorded scores and tests all differences.
-
-    The column gain says whether the first score of a row is better than that of its baseline. The
-    notes below the table give the rule. A second table has the difference and the p-value of each
-    seed. DIR/significance keeps the p-values, because a test takes a second. If a row and its
-    baseline have further configs in common, a third table compares these runs. The last table lists
-    all runs with other configs than those of the rows.
-
-    The speeds are those that DIR/costs/costs.json has, measured in one run. Without this file, they
-    are those of the trainings, which can be compared only if the machine did nothing else.
-
-    --html FILE.html writes one page that needs no network: the table, which a click sorts, the
-    curves of all seeds, the layer weights, and the translations that differ from those of the
-    baseline.
+    The table of a folder of results needs no runs and no recipes. It has the scores, their
+    differences to the baseline, the cost, and whether each row has a gain. --all adds all recorded
+    scores and tests all differences. docs/recipes.md describes the tables and the files in the
+    folder.
     """
     forms = {"markdown": markdown, "csv": as_csv, "latex": latex, "json": as_json}
     if sum(forms.values()) + bool(page) > 1:

@@ -11,10 +11,7 @@ _NEGATIVE = re.compile(r"^(--[a-z-]+=|)-(?=[0-9.])")
 
 
 class Sections(click.Command):
-    """A command whose help groups its options under headings.
-
-    No option of such a command may start with a digit: -1 is always a value.
-    """
+    """A command whose help groups its options under headings."""
 
     def __init__(self, *arguments: Any, sections: Mapping[str, Sequence[str]], **settings: Any):
         """``sections`` maps each heading to the names of its parameters.
@@ -23,10 +20,6 @@ class Sections(click.Command):
         """
         super().__init__(*arguments, **settings)
         self.sections = sections
-
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        # A space before a negative number prevents click from parsing it as an option.
-        return super().parse_args(context, [_NEGATIVE.sub(r"\1 -", arg) for arg in args])
 
     def by_section(self, context: click.Context) -> dict[str, list[click.Option]]:
         """Return the options under each heading."""
@@ -47,3 +40,14 @@ class Sections(click.Command):
             records = [option.get_help_record(context) for option in options]
             with formatter.section(title):
                 formatter.write_dl([record for record in records if record])
+
+
+class NegativeNumbers(Sections):
+    """A command with headings in which -1 is always a value, also of an option without a value.
+
+    No option of such a command may start with a digit.
+    """
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        # A space before a negative number prevents click from parsing it as an option.
+        return super().parse_args(context, [_NEGATIVE.sub(r"\1 -", arg) for arg in args])

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fusetk.cli.sections import Sections
 from tests.cli.test_decode import WORDS, decode, make_run, output
 from tests.helpers.forks import Forks
 
@@ -364,12 +363,3 @@ def test_timing_adds_seconds(trained):
     assert 0 < sum(row["seconds"] for row in rows) < time.perf_counter() - begun
     assert "--json" in refused("-m", trained, "--timing")
     assert "--alignment" in refused("-m", trained, "--alignment-form", "hard")
-
-
-def test_every_option_has_a_heading():
-    from fusetk.cli.decode import command
-
-    assert isinstance(command, Sections)
-    shown = [name for names in command.sections.values() for name in names]
-    added = {"file", "debug"}  # an argument, and an option that every command has
-    assert sorted(shown) == sorted({option.name for option in command.params} - added)

@@ -18,6 +18,7 @@ from fusetk.cli.common_options import FILES
 from fusetk.cli.foreign import OPTIONS, OTHER_ADVICE
 from fusetk.cli.main import COMMANDS, main
 from fusetk.cli.score_system_options import parse_system
+from fusetk.cli.sections import Sections
 from fusetk.config import FOREIGN_KEYS
 from fusetk.errors import ConfigError
 from fusetk.nn.fused import build
@@ -34,6 +35,15 @@ TOKENS = (
 def test_every_command_has_help(name: str) -> None:
     result = CliRunner().invoke(main, [name, "--help"])
     assert result.exit_code == 0 and "Usage:" in result.output
+
+
+def test_every_option_has_a_heading() -> None:
+    with_headings = {name: c for name, c in commands().items() if isinstance(c, Sections)}
+    assert set(with_headings) >= {"decode", "run", "report", "plot-attention"}
+    for command in with_headings.values():
+        listed = [name for names in command.sections.values() for name in names]
+        options = {option.name for option in command.params if isinstance(option, click.Option)}
+        assert len(listed) == len(set(listed)) and options - {"debug", "quiet"} <= set(listed)
 
 
 def test_a_users_error_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
