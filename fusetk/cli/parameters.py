@@ -26,6 +26,9 @@ class Parsed(click.ParamType):
         self.name = name
         self.parse = parse
 
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return self.name  # click would write it in capitals
+
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> Any:

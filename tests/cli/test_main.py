@@ -46,6 +46,12 @@ def test_every_option_has_a_heading() -> None:
         assert len(listed) == len(set(listed)) and options - {"debug", "quiet"} <= set(listed)
 
 
+def test_the_help_has_words_as_the_user_types_them() -> None:
+    help_text = CliRunner().invoke(main, ["plot-attention", "--help"]).output
+    for value in ("--head N|mean|all ", "--vmax NUMBER|max ", "--size WIDTH[xHEIGHT] "):
+        assert value in help_text
+
+
 def test_a_users_error_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["train", str(tmp_path / "none.yaml")])
     assert result.exit_code == 2 and "Traceback" not in result.output
