@@ -278,6 +278,8 @@ def test_an_override_has_an_index_after_a_dot(tmp_path: Path) -> None:
         ("encoder: {layers: !!bool x}", "'x' is not a valid bool"),
         ("encoder:\n  layers: 2020-13-45", "line 2: .*'2020-13-45' is not a valid timestamp; "),
         ("encoder:\n  layers: 3\0", r"line 2: not valid YAML: the character U\+0000 is .* it$"),
+        ("# \x85\nencoder: {}", r"a\.yaml, line 1: not valid YAML: the character U\+0085 is not "),
+        ("\nname: 'a\u2028b'", r"line 2: .*U\+2028 .*; remove it, or write \\u2028 in double "),
     ],
     ids=lambda text: text[:40],
 )
@@ -322,7 +324,7 @@ def test_both_parsers_read_the_same(
     "override",
     [
         *("rate", "stages.5.layers=3", "stages.x=3", "stages.²=1", "=3"),
-        *("rate=[", "rate=2020-13-45", "rate=010", "rate=1:30", "rate=\0"),
+        *("rate=[", "rate=2020-13-45", "rate=010", "rate=1:30", "rate=\0", "name=a\x85b"),
     ],
 )
 def test_overrides_that_make_no_sense(tmp_path: Path, override: str) -> None:
@@ -489,6 +491,18 @@ def test_strings_that_look_like_numbers_stay_strings(tmp_path: Path, name: str) 
     path.write_text(config.dump(Named(name=name)))
     assert config.parse(config.load(path), Named).name == name
     assert config.parse(config.load(path, [f"name='{name}'"]), Named).name == name
+
+
+def test_line_breaks_of_yaml_are_kept_in_double_quotes(tmp_path: Path) -> None:
+    class Named(Config):
+        name: str
+
+    path = tmp_path / "a.yaml"
+    path.write_text(r'name: "a\u0085b\u2028c\u2029"')
+    named = config.parse(config.load(path), Named)
+    assert named.name == "a\x85b\u2028c\u2029"
+    path.write_text(config.dump(named))
+    assert config.parse(config.load(path), Named) == named
 
 
 def test_leading_zeros_of_text_need_no_quotes(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ KEY_TYPES = ("str", "merge")  # YAML's types of keys: text, and the key <<
 LONGEST_FAST_TEXT = 10_000
 # YAML 1.1 reads 010 as 8 and 1:30 as 90.
 OCTAL_OR_SEXAGESIMAL = re.compile(r"[-+]?0[0-7_]+|.*:.*")
+# YAML 1.1 ends a line at these characters, and reads U+0085 as a space. Other programs do not.
+LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
 VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
 
 
@@ -223,7 +225,10 @@ def _line_and_reason(error: Exception, text: str) -> tuple[int | None, str]:
     """
     if isinstance(error, yaml.reader.ReaderError):
         line = text.count("\n", 0, error.position) + 1
-        return line, f"the character U+{error.character:04X} is not allowed; remove it"
+        code = f"{error.character:04X}"
+        is_line_break = LINE_BREAKS.match(chr(error.character))
+        escape = f", or write \\u{code} in double quotes" if is_line_break else ""
+        return line, f"the character U+{code} is not allowed; remove it{escape}"
     if not isinstance(error, yaml.MarkedYAMLError):
         return None, str(error)
     mark = error.problem_mark or error.context_mark
@@ -331,7 +336,7 @@ def _override(document: Document, override: str, alternatives: Alternatives) -> 
     if (dotted := re.sub(r"\[(\d+)\]", r".\1", name)) != name:
         raise ConfigError(f"--set {override}: write an index after a dot: {dotted}={text}")
     try:
-        _, value = _nodes_and_values(_Loader(text))
+        _, value = _load(text)
     except RecursionError:
         raise ConfigError(f"--set {override}: a config may have at most {DEEPEST} levels") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -441,6 +446,13 @@ def _number(loader: yaml.SafeLoader, node: yaml.Node) -> float | str:
         return node.value
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Double quotes escape line breaks. In single quotes, `_Loader` would read spaces.
+    style = '"' if LINE_BREAKS.search(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 for _class in (_Loader, _FastLoader, _Dumper):
     _class.add_implicit_resolver(
         "!number", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
@@ -451,6 +463,8 @@ for _class in (_Loader, _FastLoader):
 
 def _load(text: str) -> tuple[yaml.Node | None, Any]:
     """Return the root node of a YAML text and its values. The nodes have the lines of the keys."""
+    if match := LINE_BREAKS.search(text):
+        raise yaml.reader.ReaderError("", match.start(), ord(match[0]), "unicode", "a line break")
     # libyaml accepts some tabs that PyYAML's parser refuses.
     if len(text) <= LONGEST_FAST_TEXT and "\t" not in text:
         try:
