@@ -40,6 +40,7 @@ from fusetk.training.signals import Stop
 from fusetk.training.stages import Stages
 from fusetk.training.update import optimizer_step
 from fusetk.training.validation import Validator
+from fusetk.training.zero_gradients import ZeroGradientCheck
 
 NO_BEST = "each validation gave NaN, because training has diverged"
 RESTART = "lower the learning rate, lengthen the warm-up or clip gradients, in a new run folder"
@@ -99,6 +100,7 @@ class Trainer:
         self.gradient_check = GradientCheck(
             self.config.precision, self.config.max_skipped, self.run, log
         )
+        self.zero_gradient_check = ZeroGradientCheck(self.model)
         self.model.train()
         with self.reporter.shown(self.progress):
             while True:
@@ -238,6 +240,8 @@ class Trainer:
         self.clock.add_to(progress, stage.end)
         updates_left = self.stages.updates_left(progress, updates_in_epoch)
         self.reporter.update(progress, stats, size, rate, updates_in_epoch, updates_left)
+        if warning := self.zero_gradient_check.add(stats):
+            self.log.line(warning)
 
     def _after_update(self) -> None:
         """Validate or save, if this is due."""
