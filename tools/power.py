@@ -13,6 +13,7 @@ from fusetk.reporting.gain import LEVEL, SEEDS, SHARE
 from fusetk.reporting.result_tables import ResultTable
 
 DRAWS = 20_000  # simulated comparisons for each difference
+FAILED = 0.5  # of the highest score; a training with a lower score has failed
 NORMAL = NormalDist()
 
 
@@ -28,14 +29,16 @@ class Noise(NamedTuple):
 def measured_noise(table: ResultTable) -> Noise:
     """Estimate the noise from the scores and the p-values of a table.
 
-    ``seeds`` is the root mean square over the systems with at least ``SEEDS`` seeds. Each p-value
-    and its difference belong to one deviation of a normal distribution; ``test`` is the median of
-    these deviations. Raises DataError if the table has no such system or no p-value.
+    ``seeds`` is the root mean square over the systems with at least ``SEEDS`` seeds, without
+    systems of which a training has failed. Each p-value and its difference belong to one deviation
+    of a normal distribution; ``test`` is the median of these deviations. Raises DataError if the
+    table has no such system or no p-value.
     """
     column = table.columns[0]
     scores = [[run.score(column) for run in row.runs] for row in table.rows]
     known = [[value for value in values if value is not None] for values in scores]
-    variances = [variance(values) for values in known if len(values) >= SEEDS]
+    lowest = FAILED * max((value for values in known for value in values), default=0.0)
+    complete = [values for values in known if len(values) >= SEEDS and min(values) >= lowest]
     deviations = []
     for row in table.rows:
         comparison = table.compare(row, column)
@@ -45,9 +48,9 @@ def measured_noise(table: ResultTable) -> Noise:
             if 0.001 < p < 1:  # smaller p-values come from few of the 10,000 samples
                 quantile = NORMAL.inv_cdf(1 - p / 2)
                 deviations.append(abs(comparison.differences[seed]) / quantile)
-    if not variances or not deviations:
+    if not complete or not deviations:
         raise DataError(f"{table.title} has too few seeds or no p-value")
-    return Noise(math.sqrt(fmean(variances)), median(deviations))
+    return Noise(math.sqrt(fmean(map(variance, complete))), median(deviations))
 
 
 def gain_probabilities(noise: Noise, differences: Iterable[float], seeds: int) -> list[float]:

@@ -49,6 +49,11 @@ def test_the_noise_is_that_of_the_results() -> None:
             measured_noise(table_of(few, []))
 
 
+def test_a_system_with_a_failed_training_does_not_count() -> None:
+    scores = [[20.0, 21.0, 22.0], [22.0, 24.0, 3.0]]
+    assert measured_noise(table_of(scores, [{0: 0.5}])).seeds == pytest.approx(1.0)
+
+
 def test_the_rule_is_that_of_the_tables() -> None:
     noise = Noise(0.5, 0.4)
     for seeds in (3, 5):
