@@ -84,9 +84,14 @@ class BPE:
         return {rank: pair for pair, rank in self.merges.items()}
 
     @cached_property
+    def merged(self) -> dict[tuple[str, str], str]:
+        """The symbol that each pair makes."""
+        return {pair: "".join(pair) for pair in self.merges}
+
+    @cached_property
     def parts(self) -> dict[str, tuple[str, str]]:
         """The two symbols that make each merged symbol."""
-        return {left + right: (left, right) for left, right in reversed(self.merges)}
+        return {self.merged[pair]: pair for pair in reversed(self.merges)}
 
     @classmethod
     def load(cls, codes: Path, vocabulary: Mapping[str, int] | None = None) -> "BPE":

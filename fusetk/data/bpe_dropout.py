@@ -140,23 +140,30 @@ def possible_subwords(codes: BPE, word: str) -> Iterator[str]:
     """
     symbols = codes.symbols(word)
     n = len(symbols)
-    # For each position, the ends of the symbols that begin there.
-    ends: list[list[int]] = [[] for _ in range(n)]
+    # For each position, the ends of the symbols that begin there, and the symbols. All symbols of a
+    # pair are one object, whose hash is computed only once.
+    found: list[list[tuple[int, str]]] = [[] for _ in range(n)]
     for start in range(n - 1, -1, -1):
-        ends[start] = [start + 1]
-        for middle in ends[start]:  # grows in the loop
-            left = "".join(symbols[start:middle])
-            for end in ends[middle] if middle < n else ():
-                right = "".join(symbols[middle:end])
-                if end not in ends[start] and (left, right) in codes.merges:
-                    ends[start].append(end)
+        found[start] = [(start + 1, symbols[start])]
+        for middle, left in found[start]:  # grows in the loop
+            for end, right in found[middle] if middle < n else ():
+                symbol = codes.merged.get((left, right))
+                if symbol is not None and (end, symbol) not in found[start]:
+                    found[start].append((end, symbol))
+    # A symbol at the end of the word does not begin again at a later place.
+    subwords: dict[str, list[str]] = {}
     for start in range(len(word)):
-        for end in ends[start]:
-            final = end >= len(word)
-            symbol = word[start:end]
-            parts = [symbol]
-            if codes.vocabulary is not None and len(word) > 1:
-                parts = codes.known_parts(symbol, final)
-            for part in parts[:-1]:
-                yield part + JOINER
-            yield parts[-1] if final else parts[-1] + JOINER
+        for end, symbol in found[start]:
+            if symbol not in subwords or end >= len(word):
+                subwords[symbol] = _subwords_of_part(codes, word, start, end)
+            yield from subwords[symbol]
+
+
+def _subwords_of_part(codes: BPE, word: str, start: int, end: int) -> list[str]:
+    """Return the subwords of a part of a word that is one symbol."""
+    part = word[start:end]
+    final = end >= len(word)
+    if codes.vocabulary is None or len(word) == 1:
+        return [part if final else part + JOINER]
+    *first, last = codes.known_parts(part, final)
+    return [each + JOINER for each in first] + [last if final else last + JOINER]

@@ -158,6 +158,16 @@ def test_a_very_long_word() -> None:
     assert len(list(possible_subwords(codes, word))) > 20_000
 
 
+def test_an_equal_subword_is_made_only_once() -> None:
+    """Otherwise, the time for a long word grows with the lengths of all its subwords."""
+    lengths = [2**k for k in range(10)]
+    codes = BPE(["#version: 0.2", *("a" * length + " " + "a" * length for length in lengths)])
+    possible = list(possible_subwords(codes, "a" * 2000 + "b"))
+    places = {2 * length + len("@@"): 2001 - 2 * length for length in lengths}
+    assert Counter(map(len, possible)) == {len("a@@"): 2000, len("b"): 1, **places}
+    assert len(set(map(id, possible))) == len(set(possible))
+
+
 # Preparation -------------------------------------------------------------------------------------
 
 
