@@ -1024,8 +1024,8 @@ MUTATIONS = [
     Mutation(
         "the explorer answers web pages of other names",
         "exploring/app.py",
-        "middleware = [] if any_host else",
-        "middleware = [] if True else",
+        "make_service(endpoints, batcher, hosts)",
+        'make_service(endpoints, batcher, ["*"])',
         ("exploring/test_explore_api.py",),
         "other_names",
     ),

@@ -232,6 +232,40 @@ def test_a_sample_does_not_depend_on_other_requests(run: Path) -> None:
     assert together == loaded.translate(LINES[:1]) * 8
 
 
+def test_other_names_of_the_machine_are_refused(port: int) -> None:
+    """A web page whose name resolves to 127.0.0.1 cannot use the service."""
+    assert ask(port, {"text": ""}, Host="evil.example") == (400, b"Invalid host header")
+    for name in ("localhost", "127.0.0.1", "[::1]"):
+        assert ask(port, {"text": ""}, Host=f"{name}:{port}")[0] == 200
+
+
+def test_a_service_that_other_machines_reach_answers_to_any_name() -> None:
+    pytest.importorskip("starlette")
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+
+    from fusetk.serving.http import make_service, trusted_hosts
+    from fusetk.serving.server import listen
+
+    async def answer(request: Request) -> JSONResponse:
+        return JSONResponse({})
+
+    statuses = {}
+    for host in ("127.0.0.1", "127.0.0.2", "0.0.0.0"):
+        with listen(host, 0) as listener:
+            hosts = trusted_hosts(host, listener)
+        batcher = Batcher(lambda items, options: list(items), 1, 1)
+        with running(make_service([("GET", "/", answer)], batcher, hosts)) as port:
+            statuses[host] = [
+                ask(port, b"", "GET", "/", Host=name)[0] for name in (host, "my.example")
+            ]
+    assert statuses == {
+        "127.0.0.1": [200, 400],
+        "127.0.0.2": [200, 400],
+        "0.0.0.0": [200, 200],
+    }
+
+
 WRONG = [
     (b"", 400, "not valid JSON"),
     (b"\xff\xfe", 400, "not valid JSON"),
@@ -298,7 +332,7 @@ def test_other_paths_and_methods_are_answered_in_json(port: int) -> None:
     assert status == 404 and answer == {"error": f"there is no GET /; {service}"}
     status, answer = ask(port, b"", "GET")
     assert status == 405 and answer == {"error": f"there is no GET /translate; {service}"}
-    status, answer = ask(port, {"text": "a"}, path="/translate/", Host="evil.example")
+    status, answer = ask(port, {"text": "a"}, path="/translate/")
     assert status == 404 and answer == {"error": f"there is no POST /translate/; {service}"}
 
 
@@ -341,7 +375,7 @@ def test_a_signal_ends_the_service_during_a_request(stalls: bool) -> None:
     with socket.create_connection(("127.0.0.1", port)) as client:
         body = b'{"text": "a"}'
         body = body[: 5 if stalls else None]
-        client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 13\r\n\r\n" + body)
+        client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 13\r\n\r\n" + body)
         time.sleep(0.3)
         begin = time.monotonic()
         service.send_signal(signal.SIGTERM)
@@ -434,7 +468,9 @@ def test_a_client_that_stalls(port: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(service, "BODY_SECONDS", 0.01)
     with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
-        client.sendall(b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        client.sendall(
+            b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+        )
         answer = b"".join(iter(lambda: client.recv(1000), b""))  # until the service disconnects
     assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive within 0.01 s" in answer
 

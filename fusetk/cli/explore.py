@@ -8,7 +8,6 @@ from fusetk.cli.server_options import check_libraries, host_option, limit_option
 from fusetk.errors import ConfigError, join_names
 
 EXAMPLE = "Example: fusetk explore runs/base runs/fused --open"
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @click.command("explore", epilog=EXAMPLE)
@@ -59,6 +58,7 @@ def command(
     from fusetk import system
     from fusetk.exploring.app import ExploreLimits, make_explore_app
     from fusetk.exploring.explorer import Explorer
+    from fusetk.serving.http import trusted_hosts
 
     use_threads(threads)
 
@@ -71,7 +71,7 @@ def command(
     explorers = [Explorer(run, model, max_cells) for run, model in zip(runs, loaded, strict=True)]
     del loaded  # a model that is loaded again replaces the old one in memory
     limits = ExploreLimits(max_characters, max_beam)
-    app = make_explore_app(explorers, load, limits, any_host=host not in LOCAL_HOSTS)
+    app = make_explore_app(explorers, load, limits, trusted_hosts(host, listener))
     url = server.address(listener)
     click.echo(url)
     inform(f"showing {join_names(runs)}; Ctrl-C ends the service")

@@ -56,12 +56,15 @@ def command(
     and `translations`, a list with `text`, `score` and `normalized`; for a list it has one such
     object for each sentence in `sentences`. With `alignment`, `source_tokens`, `tokens` and the
     pairs `alignment` (source, target) are added. A blank sentence has no translations. A
-    sentence also has none if the settings of the search allow none. A wrong
-    request has status 400 and an `error`. Status 403 means that a browser sent it for a page of
-    another site. Status 408 means that its body did not arrive within 30 seconds. Status 413 means
-    that it is too large, or that a sentence has more tokens than the model reads. Status 503 means
-    that the queue is full or that the service ends. GET /health has the number of waiting
-    sentences.
+    sentence also has none if the settings of the search allow none. GET /health has the number of
+    waiting sentences.
+
+    A wrong request has status 400 and an `error`. Status 403 means that a browser sent it for a
+    page of another site. Status 408 means that its body did not arrive within 30 seconds. Status
+    413 means that it is too large, or that a sentence has more tokens than the model reads. Status
+    503 means that the queue is full or that the service ends. If only this machine can reach the
+    address, a request whose header Host is not localhost, 127.0.0.1, [::1] or the value of --host
+    has status 400, without an `error`.
 
     Requests that arrive together are translated in one batch. Standard output gets the URL of the
     service, standard error a line for each request (not with -q). Ctrl-C ends the service: requests
@@ -79,6 +82,7 @@ def command(
     listener = server.listen(host, port)  # before the models are loaded, which takes seconds
     from fusetk import system
     from fusetk.serving.app import Limits, make_app
+    from fusetk.serving.http import trusted_hosts
 
     use_threads(threads)
     ensemble = system.load_ensemble(models, device, precision, raw, inform_of_warning)
@@ -87,4 +91,5 @@ def command(
     limits = Limits(max_sentences, max_characters, max_n_best, queue, batch)
     click.echo(server.address(listener))
     inform(f"translating with {join_names(models)}; Ctrl-C ends the service")
-    server.serve(make_app(loaded, limits), listener, access_log=not is_quiet())
+    app = make_app(loaded, limits, trusted_hosts(host, listener))
+    server.serve(app, listener, access_log=not is_quiet())

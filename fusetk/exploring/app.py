@@ -9,8 +9,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -19,6 +17,7 @@ from fusetk.exploring.explorer import Explorer, Heatmap, Search
 from fusetk.exploring.page import page, page_headers
 from fusetk.serving.batching import Batcher
 from fusetk.serving.http import (
+    LOCAL_HOSTS,
     BadRequest,
     check_line,
     make_service,
@@ -30,9 +29,6 @@ from fusetk.serving.http import (
 TRANSLATE_KEYS = ("run", "text", "beam", "prefix", "target")
 HEATMAPS_KEYS = ("run", "text", "tokens", "what", "layer", "head")
 RELOAD_KEYS = ("run",)
-# Names of this machine in the header Host. Old versions of Starlette end a name at the first colon,
-# so they read "[" in "[::1]:8080".
-LOCAL = ["127.0.0.1", "localhost", "[::1]", "["]
 
 Load = Callable[[int], Explorer]  # loads the run with this number, from 0
 Answer = Callable[[str], Any]  # a value for JSON from a text
@@ -60,13 +56,15 @@ class ExploreLimits(NamedTuple):
 
 
 def make_explore_app(
-    explorers: list[Explorer], load: Load, limits: ExploreLimits, any_host: bool = False
+    explorers: list[Explorer],
+    load: Load,
+    limits: ExploreLimits,
+    hosts: Sequence[str] = LOCAL_HOSTS,
 ) -> Starlette:
     """Return an ASGI application that shows ``explorers``.
 
-    A request to reload a run replaces its explorer. One thread computes all answers. Unless
-    ``any_host`` is set, only requests to a name of this machine are answered, so that a web page
-    whose name resolves to 127.0.0.1 cannot read the answers.
+    A request to reload a run replaces its explorer. One thread computes all answers. For ``hosts``
+    see ``make_service``.
     """
 
     def compute(texts: Sequence[str], answer: Answer) -> list[bytes | BadRequest]:
@@ -121,8 +119,7 @@ def make_explore_app(
         ("POST", "/heatmaps", heatmaps),
         ("POST", "/reload", reload),
     ]
-    middleware = [] if any_host else [Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL)]
-    return make_service(endpoints, batcher, middleware)
+    return make_service(endpoints, batcher, hosts)
 
 
 def _encoded(answer: Callable[[], Any]) -> bytes | BadRequest:

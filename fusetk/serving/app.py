@@ -13,6 +13,7 @@ from fusetk.decoding.translate import Extras, Translation, Translator
 from fusetk.errors import ConfigError
 from fusetk.serving.batching import Batcher
 from fusetk.serving.http import (
+    LOCAL_HOSTS,
     BadRequest,
     check_line,
     make_service,
@@ -62,10 +63,11 @@ class Limits(NamedTuple):
         return 12 * self.characters * self.sentences + 10_000
 
 
-def make_app(system: System, limits: Limits) -> Starlette:
+def make_app(system: System, limits: Limits, hosts: Sequence[str] = LOCAL_HOSTS) -> Starlette:
     """Return an ASGI application that translates with ``system``.
 
-    The help of ``fusetk serve`` describes the requests and the answers.
+    The help of ``fusetk serve`` describes the requests and the answers. For ``hosts`` see
+    ``make_service``.
     """
     translators: dict[RequestOptions, Translator] = {}
 
@@ -100,7 +102,7 @@ def make_app(system: System, limits: Limits) -> Starlette:
         return JSONResponse({"status": "ok", "waiting": batcher.waiting})
 
     endpoints = [("POST", "/translate", answer), ("GET", "/health", health)]
-    return make_service(endpoints, batcher)
+    return make_service(endpoints, batcher, hosts)
 
 
 def _translate(

@@ -1,8 +1,10 @@
 """Parts of all HTTP services: requests and answers in JSON, and errors as JSON."""
 
 import asyncio
+import ipaddress
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -11,6 +13,7 @@ from typing import Any, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,6 +25,10 @@ BUSY = {"Retry-After": "1"}  # header of the answer of a full queue, in seconds
 
 BODY_SECONDS = 30  # time that a client has to send a request
 CHECK_INTERVAL = 0.5  # seconds between the checks whether a client is still connected
+
+# Names of this machine in the header Host. Old versions of Starlette end a name at the first colon,
+# so they read "[" in "[::1]:8080".
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]", "[")
 
 Result = TypeVar("Result")
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -106,15 +113,27 @@ def check_line(line: str, name: str, characters: int) -> None:
         raise BadRequest(400, f"{name} has half of a surrogate pair") from None
 
 
+def trusted_hosts(host: str, listener: socket.socket) -> Sequence[str]:
+    """Return the values of the header Host that a service on the address ``host`` answers.
+
+    A service that only this machine can reach answers requests to names of this machine. So a web
+    page whose name resolves to 127.0.0.1 (DNS rebinding) cannot read the answers. Another service
+    answers requests to any name.
+    """
+    if not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+        return ["*"]
+    return [*LOCAL_HOSTS, host]
+
+
 def make_service(
     endpoints: Sequence[tuple[str, str, Endpoint]],
     batcher: Batcher[Any, Any, Any],
-    middleware: Sequence[Middleware] = (),
+    hosts: Sequence[str] = LOCAL_HOSTS,
 ) -> Starlette:
     """Return an ASGI application with these endpoints: method, path, function.
 
-    Errors are answered with a JSON object that has the key ``error``. The batcher is closed when
-    the application ends.
+    Errors are answered with a JSON object that has the key ``error``, and requests whose header
+    Host is not one of ``hosts`` with status 400. The batcher is closed when the application ends.
     """
 
     @asynccontextmanager
@@ -136,7 +155,7 @@ def make_service(
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=list(middleware),
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
         exception_handlers={HTTPException: misdirected},
     )
     app.router.redirect_slashes = False  # a redirection would have the host that the client names
