@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -9,9 +10,17 @@ import torch
 from torch import Tensor
 
 from fusetk.errors import CheckpointError, Interrupted
+from fusetk.files import flush
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import World
-from fusetk.runs import CHECKPOINTS, EMA, checkpoint_name, checkpoints, read_state_if_valid
+from fusetk.runs import (
+    CHECKPOINTS,
+    EMA,
+    METRICS,
+    checkpoint_name,
+    checkpoints,
+    read_state_if_valid,
+)
 from fusetk.training import checkpoint
 from fusetk.training.config import TrainingConfig
 from fusetk.training.ema import Ema
@@ -113,6 +122,10 @@ class Checkpoints:
             "data": self.fingerprint,
             "interrupted": interrupted,
         }
+        # A resumed run does not log the updates before the checkpoint again.
+        for path in (self.run / METRICS, self.run):
+            with suppress(OSError):  # like a write error, this never stops training
+                flush(path)
         checkpoint.save(folder, model, training, state, mean)
         checkpoint.link(self.run, "last", folder)
         if progress.best_update == progress.update:

@@ -312,6 +312,31 @@ def test_a_schedule_that_fails_loses_no_update(
     assert files(tmp_path / "a", 8) == files(tmp_path / "b", 8)
 
 
+def test_metrics_are_flushed_to_disk_before_each_checkpoint(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, after a power failure, a resumed run could lack updates before its checkpoint."""
+    flushed: dict[int, int] = {}  # sizes of files by inode
+    sizes: list[tuple[int, int | None]] = []  # of the metrics, and as flushed
+    fsync, save = os.fsync, checkpoint.save
+
+    def recorded_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        status = os.fstat(descriptor)
+        flushed[status.st_ino] = status.st_size
+
+    def recorded_save(*arguments: Any) -> None:
+        status = (tmp_path / runs.METRICS).stat()
+        sizes.append((status.st_size, flushed.get(status.st_ino)))
+        save(*arguments)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(checkpoint, "save", recorded_save)
+    train_module.train(load(toy), tmp_path, "cpu", quiet=True)
+    assert len(sizes) == 2 and all(size == on_disk for size, on_disk in sizes)
+    assert 0 < sizes[0][0] < sizes[1][0]
+
+
 @pytest.mark.parametrize("metric", ["loss", "bleu"])
 def test_a_run_without_a_best_checkpoint_says_so(toy: Path, tmp_path: Path, metric: str) -> None:
     settings = [
