@@ -142,18 +142,18 @@ def possible_subwords(codes: BPE, word: str) -> Iterator[str]:
     n = len(symbols)
     # For each position, the ends of the symbols that begin there, and the symbols. All symbols of a
     # pair are one object, whose hash is computed only once.
-    found: list[list[tuple[int, str]]] = [[] for _ in range(n)]
+    symbols_from: list[list[tuple[int, str]]] = [[] for _ in range(n)]
     for start in range(n - 1, -1, -1):
-        found[start] = [(start + 1, symbols[start])]
-        for middle, left in found[start]:  # grows in the loop
-            for end, right in found[middle] if middle < n else ():
+        symbols_from[start] = [(start + 1, symbols[start])]
+        for middle, left in symbols_from[start]:  # grows in the loop
+            for end, right in symbols_from[middle] if middle < n else ():
                 symbol = codes.merged.get((left, right))
-                if symbol is not None and (end, symbol) not in found[start]:
-                    found[start].append((end, symbol))
+                if symbol is not None and (end, symbol) not in symbols_from[start]:
+                    symbols_from[start].append((end, symbol))
     # A symbol at the end of the word does not begin again at a later place.
     subwords: dict[str, list[str]] = {}
     for start in range(len(word)):
-        for end, symbol in found[start]:
+        for end, symbol in symbols_from[start]:
             if symbol not in subwords or end >= len(word):
                 subwords[symbol] = _subwords_of_part(codes, word, start, end)
             yield from subwords[symbol]
