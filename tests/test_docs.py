@@ -1,5 +1,6 @@
 """The documentation: its links, its commands, its configs, and the site that it becomes."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ import click
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -21,6 +23,7 @@ from fusetk.cli.foreign import option_advice
 from fusetk.cli.main import main as fusetk_command
 from fusetk.config import FOREIGN_KEYS, Config, fusetk_key
 from fusetk.data.pipeline import Text
+from fusetk.evaluation.significance import SAMPLES
 from fusetk.fusion import build_fusion
 from fusetk.models import build_model
 from fusetk.plotting.connect import panels
@@ -477,6 +480,37 @@ def test_the_model_on_the_page_extending(toy: Path, provide_example: Callable[[s
     model: Any = build_model(loaded.model, 20, 20)
     assert model.scale == 0.5
     assert not verify(model, 20, 20, ["my_model"])
+
+
+def test_the_metric_on_the_page_extending(
+    tmp_path: Path, provide_example: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provide_example("my_metric")
+    monkeypatch.chdir(tmp_path)
+    reference = [f"Haus {i}" for i in range(40)]
+    texts = {"ref": reference, "hyp": reference[:20] + ["x"] * 20, "near": [*reference[:39], "x"]}
+    for file, lines in texts.items():
+        Path(file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    Path("lower").write_text(Path("near").read_text().lower(), encoding="utf-8")
+
+    def scores(*arguments: str) -> list[dict[str, Any]]:
+        words = ["score", "hyp", "ref", "--metric", "my_metric:ExactMatch", "--json", *arguments]
+        result = CliRunner().invoke(fusetk_command, words)
+        assert result.exit_code == 0, result.output
+        document = json.loads(result.stdout)
+        systems = document.get("systems", [document])
+        return [score for system in systems for score in system["scores"]]
+
+    [score] = scores()
+    assert score["metric"] == "my_metric:ExactMatch" and score["value"] == 50
+    assert score["signature"] == "nrefs:1|case:mixed"
+    systems = ["--system", "near=near", "--system", "lower=lower"]
+    assert [score["value"] for score in scores(*systems)] == [50, 97.5, 0]
+    for kind in SAMPLES:
+        tested = scores(*systems, "--lowercase", "--significance", kind, "--samples", "200")
+        assert [score["value"] for score in tested] == [50, 97.5, 97.5]
+        _, near, lower = [score["test"] for score in tested]
+        assert near == lower and near["differ"] == 19 and near["p"] < 0.01
 
 
 def test_the_losses_on_the_page_extending(

@@ -1,6 +1,7 @@
 """Options of ``fusetk score`` that name texts and metrics."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -9,8 +10,19 @@ from fusetk.cli.parameters import Decorator
 from fusetk.evaluation.comet import DEFAULT_MODEL
 from fusetk.evaluation.length import DEFAULT_METRIC as LENGTH_METRIC
 from fusetk.evaluation.metric import MetricOptions
-from fusetk.evaluation.metrics import DEFAULT_METRICS, LEARNED_METRICS, METRICS
+from fusetk.evaluation.metrics import DEFAULT_METRICS, LEARNED_METRICS, METRICS, is_outside
 from fusetk.evaluation.systems import ALL
+
+
+class MetricName(click.Choice[str]):
+    """Names of metrics, and `package.module:Name` of a class outside fusetk."""
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> str:
+        if is_outside(value):
+            return str(value)
+        return super().convert(value, parameter, context)
 
 
 @dataclass(frozen=True)
@@ -68,10 +80,11 @@ text_options: tuple[Decorator, ...] = (
         "metrics",
         metavar="NAME",
         multiple=True,
-        type=click.Choice([*METRICS, *LEARNED_METRICS, ALL]),
+        type=MetricName([*METRICS, *LEARNED_METRICS, ALL]),
         help=f"One of {', '.join([*METRICS, *LEARNED_METRICS])}, or all, which does not include "
-        f"{', '.join(LEARNED_METRICS)}; repeatable. Default: {', '.join(DEFAULT_METRICS)}; with "
-        f"--by-length {LENGTH_METRIC}.",
+        f"{', '.join(LEARNED_METRICS)}; or package.module:Name of a class of your own "
+        "(docs/extending.md); repeatable. "
+        f"Default: {', '.join(DEFAULT_METRICS)}; with --by-length {LENGTH_METRIC}.",
     ),
     click.option(
         "--lowercase",

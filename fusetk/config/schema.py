@@ -173,12 +173,9 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
         raise ValueError(
             f"unknown kind {kind!r}; {hint}known kinds: {', '.join(table)}; or package.module:Name"
         )
-    component_class = imported(kind)
-    if base is object:
-        if not callable(component_class):
-            raise ValueError(f"{kind!r} is neither a class nor a function")
-    elif not (isinstance(component_class, type) and issubclass(component_class, base)):
-        raise ValueError(f"{kind!r} is not a subclass of {base.__module__}.{base.__name__}")
+    component_class = imported(kind) if base is object else imported_subclass(kind, base)
+    if not callable(component_class):
+        raise ValueError(f"{kind!r} is neither a class nor a function")
     config = _required_config(component_class, base)
     own = getattr(component_class, "Config", None)
     if not (isinstance(own, type) and issubclass(own, config)):
@@ -190,6 +187,18 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
     if annotation is not str and kind not in get_args(annotation):
         raise ValueError(f"{kind!r}: declare `kind: str` in its class {own.__name__}")
     return component_class
+
+
+def imported_subclass(kind: str, base: type) -> Any:
+    """Import and return the class that ``kind``, `package.module:Name`, names.
+
+    Raises ComponentImportError if it cannot be imported, and ValueError if it is not a subclass of
+    ``base``.
+    """
+    imported_class = imported(kind)
+    if not (isinstance(imported_class, type) and issubclass(imported_class, base)):
+        raise ValueError(f"{kind!r} is not a subclass of {base.__module__}.{base.__name__}")
+    return imported_class
 
 
 def imported(kind: str) -> Any:

@@ -6,12 +6,15 @@ So every line is counted once, and parts of a text (``length``) and random sampl
 learned metric, has rows (score, 1).
 
 To add a metric, write a subclass of ``Metric`` in a file and add it to ``METRICS`` in ``metrics``.
+A subclass in another package is named `package.module:Name` and needs no entry.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
+
+from fusetk.errors import DataError, quantity
 
 StatisticsRow = Sequence[float]
 
@@ -20,7 +23,7 @@ StatisticsRow = Sequence[float]
 class Score:
     """The score of a hypothesis by one metric."""
 
-    metric: str  # the name in METRICS
+    metric: str  # the name of the metric: chrf, my_metric:ExactMatch
     name: str  # the usual name of the metric: BLEU, chrF2, TER
     value: float  # 0 to 100; TER may exceed 100
     details: str  # the parts of the value, such as precisions; may be empty
@@ -51,7 +54,7 @@ class Metric(ABC):
     attributes, because they can depend on the options.
     """
 
-    name: str  # in METRICS
+    name: str  # in METRICS; a metric outside fusetk gets the name that the user gave
     case_sensitive: bool = True
     # True: tokenises raw text; False: expects tokenised text; None: accepts both kinds of text.
     tokenizes: bool | None = None
@@ -81,3 +84,19 @@ class Metric(ABC):
     @abstractmethod
     def score(self, rows: Sequence[StatisticsRow]) -> Score:
         """Return the score of the lines with these rows; at least one row is required."""
+
+
+def statistics_of(metric: Metric, hypotheses: Sequence[str]) -> list[StatisticsRow]:
+    """Return the statistics of each line.
+
+    Raises DataError if the metric, which may be a class outside fusetk, returns another number of
+    rows.
+    """
+    rows = list(metric.statistics(hypotheses))
+    if len(rows) != len(hypotheses):
+        raise DataError(
+            f"the metric {metric.name} returned {quantity(len(rows), 'row')} of statistics for "
+            f"{quantity(len(hypotheses), 'line')}: correct its method statistics so that it "
+            "returns a row for each line"
+        )
+    return rows

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from fusetk.config import imported_subclass, outside_error
 from fusetk.config.messages import unknown_choice
-from fusetk.errors import DataError, quantity
+from fusetk.errors import DataError, FusetkError, quantity
 from fusetk.evaluation.comet import Comet
-from fusetk.evaluation.metric import Metric, MetricOptions, Score
+from fusetk.evaluation.metric import Metric, MetricOptions, Score, statistics_of
 from fusetk.evaluation.multi_bleu import JoinedMultiBleu, LowercaseMultiBleu, MultiBleu
 from fusetk.evaluation.sacrebleu_metrics import (
     CasedMteval,
@@ -35,6 +36,28 @@ LEARNED_METRICS: dict[str, type[Metric]] = {Comet.name: Comet}
 DEFAULT_METRICS = ("sacrebleu", "multi-bleu", "multi-bleu-lc", "chrf", "ter")
 
 
+def is_outside(name: str) -> bool:
+    """Whether the name of a metric, ``package.module:Name``, is that of a class outside fusetk."""
+    return ":" in name
+
+
+def metric_class(name: str) -> type[Metric]:
+    """Return the metric with this name, which may be ``package.module:Name``.
+
+    Raises DataError if the name is unknown, or if no subclass of ``Metric`` can be imported.
+    """
+    known = {**METRICS, **LEARNED_METRICS}
+    if name in known:
+        return known[name]
+    if not is_outside(name):
+        raise DataError(f"{unknown_choice('metric', name, list(known))}; or package.module:Name")
+    try:
+        imported: type[Metric] = imported_subclass(name, Metric)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+    return imported
+
+
 def make_metrics(
     references: Sequence[Sequence[str]],
     names: Sequence[str],
@@ -44,22 +67,53 @@ def make_metrics(
     """Build the metrics with these names.
 
     Each metric is built once. With the option ``lowercase``, multi-bleu and multi-bleu-lc are the
-    same metric. Raises DataError if a metric or a tokeniser is unknown, or if a metric needs the
-    source and there is none.
+    same metric. Raises DataError if a metric or a tokeniser is unknown, if a metric needs the
+    source and there is none, or if a metric outside fusetk cannot be built.
     """
-    known = {**METRICS, **LEARNED_METRICS}
-    for name in names:
-        if name not in known:
-            raise DataError(unknown_choice("metric", name, list(known)))
-        if source is None and known[name].needs_source:
+    distinct = list(dict.fromkeys(names))
+    for name in distinct:
+        if source is None and metric_class(name).needs_source:
             raise DataError(f"the metric {name} needs the source: give it with --source")
-    metrics = [known[name](references, options, source) for name in dict.fromkeys(names)]
+    metrics = [_build(name, references, options, source) for name in distinct]
     return list({metric.name: metric for metric in metrics}.values())
+
+
+def _build(
+    name: str,
+    references: Sequence[Sequence[str]],
+    options: MetricOptions,
+    source: Sequence[str] | None,
+) -> Metric:
+    chosen = metric_class(name)
+    if not is_outside(name):
+        return chosen(references, options, source)
+    try:
+        metric = chosen(references, options, source)
+    except FusetkError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"the metric {name} cannot be built with (references, options, source): "
+            f"{outside_error(error)}"
+        ) from error
+    metric.name = name
+    return metric
 
 
 def is_lower_better(name: str) -> bool:
     """Whether a lower score of a metric is better; False for an unknown metric."""
-    return name in METRICS and METRICS[name].lower_is_better
+    try:
+        return metric_class(name).lower_is_better
+    except DataError:
+        return False
+
+
+def scores_tokens(name: str) -> bool:
+    """Whether a metric scores tokenised text; False for an unknown metric."""
+    try:
+        return metric_class(name).tokenizes is False
+    except DataError:
+        return False
 
 
 def score(
@@ -87,7 +141,7 @@ def score(
                 f"{len(lines):,}: give one reference line for each hypothesis line"
             )
     built = make_metrics(references, metrics, MetricOptions(lowercase, tokenize, compound_split))
-    return [metric.score(metric.statistics(hypotheses)) for metric in built]
+    return [metric.score(statistics_of(metric, hypotheses)) for metric in built]
 
 
 def corpus_bleu(hypotheses: Sequence[str], *references: Sequence[str]) -> float:

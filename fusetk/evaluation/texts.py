@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from fusetk.data.text import display_name, read_input, unequal
 from fusetk.errors import DataError, join_names, quantity
 from fusetk.evaluation.metric import Metric, MetricOptions
-from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS
+from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS, metric_class
 from fusetk.evaluation.multi_bleu import split_compounds, split_words
 from fusetk.evaluation.score_warnings import score_warnings
 
@@ -102,11 +102,11 @@ def describe_systems(texts: ScoredTexts) -> list[str]:
 def ignored_options(metrics: Sequence[str], options: MetricOptions) -> list[str]:
     """Return a warning for each option that some of the metrics ignore.
 
-    Raises DataError if all of the metrics ignore an option.
+    Raises DataError if a metric is unknown, or if all of the metrics ignore an option.
     """
     warnings = []
+    known = {**METRICS, **LEARNED_METRICS, **{name: metric_class(name) for name in metrics}}
     for option, value in options._asdict().items():
-        known = {**METRICS, **LEARNED_METRICS}
         users = [name for name, metric in known.items() if option in metric.options]
         if value in (None, False) or not users:
             continue

@@ -10,12 +10,12 @@ from typing import IO, Any, NamedTuple
 from fusetk import sections
 from fusetk.data.batch_config import UNITS
 from fusetk.errors import ConfigError
+from fusetk.evaluation.metrics import scores_tokens
 from fusetk.experiment import STEPS, counts, launch
 from fusetk.experiment.places import Places
 from fusetk.experiment.products import Products
 from fusetk.experiment.references import detokenize, write_references
 from fusetk.experiment.scoring import (
-    TOKENIZED,
     decoded_checkpoints,
     lowercases_target,
     metrics_of,
@@ -211,7 +211,7 @@ class Experiment:
     def score(self) -> None:
         """Score every translation, and record the scores in the run folder."""
         metrics = metrics_of(self.recipe, self.options.metrics)
-        tokenized = [metric for metric in metrics if metric.startswith(TOKENIZED)]
+        tokenized = [metric for metric in metrics if scores_tokens(metric)]
         others = [metric for metric in metrics if metric not in tokenized]
         for name in self.recipe.data.test:
             for checkpoint in self._models():

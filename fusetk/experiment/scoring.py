@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 
-from fusetk.config.messages import unknown_choice
 from fusetk.data.steps.base import line_steps
 from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.steps.tokenize import Tokenize
 from fusetk.errors import ConfigError
-from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS
+from fusetk.evaluation.metrics import METRICS, metric_class, scores_tokens
 from fusetk.evaluation.systems import ALL
 from fusetk.recipe import Recipe
 from fusetk.runs import average_name, num_averaged
-
-TOKENIZED = "multi-bleu"  # metrics whose names start with this score tokenised text
 
 
 def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
@@ -21,30 +18,28 @@ def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
     If the preparation splits words at hyphens, multi-bleu differs from that of unsplit words, so
     both are printed, and sacreBLEU. ``others`` are metrics that the user adds. They replace the
     default if there are no published scores: multi-bleu, or sacreBLEU if the tokens of the
-    preparation are parts of words. Raises ConfigError if `fusetk score` has no such metric, if the
-    metric needs the source (COMET), or if multi-bleu would score parts of words.
+    preparation are parts of words. Raises DataError if a metric is unknown or cannot be imported,
+    and ConfigError if it needs the source (COMET), or if it would score parts of words.
     """
     published = recipe.paper.metric if recipe.paper else None
-    default = "multi-bleu-lc" if lowercases_target(recipe) else TOKENIZED
+    default = "multi-bleu-lc" if lowercases_target(recipe) else "multi-bleu"
     splitter = _splitter(recipe)
     if splitter:
         default = "sacrebleu"
     names = [published or default] if published or not others else []
     if not splitter and _splits_hyphens(recipe):
         names += ["multi-bleu", "multi-bleu-joined", "sacrebleu"]
-    all_metrics = [name for name in METRICS if not (splitter and name.startswith(TOKENIZED))]
+    all_metrics = [name for name in METRICS if not (splitter and scores_tokens(name))]
     for other in others:
         names += all_metrics if other == ALL else [other]
     names = list(dict.fromkeys(names))
     for name in names:
-        if name in LEARNED_METRICS:
+        if metric_class(name).needs_source:
             raise ConfigError(
                 f"the metric {name} needs the source: run `fusetk score --metric {name} --source` "
                 "after the run"
             )
-        if name not in METRICS:
-            raise ConfigError(unknown_choice("metric", name, list(METRICS)))
-        if name.startswith(TOKENIZED) and splitter:
+        if scores_tokens(name) and splitter:
             raise ConfigError(
                 f"the metric {name} scores words, but the step {splitter} splits the target into "
                 "parts of words: give --metric sacrebleu, or change paper.metric"

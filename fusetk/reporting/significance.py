@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fusetk.errors import DataError, one_line
 from fusetk.evaluation.metric import MetricOptions
-from fusetk.evaluation.metrics import LEARNED_METRICS, make_metrics
+from fusetk.evaluation.metrics import LEARNED_METRICS, is_outside, make_metrics
 from fusetk.evaluation.significance import Sampling, compare_systems
 from fusetk.files import digest, write_if_changed
 from fusetk.reporting.result_files import (
@@ -73,8 +73,8 @@ class PValues:
             reason = f"their references or the signatures of {column.metric} differ"
             self.notes[f"{pair}: {reason}"] = run.stem
             return None
-        if column.metric in LEARNED_METRICS:
-            advice = "run `fusetk compare` with both translations"
+        if column.metric in LEARNED_METRICS or is_outside(column.metric):
+            advice = "run `fusetk score --significance` with both translations"
             self.notes[f"{pair} by {column.metric}: {advice}"] = run.stem
             return None
         name = f"{column.checkpoint}.{text_kind(column.metric)}"

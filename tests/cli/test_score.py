@@ -115,6 +115,7 @@ def test_unequal_line_counts(files: Path) -> None:
         (["hyp", "nowhere"], "nowhere does not exist"),
         (["hyp", "empty"], "empty is empty"),
         (["hyp", "ref", "--metric", "bleau"], "multi-bleu"),
+        (["hyp", "ref", "--metric", "a.b:C"], "'a.b:C' cannot be imported: ModuleNotFoundError"),
         (["hyp", "ref", "--tokenize", "13b"], "no tokeniser '13b'"),
         (["hyp", "."], "is a folder"),
         (["hyp", "binary"], "binary, line 2: byte 0xff at offset 0 of the line is not UTF-8"),

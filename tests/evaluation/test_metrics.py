@@ -4,13 +4,15 @@ import shutil
 import string
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import MetricOptions
-from fusetk.evaluation.metrics import METRICS, corpus_bleu, make_metrics, score
+from fusetk.evaluation.metrics import METRICS, corpus_bleu, is_lower_better, make_metrics, score
 from fusetk.evaluation.multi_bleu import split_compounds, split_words
+from fusetk.evaluation.texts import ignored_options
 
 WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", ",", "."]
 
@@ -427,6 +429,48 @@ def test_compounds_are_split_on_both_sides_in_multi_bleu_alone() -> None:
             assert "compounds:split" in result.signature and "compounds" not in plain.signature
         else:
             assert result == plain
+
+
+def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "outside_metrics.py").write_text(
+        "from fusetk.evaluation.metric import Metric, Score\n"
+        "class Errors(Metric):\n"
+        "    lower_is_better = True\n"
+        "    options = ('tokenize',)\n"
+        "    def __init__(self, references, options, source=None):\n"
+        "        self.reference = references[0]\n"
+        "    def statistics(self, hypotheses):\n"
+        "        return [(a != b,) for a, b in zip(hypotheses, self.reference)]\n"
+        "    def value(self, totals):\n"
+        "        return float(totals[0])\n"
+        "    def score(self, rows):\n"
+        "        value = self.value([sum(map(sum, rows))])\n"
+        "        return Score(self.name, 'errors', value, '', 'version:1', len(rows))\n"
+        "class Short(Errors):\n"
+        "    def statistics(self, hypotheses):\n        return []\n"
+        "class Incomplete(Metric):\n    pass\n"
+        "class Other:\n    pass\n"
+    )
+    name = "outside_metrics:Errors"
+    results = score(["a", "b", "c"], [["a", "b", "d"]], [name, "chrf", name])
+    assert [(result.metric, result.name) for result in results] == [
+        (name, "errors"),
+        ("chrf", "chrF2"),
+    ]
+    assert results[0].value == 1
+    assert is_lower_better(name) and not is_lower_better("outside_metrics:Missing")
+    assert not ignored_options([name], MetricOptions(tokenize="zh"))
+    for wrong, message in (
+        ("outside_metrics:Error", "outside_metrics.py has no 'Error'; did you mean 'Errors'"),
+        ("no_metrics:Errors", "'no_metrics:Errors' cannot be imported: .* set PYTHONPATH to"),
+        ("outside_metrics:Short", "outside_metrics:Short returned 0 rows of statistics for 1 line"),
+        ("outside_metrics:Other", "is not a subclass of fusetk.evaluation.metric.Metric"),
+        ("outside_metrics:Incomplete", "cannot be built with .*: TypeError: Can't instantiate"),
+        ("outside_metrics.Errors", "unknown metric .*; or package.module:Name"),
+    ):
+        with pytest.raises(DataError, match=message):
+            score(["a"], [["a"]], [wrong])
 
 
 def test_mistakes() -> None:

@@ -271,6 +271,34 @@ def test_all_means_every_metric_of_the_text(config):
         metrics_of(pieces, ["multi-bleu"])
 
 
+def test_a_metric_outside_fusetk_gets_the_kind_of_text_that_it_scores(
+    config, monkeypatch, tmp_path
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "run_metrics.py").write_text(
+        "from fusetk.evaluation.metric import Metric\n"
+        "class Words(Metric):\n    tokenizes = False\n"
+        "class Text(Metric):\n    tokenizes = True\n"
+        "class Source(Metric):\n    needs_source = True\n"
+    )
+    run, steps = experiment(config, monkeypatch)
+    monkeypatch.setattr("fusetk.experiment.run.detokenize", lambda folder, words, raw: None)
+    run.options = run.options._replace(metrics=["run_metrics:Words", "run_metrics:Text"])
+    run.run()
+    scored = [line for line in steps.called if line.startswith("score")]
+    assert len(scored) == 8
+    for line in scored:
+        kind = Path(line.split()[1]).suffix
+        assert ("--metric=run_metrics:Words" in line) == (kind == ".txt")
+        assert ("--metric=run_metrics:Text" in line) == (kind == ".raw")
+    with pytest.raises(ConfigError, match=r"run_metrics:Words scores words, but the step"):
+        metrics_of(recipes.load(config, PIECES), ["run_metrics:Words"])
+    with pytest.raises(ConfigError, match=r"run_metrics:Source needs the source"):
+        metrics_of(recipes.load(config), ["run_metrics:Source"])
+    with pytest.raises(DataError, match="has no 'Word'; did you mean 'Words'"):
+        metrics_of(recipes.load(config), ["run_metrics:Word"])
+
+
 def test_a_run_makes_only_the_averages_that_it_translates_with(config, monkeypatch):
     run, steps = experiment(config, monkeypatch)
     paper = {"table": "T", "row": "R", "checkpoint": "best"}
@@ -578,7 +606,7 @@ def test_jobs_on_a_named_cluster_are_searched_there(cluster):
 
 def test_an_unknown_metric_is_an_error_before_the_first_step(config, tmp_path):
     recipe = load(config)
-    with pytest.raises(ConfigError, match="metric 'blue'"):
+    with pytest.raises(DataError, match="metric 'blue'"):
         Experiment(recipe, Places(tmp_path, "g", "x"), Options(metrics=["blue"]), print)
 
 

@@ -386,6 +386,16 @@ def test_runs_that_are_not_comparable_are_named(results: Path) -> None:
     assert "the runs differ in the signature of multi-bleu on flickr" in text
 
 
+def test_scores_by_a_metric_outside_fusetk_are_shown_but_not_tested(results: Path) -> None:
+    """The module of the metric may be missing on this machine."""
+    for path in results.glob("*.json"):
+        path.write_text(path.read_text().replace('"metric": "chrf"', '"metric": "absent:Own"'))
+    row = cells(results, "--metric", "absent:Own")["fused"]
+    assert row["absent:Own best"] == "100.00 ±0.00"
+    text = output(results, "--metric", "absent:Own")
+    assert "on flickr by absent:Own: run `fusetk score --significance` with both" in text
+
+
 def test_all_formats_have_the_same_cells(saved: Path) -> None:
     table = cells(saved)
     markdown = output(saved, "--markdown")
