@@ -12,7 +12,10 @@ A subclass in another package is named `package.module:Name` and needs no entry.
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
 
 from fusetk.errors import DataError, quantity
 
@@ -80,6 +83,15 @@ class Metric(ABC):
     @abstractmethod
     def value(self, totals: StatisticsRow) -> float:
         """Return the value of the score for the sum of the rows of some lines."""
+
+    def values(self, totals: "np.ndarray") -> "np.ndarray":
+        """Return the value for each row of ``totals``, of shape (samples, statistics).
+
+        It may differ from ``value`` by rounding. Subclasses can make it faster.
+        """
+        import numpy as np
+
+        return np.array([self.value(row) for row in totals], dtype=np.float64)
 
     @abstractmethod
     def score(self, rows: Sequence[StatisticsRow]) -> Score:

@@ -2,11 +2,14 @@
 
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusetk import display
 from fusetk.errors import DataError, one_line
 from fusetk.evaluation.metric import Metric, MetricOptions, Score, StatisticsRow
+
+if TYPE_CHECKING:
+    import numpy as np
 
 BLOCK = 1000  # lines in one call of sacrebleu, whose chrF keeps 20 KB of n-grams for each line
 
@@ -33,6 +36,20 @@ class SacreMetric(Metric):
     def value(self, totals: StatisticsRow) -> float:
         return float(self.scorer._compute_score_from_stats(list(totals)).score)
 
+    def values(self, totals: "np.ndarray") -> "np.ndarray":
+        """Return the value for each row of ``totals``, of shape (samples, statistics)."""
+        import numpy as np
+
+        positive = (totals > 0).all(1)  # these need neither smoothing nor a special case
+        values = np.empty(len(totals))
+        values[positive] = self.positive_values(totals[positive])
+        values[~positive] = super().values(totals[~positive])
+        return values
+
+    def positive_values(self, totals: "np.ndarray") -> "np.ndarray":
+        """Return the value for each row of ``totals``, whose statistics are all positive."""
+        return super().values(totals)
+
     def score(self, rows: Sequence[StatisticsRow]) -> Score:
         result = self.scorer._aggregate_and_compute(rows)
         return Score(
@@ -55,6 +72,15 @@ class SacreMetric(Metric):
 
 class BleuMetric(SacreMetric):
     """A kind of BLEU."""
+
+    def positive_values(self, totals: "np.ndarray") -> "np.ndarray":
+        """Return the value for each row of ``totals``, whose statistics are all positive."""
+        import numpy as np
+
+        length, reference_length = totals[:, 0], totals[:, 1]
+        matches, ngrams = np.split(totals[:, 2:], 2, axis=1)
+        brevity_penalty = np.exp(np.minimum(0, 1 - reference_length / length))
+        return 100 * brevity_penalty * np.exp(np.log(matches / ngrams).mean(1))
 
     def parts(self, result: Any) -> dict[str, Any]:
         """Return the remaining fields of ``Score``, with details as multi-bleu.perl prints them."""
@@ -210,6 +236,13 @@ class Chrf(SacreMetric):
         scorer = CHRF(word_order=self.word_order, lowercase=options.lowercase)
         super().__init__(scorer, references)
         self.case_sensitive = not options.lowercase
+
+    def positive_values(self, totals: "np.ndarray") -> "np.ndarray":
+        """Return the value for each row of ``totals``, whose statistics are all positive."""
+        hypothesis, reference, matches = (totals[:, i::3] for i in range(3))
+        precision, recall = (matches / hypothesis).mean(1), (matches / reference).mean(1)
+        factor = self.scorer.beta**2
+        return 100 * (1 + factor) * precision * recall / (factor * precision + recall)
 
 
 class ChrfPlusPlus(Chrf):

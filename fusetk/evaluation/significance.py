@@ -76,13 +76,35 @@ def compare_systems(
                 metric, systems[first], systems[name], sampling.samples, rng
             )
             sampled = _bootstrap_values(metric, systems[name], bootstrap_samples, rng)
-        real = abs(metric.value(systems[first].sum(0)) - metric.value(systems[name].sum(0)))
-        p = (int(np.sum(differences > real + TIE)) + 1) / (sampling.samples + 1)
+        p = _p_value(metric, systems[first], systems[name], differences)
         differ = int(np.any(systems[first] != systems[name], axis=1).sum())
-        if real <= TIE:
-            p = 1.0
         results[name] = SignificanceResult(*_mean_and_interval(sampled), p, differ)
     return results
+
+
+def randomization_p_value(
+    metric: Metric, first: "np.ndarray", second: "np.ndarray", sampling: Sampling
+) -> float:
+    """Return the p-value of ``compare_systems`` by approximate randomisation.
+
+    ``first`` and ``second`` are the metric's statistics of two systems, of shape (lines,
+    statistics). This draws no bootstrap samples, because there is no confidence interval.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(sampling.seed)
+    differences = _exchanged_differences(metric, first, second, sampling.samples, rng)
+    return _p_value(metric, first, second, differences)
+
+
+def _p_value(
+    metric: Metric, first: "np.ndarray", second: "np.ndarray", differences: "np.ndarray"
+) -> float:
+    """Return the p-value of two systems, given the differences of samples."""
+    real = abs(metric.value(first.sum(0)) - metric.value(second.sum(0)))
+    if real <= TIE:
+        return 1.0
+    return (int((differences > real + TIE).sum()) + 1) / (len(differences) + 1)
 
 
 def _mean_and_interval(values: "np.ndarray") -> tuple[float, float]:
@@ -101,12 +123,12 @@ def _bootstrap_values(
     import numpy as np
 
     lines = len(rows)
-    values: list[float] = []
+    values: list[np.ndarray] = []
     for size in _counted_sizes("bootstrap", samples, lines):
         drawn = rng.choice(lines, size=(size, lines), replace=True)
         counts = np.stack([np.bincount(sample, minlength=lines) for sample in drawn])
-        values += [metric.value(totals) for totals in counts @ rows]
-    return np.array(values)
+        values.append(metric.values(counts @ rows))
+    return np.concatenate(values)
 
 
 def _exchanged_differences(
@@ -120,15 +142,12 @@ def _exchanged_differences(
     import numpy as np
 
     both = first.sum(0) + second.sum(0)
-    differences: list[float] = []
+    differences: list[np.ndarray] = []
     for size in _counted_sizes("randomization", samples, len(first)):
         keep = rng.integers(2, size=(size, len(first)), dtype=bool)
         totals = keep.astype(np.float64) @ (first - second) + second.sum(0)
-        differences += [
-            abs(metric.value(total) - metric.value(other))
-            for total, other in zip(totals, both - totals, strict=True)
-        ]
-    return np.array(differences)
+        differences.append(np.abs(metric.values(totals) - metric.values(both - totals)))
+    return np.concatenate(differences)
 
 
 def _counted_sizes(test: str, samples: int, lines: int) -> Iterator[int]:

@@ -1,17 +1,19 @@
 """Significance tests of saved translations, and a file that keeps their p-values.
 
-A test takes a second, so its result is kept in ``significance/p_values.json`` in the folder of
-results, under a checksum of everything that determines it.
+A test takes a fraction of a second, and a report needs hundreds of them. So its result is kept in
+``significance/p_values.json`` in the folder of results, under a checksum of everything that
+determines it.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from fusetk.errors import DataError, one_line
-from fusetk.evaluation.metric import MetricOptions
+from fusetk.evaluation.metric import Metric, MetricOptions
 from fusetk.evaluation.metrics import LEARNED_METRICS, is_outside, make_metrics
-from fusetk.evaluation.significance import Sampling, compare_systems
+from fusetk.evaluation.significance import Sampling, randomization_p_value
 from fusetk.files import digest, write_if_changed
 from fusetk.reporting.result_files import (
     Columns,
@@ -33,7 +35,10 @@ class PValues:
     """The p-values of the results in a folder. Call ``save`` to keep new ones."""
 
     def __init__(self, folder: Path, sampling: Sampling):
-        """Read the kept values. Raises DataError if the file is damaged."""
+        """Read the kept values. ``sampling`` is an approximate randomisation.
+
+        Raises DataError if the file is damaged.
+        """
         self.folder = folder
         self.sampling = sampling
         self.notes: dict[str, str] = {}  # runs by the reasons for tests that are missing
@@ -41,6 +46,7 @@ class PValues:
         self._known = self._read()
         self._changed = False
         self._columns: dict[Path, Columns] = {}
+        self._statistics: dict[tuple[str, ScoreColumn], np.ndarray] = {}
 
     def _read(self) -> dict[str, float]:
         try:
@@ -90,28 +96,30 @@ class PValues:
                     f"{text} is missing"
                 ] = run.stem
                 return None
-            scored = {base.stem: (first, base_lines), run.stem: (second, lines)}
-            self._known[key] = self._test(scored, column, text)
+            [metric] = make_metrics(
+                self._references(text, column), [column.metric], _options(first.signature)
+            )
+            rows = self._statistics_of(metric, base, column, base_lines)
+            other_rows = self._statistics_of(metric, run, column, lines)
+            self._known[key] = randomization_p_value(metric, rows, other_rows, self.sampling)
             self._changed = True
         return self._known[key]
 
-    def _test(
-        self, scored: Mapping[str, tuple[SavedScore, list[str]]], column: ScoreColumn, text: Path
-    ) -> float:
-        """Return the p-value of the second of two runs against the first one.
+    def _statistics_of(
+        self, metric: Metric, run: SavedRun, column: ScoreColumn, lines: list[str]
+    ) -> np.ndarray:
+        """Return the metric's statistics of a run's translations, which are computed once.
 
-        ``scored`` has the recorded score and the translations of each run, by the name of its
-        file. ``text`` is the file with the references.
+        Raises DataError if they do not have the recorded score.
         """
-        (first, _), _ = scored.values()
-        references = self._references(text, column)
-        [metric] = make_metrics(references, [column.metric], _options(first.signature))
-        statistics = {stem: metric.statistics(lines) for stem, (_, lines) in scored.items()}
-        for stem, (score, _) in scored.items():
-            _check_score(score, metric.score(statistics[stem]).value, stem)
-        _, result = compare_systems(metric, statistics, self.sampling).values()
-        assert result.p is not None
-        return result.p
+        key = (run.stem, column)
+        if key not in self._statistics:
+            rows = np.asarray(metric.statistics(lines), dtype=np.float64)
+            score = run.saved_score(column)
+            assert score is not None
+            _check_score(score, metric.value(rows.sum(0)), run.stem)
+            self._statistics[key] = rows
+        return self._statistics[key]
 
     def _lines(self, run: SavedRun, set_name: str, name: str) -> list[str] | None:
         """Return saved translations; None if the run has none."""

@@ -1,6 +1,7 @@
 import random
 from itertools import product
 
+import numpy as np
 import pytest
 
 from fusetk.errors import DataError
@@ -108,6 +109,24 @@ def test_the_numbers_are_those_of_sacrebleu(
                 assert result.p == other.p_value, metric.name
                 p_values.add(result.p)
     assert len(p_values) > 3
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_values_of_many_samples_are_the_single_ones(name: str) -> None:
+    """Some samples have no match of some n-grams, or no line at all."""
+    hypotheses, reference = corpus(3)
+    hypotheses[0], reference[0] = "x", "y"
+    hypotheses[1], reference[1] = "der Mann a b", "der Mann c d"
+    [metric] = make_metrics([reference], [name], MetricOptions())
+    rows = np.array(metric.statistics(hypotheses), dtype=np.float64)
+    counts = np.random.default_rng(1).integers(3, size=(50, len(rows)))
+    counts[:3] = np.eye(3, len(rows))
+    counts[3] = 0
+    samples = counts @ rows
+    expected = [metric.value(totals) for totals in samples]
+    assert metric.values(samples) == pytest.approx(expected, abs=1e-11)
+    assert len(set(expected)) > 40
+    assert metric.values(samples[:0]).shape == (0,)
 
 
 class MeanMetric(Metric):

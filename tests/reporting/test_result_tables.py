@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from fusetk.cli.main import main
 from fusetk.evaluation.metric import MetricOptions
 from fusetk.evaluation.metrics import make_metrics
+from fusetk.evaluation.multi_bleu import MultiBleu
 from fusetk.evaluation.significance import compare_systems
 from fusetk.reporting.result_files import read_result, result_text
 from fusetk.reporting.result_tables import TEST
@@ -187,12 +188,35 @@ def test_p_values_are_kept(results: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*_: object) -> None:
         raise AssertionError("the test was repeated")
 
-    monkeypatch.setattr("fusetk.reporting.significance.compare_systems", fail)
+    monkeypatch.setattr("fusetk.reporting.significance.randomization_p_value", fail)
     assert output(results, "--json") == first
     assert path.read_bytes() == content
     path.write_text("{")
     result = call(results)
     assert result.exit_code == 2 and f"{path} is damaged" in result.stderr
+
+
+def test_a_report_computes_the_statistics_of_a_run_once_and_no_bootstrap_sample(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``fused`` is compared with two systems. Both runs of ``other`` have the same translations, so
+    one of them is not scored.
+    """
+    shutil.rmtree(results / "significance", ignore_errors=True)
+    scored: list[list[str]] = []
+    statistics_of = MultiBleu.statistics
+
+    def record(metric: MultiBleu, lines: list[str]) -> Any:
+        scored.append(lines)
+        return statistics_of(metric, lines)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("a report has no confidence intervals")
+
+    monkeypatch.setattr(MultiBleu, "statistics", record)
+    monkeypatch.setattr("fusetk.evaluation.significance._bootstrap_values", fail)
+    output(results, "--metric", "multi-bleu", "--checkpoint", "best")
+    assert len(scored) == 2 + 2 + 1
 
 
 def test_without_the_test_text_new_differences_are_not_tested(results: Path) -> None:
