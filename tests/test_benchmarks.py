@@ -14,6 +14,8 @@ from fusetk import system
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.vocab import EOS
 from fusetk.decoding.translate import Translator
+from fusetk.estimate.operations import BatchShape, batch_cost
+from fusetk.nn.fused import build as build_kernels
 from fusetk.recipe import load
 from fusetk.reporting.measured_costs import read_costs
 from fusetk.runs import TEXT
@@ -28,6 +30,7 @@ import training
 from bench import changes
 from growing_text import growing_lines, heaps
 from growth import decoding_cost, exponent, training_cost
+from memory import kept_bytes
 from products import multiply_adds
 from sample_data import prepare_sample
 
@@ -153,6 +156,23 @@ def test_smoke_trainings_are_not_repeated(
     assert run(2, "loss") == first[2:]  # no training
     assert not (tmp_path / "runs").exists()
     assert run(3, "loss")[-1] != first[-1]
+
+
+@pytest.mark.skipif(build_kernels.library("recurrence") is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("cell", ["l-gru", "gru"])
+def test_the_estimated_memory_of_a_recurrent_model_is_the_measured_one(cell: str) -> None:
+    """The fused recurrence keeps fewer tensors than single steps."""
+    options = {
+        "width": 64,
+        "layer_norm": cell == "l-gru",
+        "encoder": {"depth": 2, "cell": cell},
+        "query": {"depth": 1, "cell": cell},
+        "decoder": {"depth": 1, "cell": cell},
+    }
+    shape = BatchShape([9] * 8, [7] * 8)
+    measured = kept_bytes(build("recurrent", **options).train(), shape.batch(), 0.1)
+    estimated = batch_cost(build("recurrent", **options).to("meta").train(), shape, 0.1)
+    assert estimated.activations == pytest.approx(measured, rel=0.03)
 
 
 def test_costs_of_systems(

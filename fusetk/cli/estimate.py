@@ -51,8 +51,7 @@ def command(
     The multiply-adds of matrix products and convolutions, and the memory that the backward pass
     needs, are counted for some batches of the prepared text, or for batches with mean lengths.
     The memory is that of one process in float32, without buffers of libraries. Fused attention,
-    which CPUs and GPUs use, does not store its weights and needs less. Recurrent models need less
-    memory than this, too, because training recomputes their gates.
+    which CPUs and GPUs use, does not store its weights and needs less.
     Validation, checkpoints and translation are not part of the hours.
 
     A small model trains much more slowly on a GPU than this estimate, because starting kernels

@@ -16,11 +16,12 @@ import torch
 from turns import options  # isort: skip
 
 from fusetk import system
-from fusetk.data.batch import collate
+from fusetk.data.batch import Batch, collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
 from fusetk.machine import device_of
+from fusetk.models import Seq2Seq
 from fusetk.recipe import load
 from fusetk.runs import TEXT
 from fusetk.training.update import autocast, batch_loss, length_multiple
@@ -45,6 +46,12 @@ def saved(
         corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, 0
     )
     batch = collate(corpus, order[0], length_multiple(device, precision)).to(device)
+    size = kept_bytes(model, batch, recipe.training.label_smoothing, precision)
+    return len(batch.target_index), size
+
+
+def kept_bytes(model: Seq2Seq, batch: Batch, smoothing: float, precision: str = "fp32") -> int:
+    """Return the bytes that a batch keeps for its gradients. Both are on one device."""
     storages: dict[int, int] = {}
 
     def record(tensor: torch.Tensor, known: set[int]) -> torch.Tensor:
@@ -62,13 +69,13 @@ def saved(
         torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: record(tensor, before), lambda tensor: tensor
         ),
-        autocast(device, precision),
+        autocast(batch.src.device, precision),
     ):
-        loss = batch_loss(model, batch, recipe.training.label_smoothing)
+        loss = batch_loss(model, batch, smoothing)
     for tensor in alive():
         record(tensor, before)
     assert loss.smoothed.requires_grad  # so the graph is still alive
-    return len(batch.target_index), sum(storages.values())
+    return sum(storages.values())
 
 
 def main() -> None:

@@ -264,6 +264,15 @@ def _allocate_attention_gradients(
     )
 
 
+def kept_buffers(buffers: ForwardBuffers) -> list[Tensor]:
+    """Return the tensors that only the loop and its backward pass read."""
+    tensors = [*buffers.projected, *buffers.factors, *(buffers.spec.random_bits or ())]
+    if buffers.attention is not None:
+        attention = buffers.attention
+        tensors += [attention.keys, attention.values, attention.queries, attention.inputs]
+    return tensors
+
+
 def cell_vectors(cell: Cell) -> tuple[Tensor | None, ...]:
     """Return the bias, the bias of H, and the gain and shift of the normalisation."""
     return cell.bias, cell.linear_bias, cell.gain, cell.shift

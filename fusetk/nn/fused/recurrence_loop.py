@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fusetk.nn.additive import AdditiveAttention
+from fusetk.nn.fused import enabled
 from fusetk.nn.fused import recurrence_cpu as cpu
 from fusetk.nn.fused import recurrence_gpu as gpu
 from fusetk.nn.fused.recurrence_buffers import (
@@ -22,7 +23,9 @@ from fusetk.nn.fused.recurrence_buffers import (
     allocate_backward,
     allocate_forward,
     cell_vectors,
+    kept_buffers,
 )
+from fusetk.nn.fused.recurrence_meta import MetaKernels
 from fusetk.nn.fused.structs import transformed
 from fusetk.nn.precision import without_autocast
 
@@ -46,6 +49,7 @@ class Kernels(Protocol):
 KERNELS: dict[str, Callable[[ForwardBuffers], Kernels]] = {
     "cpu": cpu.CpuKernels,
     "cuda": gpu.GpuKernels,
+    "meta": MetaKernels,
 }
 
 
@@ -58,6 +62,8 @@ def usable(x: Tensor, h: Tensor, attention: AdditiveAttention | None) -> bool:
         return False
     if x.device.type == "cpu":
         return x.dtype in (torch.float32, torch.bfloat16) and cpu.usable()
+    if x.device.type == "meta":
+        return enabled()
     types = (torch.float32, torch.bfloat16, torch.float16)
     return x.device.type == "cuda" and x.dtype in types and gpu.usable(attention)
 
@@ -86,7 +92,8 @@ class _Loop(torch.autograd.Function):
 
     The context of the backward pass refers to ``ForwardBuffers``. They do not refer to the outputs:
     the outputs refer to the context, and a reference back would be a cycle. Inputs and outputs are
-    saved too, so that autograd notices if one of them was modified in place.
+    saved too, so that autograd notices if one of them was modified in place. The buffers are also
+    saved, so that hooks of saved tensors see all memory that the backward pass needs.
     """
 
     @staticmethod
@@ -105,7 +112,7 @@ class _Loop(torch.autograd.Function):
         if any(ctx.needs_input_grad):
             ctx.kernels = kernels
             ctx.buffers = buffers
-            ctx.save_for_backward(x, h, *rest, *outputs)
+            ctx.save_for_backward(x, h, *rest, *outputs, *kept_buffers(buffers))
         if buffers.attention:
             ctx.mark_non_differentiable(outputs[-1])
         return outputs
