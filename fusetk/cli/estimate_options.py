@@ -9,6 +9,11 @@ from fusetk.cli.vocabulary_options import VOCABULARY_OPTIONS
 from fusetk.estimate.devices import SHARE, UPDATES
 
 LONGEST = 100_000  # tokens of a sentence; batches of longer ones need too much memory
+# Limits with which hours and prices do not overflow.
+LEAST_SHARE = 1e-6
+MOST_DEVICES = 1_000_000
+HIGHEST_PRICE = 1_000_000
+MOST_PAIRS = 1_000_000_000_000
 
 OPTIONS: tuple[Decorator, ...] = (
     config_argument,
@@ -24,7 +29,7 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     click.option(
         "--share",
-        type=FiniteRange(0, 1, min_open=True),
+        type=FiniteRange(LEAST_SHARE, 1),
         metavar="S",
         help="Share of the peak that training reaches on h100, a100 or v100. Default: "
         f"{SHARE}, an assumption.",
@@ -40,12 +45,15 @@ OPTIONS: tuple[Decorator, ...] = (
         "--devices",
         default=1,
         show_default=True,
-        type=click.IntRange(1),
+        type=click.IntRange(1, MOST_DEVICES),
         metavar="N",
         help="Number of devices. N devices are taken to be N times as fast as one.",
     ),
     click.option(
-        "--price", type=FiniteRange(0), metavar="P", help="Price of a device for an hour."
+        "--price",
+        type=FiniteRange(0, HIGHEST_PRICE),
+        metavar="P",
+        help="Price of a device for an hour.",
     ),
     *VOCABULARY_OPTIONS,
     click.option(
@@ -63,7 +71,7 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     click.option(
         "--pairs",
-        type=click.IntRange(1),
+        type=click.IntRange(1, MOST_PAIRS),
         metavar="N",
         help="Number of training pairs, for stages that end after epochs. Default: that of the "
         "prepared text.",

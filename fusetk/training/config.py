@@ -10,20 +10,22 @@ from fusetk.training.optim import OPTIMIZERS, builder
 from fusetk.training.schedule import SCHEDULES, Schedule, ScheduleConfig, with_current_name
 from fusetk.training.validation_config import ValidationConfig
 
+MOST_UPDATES = 1_000_000_000  # of a stage; also its epochs, each of which has an update
+
 
 class EndConfig(Config):
     """Limits of a stage. The stage ends as soon as one of them is reached."""
 
-    epochs: int | None = Field(None, ge=1)
+    epochs: int | None = Field(None, ge=1, le=MOST_UPDATES)
     """Number of passes over the training pairs."""
-    updates: int | None = Field(None, ge=1)
+    updates: int | None = Field(None, ge=1, le=MOST_UPDATES)
     """Number of updates of this stage."""
     patience: int | None = Field(None, ge=1)
     """Number of consecutive validations without a new best result."""
     rate: float | None = Field(None, gt=0)
     """Learning rate below which the stage ends, for example with `schedule: plateau`. A warm-up
     that starts below it does not end the stage."""
-    hours: float | None = Field(None, gt=0)
+    hours: float | None = Field(None, gt=0, le=1_000_000)
     """Duration of the updates, validations and checkpoints of this stage in hours, summed over all
     resumes. The number of updates then depends on the machine, so such a stage is not
     reproducible."""

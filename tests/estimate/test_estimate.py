@@ -1,6 +1,7 @@
 """`fusetk estimate`: multiply-adds against formulas by hand, memory, updates, hours and prices."""
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from click.testing import CliRunner
 
 from fusetk import recipe as recipes
+from fusetk.cli.estimate_options import HIGHEST_PRICE, LEAST_SHARE, MOST_PAIRS
 from fusetk.cli.main import main
 from fusetk.data import integrity, manifest
-from fusetk.data.batch_config import BatchConfig
+from fusetk.data.batch_config import MOST_IN_BATCH, BatchConfig
 from fusetk.data.corpus import Corpus
 from fusetk.errors import ConfigError
 from fusetk.estimate.cost import (
@@ -32,6 +34,7 @@ from fusetk.estimate.devices import DEVICES
 from fusetk.estimate.operations import BatchShape, batch_cost, optimizer_bytes
 from fusetk.system import build_shapes
 from fusetk.training import optim
+from fusetk.training.config import MOST_UPDATES
 from tests.contracts.systems import TARGET_SIZE, build
 
 B, S, T = 3, 5, 4
@@ -260,6 +263,41 @@ def test_devices_and_price() -> None:
     half = run(*common, "--share", 0.15)
     assert once["hours"] == pytest.approx(2 * twice["hours"]) == pytest.approx(half["hours"] / 2)
     assert once["price"] == pytest.approx(twice["price"]) == pytest.approx(2 * once["hours"])
+
+
+HUGE = "1" + "0" * 300
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("--set=training.stages.0.end.updates=", "training.stages.0.end.updates"),
+        ("--set=training.stages.0.end.epochs=", "training.stages.0.end.epochs"),
+        ("--set=training.stages.0.batch.accumulate=", "training.stages.0.batch.accumulate"),
+        ("--set=training.stages.0.batch.size=", "training.stages.0.batch.size"),
+        ("--devices=", "--devices"),
+        ("--pairs=", "--pairs"),
+        ("--price=", "--price"),
+        ("--set=training.stages.0.end.hours=", "training.stages.0.end.hours"),
+        ("--set=model.width=", "sizes of the model or of the vocabularies"),
+        ("--src-vocab-size=", "sizes of the model or of the vocabularies"),
+    ],
+)
+def test_a_huge_number_is_an_error_that_names_it(option: str, name: str) -> None:
+    """Hours and prices are finite, because JSON has no infinity."""
+    command = ["estimate", str(RECIPE), "--device", "h100", "--src-vocab-size", "100", "--json"]
+    result = CliRunner().invoke(main, [*command, option + HUGE])
+    assert result.exit_code == 2 and name in result.stderr, result.output
+
+
+def test_the_largest_numbers_have_finite_costs() -> None:
+    largest = run(
+        *(RECIPE, "--device", "h100", "--src-vocab-size", 100, "--share", LEAST_SHARE),
+        *("--price", HIGHEST_PRICE, "--pairs", MOST_PAIRS),
+        *("--set", f"training.stages.0.batch.accumulate={MOST_IN_BATCH}"),
+        *("--set", f"training.stages.0.end={{epochs: {MOST_UPDATES}}}"),
+    )
+    assert 1e9 < largest["hours"] < largest["price"] < math.inf
 
 
 def test_a_small_share_is_not_rounded_to_zero() -> None:
