@@ -30,7 +30,7 @@ def measured_noise(table: ResultTable) -> Noise:
     """Estimate the noise from the scores and the p-values of a table.
 
     ``seeds`` is the root mean square over the systems with at least ``SEEDS`` seeds, without
-    systems of which a training has failed. Each p-value and its difference belong to one deviation
+    the systems with a failed training. Each p-value and its difference belong to one deviation
     of a normal distribution; ``test`` is the median of these deviations. Raises DataError if the
     table has no such system or no p-value.
     """

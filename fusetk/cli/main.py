@@ -80,9 +80,9 @@ class _LazyGroup(click.Group):
         return super().parse_args(context, args)
 
     def invoke(self, context: click.Context) -> Any:
-        from fusetk.cli.warning_format import one_form_for_warnings  # logging is slow to import
+        from fusetk.cli.warning_format import set_warning_form  # logging is slow to import
 
-        one_form_for_warnings()
+        set_warning_form()
         try:
             return super().invoke(context)
         except BrokenPipeError:

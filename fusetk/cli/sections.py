@@ -43,9 +43,10 @@ class Sections(click.Command):
 
 
 class NegativeNumbers(Sections):
-    """A command with headings in which -1 is always a value, also of an option without a value.
+    """A command with headings that reads every argument like -1 as a value.
 
-    No option of such a command may start with a digit.
+    So -1 is also the value of an option whose value may be omitted. No option of such a command may
+    start with a digit.
     """
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:

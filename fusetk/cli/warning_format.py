@@ -18,7 +18,7 @@ class WarningFormatter(logging.Formatter):
         return WARNING + text if record.levelno == logging.WARNING else text
 
 
-def one_form_for_warnings() -> None:
+def set_warning_form() -> None:
     """Give warnings of `logging`, and warnings of this package, the form of printed warnings."""
     if logging.lastResort:  # the handler of programs that configure no other one
         logging.lastResort.setFormatter(WarningFormatter())

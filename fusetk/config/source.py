@@ -447,7 +447,7 @@ def _number(loader: yaml.SafeLoader, node: yaml.Node) -> float | str:
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # Double quotes escape line breaks. In single quotes, `_Loader` would read spaces.
+    # Double quotes escape these characters. `_load` refuses a text that has them unescaped.
     style = '"' if LINE_BREAKS.search(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

@@ -140,8 +140,8 @@ def possible_subwords(codes: BPE, word: str) -> Iterator[str]:
     """
     symbols = codes.symbols(word)
     n = len(symbols)
-    # For each position, the ends of the symbols that begin there, and the symbols. All symbols of a
-    # pair are one object, whose hash is computed only once.
+    # For each position, the ends of the symbols that begin there, and the symbols. `codes.merged` has
+    # one object for each symbol, so its hash is computed only once.
     symbols_from: list[list[tuple[int, str]]] = [[] for _ in range(n)]
     for start in range(n - 1, -1, -1):
         symbols_from[start] = [(start + 1, symbols[start])]
@@ -150,7 +150,8 @@ def possible_subwords(codes: BPE, word: str) -> Iterator[str]:
                 symbol = codes.merged.get((left, right))
                 if symbol is not None and (end, symbol) not in symbols_from[start]:
                     symbols_from[start].append((end, symbol))
-    # A symbol at the end of the word does not begin again at a later place.
+    # The subwords of each symbol. At the end of the word, a symbol has other subwords, without
+    # JOINER. They may replace the first ones, because no later place can have the same symbol.
     subwords: dict[str, list[str]] = {}
     for start in range(len(word)):
         for end, symbol in symbols_from[start]:

@@ -88,7 +88,7 @@ def randomization_p_value(
     """Return the p-value of ``compare_systems`` by approximate randomisation.
 
     ``first`` and ``second`` are the metric's statistics of two systems, of shape (lines,
-    statistics). This draws no bootstrap samples, because there is no confidence interval.
+    statistics). It draws no bootstrap samples, because it returns no confidence interval.
     """
     import numpy as np
 

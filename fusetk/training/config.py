@@ -10,7 +10,7 @@ from fusetk.training.optim import OPTIMIZERS, builder
 from fusetk.training.schedule import SCHEDULES, Schedule, ScheduleConfig, with_current_name
 from fusetk.training.validation_config import ValidationConfig
 
-MOST_UPDATES = 1_000_000_000  # of a stage; also its epochs, each of which has an update
+MOST_UPDATES = 1_000_000_000  # of a stage; also the most epochs, because each has an update
 
 
 class EndConfig(Config):

@@ -46,7 +46,8 @@ class ZeroGradientCheck:
             return None
         return (
             f"{WARNING}parameters without a gradient, or with a gradient of 0, in {UPDATES} "
-            f"updates: {first_names(names)}; if no later batch uses them, they are not trained"
+            f"updates: {first_names(names)}; they are not trained unless a later batch gives them "
+            "another gradient"
         )
 
 
