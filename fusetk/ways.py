@@ -25,7 +25,6 @@ from fusetk.nn.fused import products
 from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, in_kernels, uses_kernels
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
 from fusetk.nn.nested import select
-from fusetk.nn.packed_layout import ROW_MULTIPLE
 from fusetk.nn.precision import float32_by_default
 from fusetk.special_tokens import UNK
 
@@ -86,8 +85,8 @@ LIBRARIES = ("MKL", "oneDNN")  # MKL is PyTorch's default
 LARGE_WAYS = ("library", KERNELS)  # the library is the chosen one of LIBRARIES
 MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
 PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
-TOKENS = 1000  # the first number of rows in products of a training
-PIECE_TOKENS = 200  # the same for the loss, which computes the logits of fewer tokens at a time
+TOKENS = 1000  # rows of the first measured products of a training
+PIECE_TOKENS = 200  # rows of those of the loss, which computes the logits of parts of a batch
 ROWS = 200  # the first number of rows in products of a search: a typical number of hypotheses
 SOURCE_SHAPE = 40, 16  # sentences that these hypotheses translate, and tokens of each
 
@@ -121,7 +120,7 @@ def _run_training_products(way: Way) -> Callable[[], object]:
         (torch.ones(shape), PIECE_TOKENS if shape == PROJECTION else TOKENS)
         for shape in (*MAPS, PROJECTION)
     ]
-    further_rows = count(0, ROW_MULTIPLE)
+    further_rows = count()
 
     def run() -> object:
         further = next(further_rows)

@@ -140,8 +140,8 @@ def possible_subwords(codes: BPE, word: str) -> Iterator[str]:
     """
     symbols = codes.symbols(word)
     n = len(symbols)
-    # For each position, the ends of the symbols that begin there, and the symbols. `codes.merged` has
-    # one object for each symbol, so its hash is computed only once.
+    # For each position, the ends of the symbols that begin there, and the symbols. `codes.merged`
+    # has one object for each symbol, so its hash is computed only once.
     symbols_from: list[list[tuple[int, str]]] = [[] for _ in range(n)]
     for start in range(n - 1, -1, -1):
         symbols_from[start] = [(start + 1, symbols[start])]

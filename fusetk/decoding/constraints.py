@@ -117,7 +117,7 @@ def num_tokens_to_meet(phrases: Phrases, prefix: Sequence[int], continued: Colle
     num_tokens = 0
     while constraints.num_left(search_index, num_met) > 0:
         next_token = int(constraints.next(search_index, num_met, is_inside))
-        if next_token != PAD:  # otherwise another token must end the word
+        if next_token != PAD:  # PAD: another token must end the word first
             num_met = num_met + 1
         is_inside.fill_(next_token in continued)
         num_tokens += 1

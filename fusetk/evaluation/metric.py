@@ -5,8 +5,8 @@ So every line is counted once, and parts of a text (``length``) and random sampl
 (``significance``) are scored from the rows. A metric that is the mean of sentence scores, such as a
 learned metric, has rows (score, 1).
 
-To add a metric, write a subclass of ``Metric`` in a file and add it to ``METRICS`` in ``metrics``.
-A subclass in another package is named `package.module:Name` and needs no entry.
+To add a metric to fusetk, write a subclass of ``Metric`` in a file and add it to ``METRICS`` in
+``metrics``. A subclass in another package is named `package.module:Name` and needs no entry.
 """
 
 from abc import ABC, abstractmethod

@@ -128,8 +128,8 @@ class BlockConfig(ModelConfig):
     heads share them (Ainslie et al. 2023), so that the caches of the decoder are smaller on a GPU;
     the kernels for decoding on CPU copy them for each head. By default, as many as `heads`."""
     max_positions: int = Field(1024, ge=1)
-    """Length of the longest sentence with `positions: learned`, in tokens with EOS. Other positions
-    have no limit, so another value than the default is an error."""
+    """Length of the longest sentence with `positions: learned`, in tokens with EOS. The key has no
+    effect with other positions."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on the output of each sub-layer, before the residual sum."""
     embedding_dropout: float | None = Field(None, ge=0, lt=1)
@@ -152,9 +152,6 @@ class BlockConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> "BlockConfig":
-        if self.positions != "learned":
-            case = f"with positions: {self.positions}"
-            refuse_values(self, ["max_positions"], case, "set positions: learned")
         if self.norm == "none":
             refuse_values(self, ["normalization"], "with norm: none", "choose another norm")
         return self

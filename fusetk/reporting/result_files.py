@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from pydantic_core import PydanticCustomError
 
 from fusetk.errors import DataError, one_line
-from fusetk.evaluation.metrics import scores_tokens
+from fusetk.evaluation.metrics import METRICS
 from fusetk.files import read_json
 from fusetk.reporting.deviations import SECTIONS
 from fusetk.runs import Session
@@ -311,8 +311,11 @@ def missing_text(path: Path) -> DataError:
 
 
 def text_kind(metric: str) -> str:
-    """Return the ending of the text that a metric scores: txt if it is tokenised, else raw."""
-    return "txt" if scores_tokens(metric) else "raw"
+    """Return the ending of the text that a metric scores: txt if it is tokenised, else raw.
+
+    The text of a metric outside fusetk is not known.
+    """
+    return "txt" if metric in METRICS and METRICS[metric].tokenizes is False else "raw"
 
 
 def translations_path(folder: Path, stem: str, set_name: str) -> Path:

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.data.text import cannot_write, read_lines
 from fusetk.errors import ConfigError, DataError, FusetkError, quantity
+from fusetk.evaluation.metrics import is_outside
 from fusetk.files import locked, write_if_changed
 from fusetk.reporting import score_log
 from fusetk.reporting.cost import finite_value, read_cost
@@ -34,6 +35,7 @@ from fusetk.reporting.result_files import (
     translations_path,
 )
 from fusetk.reporting.runs import MeasuredRun, is_outdated
+from fusetk.reporting.score_log import ScoreRecord
 from fusetk.reporting.tables import PaperRow
 from fusetk.runs import (
     CONFIG,
@@ -266,13 +268,18 @@ def rounded(value: Any) -> int | float | None:
     return value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")
 
 
+def _testable(records: Iterable[ScoreRecord]) -> Iterator[ScoreRecord]:
+    """Yield the records whose texts a report reads: those of metrics in fusetk."""
+    return (record for record in records if not is_outside(record.metric))
+
+
 def _translations(run: MeasuredRun) -> dict[str, Columns]:
     """Return the scored translations of each test set that are in the run folder.
 
     `fusetk run` writes them as SET.CHECKPOINT.txt and .raw.
     """
     translations: dict[str, Columns] = {}
-    for record in run.records:
+    for record in _testable(run.records):
         name = f"{record.checkpoint}.{text_kind(record.metric)}"
         path = run.folder / f"{record.set_name}.{name}"
         columns = translations.setdefault(record.set_name, {})
@@ -303,7 +310,7 @@ def _texts(run: MeasuredRun, set_name: str) -> Columns:
     texts = {"source.raw": list(read_lines(_text_file(run, set_name, source, "raw")))}
     expected = {
         (text_kind(record.metric), record.references)
-        for record in run.records
+        for record in _testable(run.records)
         if record.set_name == set_name
     }
     for kind, checksum in sorted(expected):

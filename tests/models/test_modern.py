@@ -158,7 +158,6 @@ def test_parameter_counts() -> None:
     [
         ({"kv_heads": 2}, "heads 3 is not a multiple of kv_heads 2"),
         ({"heads": 4, "positions": "rotary"}, "positions: rotary needs heads of even width"),
-        ({"max_positions": 9}, "max_positions has no effect with positions: sinusoidal"),
         ({"norm": "none", "normalization": "rms"}, "normalization has no effect with norm: none"),
     ],
 )

@@ -354,11 +354,13 @@ def test_the_references_are_those_of_the_prepared_text_of_the_run(tmp_path: Path
         record = SimpleNamespace(
             set_name="set", metric="chrf", references=score_log.fingerprint(references)
         )
+        # No report reads the text of a metric outside fusetk.
+        outside = SimpleNamespace(set_name="set", metric="absent:Words", references="0")
         settings = {"source": "de", "target": "en", "folder": str(tmp_path / f"data.{name}")}
         run: Any = SimpleNamespace(
             folder=tmp_path / f"run.{name}",
             setting=lambda section, key, settings=settings: settings[key],
-            records=[record],
+            records=[record, outside],
         )
         texts = save_results._texts(run, "set")
         assert [texts["reference1.raw"], texts["reference2.raw"]] == references

@@ -265,7 +265,7 @@ def _allocate_attention_gradients(
 
 
 def kept_buffers(buffers: ForwardBuffers) -> list[Tensor]:
-    """Return the tensors that only the loop and its backward pass read."""
+    """Return the large tensors that the backward pass of the loop reads."""
     tensors = [*buffers.projected, *buffers.factors, *(buffers.spec.random_bits or ())]
     if buffers.attention is not None:
         attention = buffers.attention

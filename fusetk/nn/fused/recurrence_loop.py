@@ -92,8 +92,8 @@ class _Loop(torch.autograd.Function):
 
     The context of the backward pass refers to ``ForwardBuffers``. They do not refer to the outputs:
     the outputs refer to the context, and a reference back would be a cycle. Inputs and outputs are
-    saved too, so that autograd notices if one of them was modified in place. The buffers are also
-    saved, so that hooks of saved tensors see all memory that the backward pass needs.
+    saved too, so that autograd notices if one of them was modified in place. The large buffers
+    are also saved, so that hooks of saved tensors see their memory.
     """
 
     @staticmethod
