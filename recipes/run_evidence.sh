@@ -20,7 +20,9 @@ iwslt14 they are train, valid and test, which are tokenised, escaped and lowerca
 The results are those of one text: for another text, give another --out and another --results.
 
 Trainings run in the background of other work, with a low priority. SIGTERM stops them: they save
-their state, and the next call continues. A second call at the same time is refused.
+their state, and the next call continues. A second call with the same --out at the same time is
+refused. Calls with different --out and the same --results share the trainings: each training is
+started once, and a call waits for trainings of another call on which further trainings depend.
 
   --task NAME     multi30k (the default) or iwslt14
   --jobs N        number of trainings at once (1)

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -39,6 +39,8 @@ from fusetk.runs import num_averaged
 
 METRICS = ("multi-bleu", "sacrebleu", "chrf")
 POLL = 0.5  # seconds
+RETRY = 60  # seconds until a queue looks again whether a training of another queue has ended
+CLAIMS = ".claims"  # the folder in the results whose files are locked by queues
 
 EPOCHS = "training.stages.0.end.epochs"  # the key that ends a trial
 
@@ -341,6 +343,10 @@ def _key(system: str, seed: int, values: Values, epochs: int | None) -> tuple[An
 # Running ------------------------------------------------------------------------------------------
 
 
+def now() -> str:
+    return time.strftime("%H:%M:%S")
+
+
 class Queue:
     """Runs the jobs of a plan, several at a time, until none is left or a signal arrives."""
 
@@ -354,6 +360,9 @@ class Queue:
         self.running: dict[Job, subprocess.Popen[bytes]] = {}
         self.preparing: set[Job] = set()  # jobs in ``running`` whose text is being prepared
         self.saving: set[Job] = set()  # jobs in ``running`` whose result is being saved
+        self.claims: dict[Job, IO[bytes]] = {}  # locked files of the jobs in ``running``
+        self.elsewhere: set[Job] = set()  # jobs of other queues with the same results
+        self.next_try = 0.0  # the time when ``elsewhere`` is determined again
         self.failed: set[str] = set()
         self.stopped = False
         self.error: ConfigError | None = None  # the reason why the queue stopped itself
@@ -377,10 +386,13 @@ class Queue:
         if not self.stopped:
             self.start()
         while True:
-            # Only an ended process changes what can start. All results are read then.
-            if self.collect() and not self.stopped:
+            # Only an ended process changes what can start: one of this queue, which is seen at
+            # once, or one of another queue. All results are read then.
+            changed = self.collect()
+            changed |= bool(self.elsewhere) and time.monotonic() >= self.next_try
+            if changed and not self.stopped:
                 self.start()
-            if not self.running:
+            if not self.running and (self.stopped or not self.elsewhere):
                 break
             time.sleep(POLL)
         if self.error:
@@ -391,18 +403,42 @@ class Queue:
         return 1 if self.failed else 0
 
     def start(self) -> None:
-        """Start jobs up to the number that may run at once."""
+        """Start jobs up to the number that may run at once, except those of other queues."""
+        self.next_try = time.monotonic() + RETRY
         if len(self.running) >= self.options.jobs:
             return
-        for job in jobs_left(self.plan, self.own, self.results()):
+        left = jobs_left(self.plan, self.own, self.results())
+        self.elsewhere.intersection_update(left)
+        for job in left:
             if self.stopped or len(self.running) >= self.options.jobs:
                 return
-            if job.name not in self.failed and job not in self.running:
+            if job.name in self.failed or job in self.running:
+                continue
+            if self.claim(job):
+                self.elsewhere.discard(job)
                 self.launch(job)
+            elif job not in self.elsewhere:
+                self.elsewhere.add(job)
+                print(f"{now()} {job.name}: claimed by another queue", flush=True)
+
+    def claim(self, job: Job) -> bool:
+        """Lock a job, so that no other queue starts it; return False if another one has done so.
+
+        The lock holds until no process of the job runs, also if the queue is killed.
+        """
+        folder = self.options.results / CLAIMS
+        folder.mkdir(exist_ok=True)
+        file = open_lock_file(folder / f"{job.system}.seed{job.seed}.{job.setting}")
+        # Another queue may have completed the job after the results were read.
+        if lock(file) and not self.results().has(job, self.own[job.system]):
+            self.claims[job] = file
+            return True
+        file.close()
+        return False
 
     def launch(self, job: Job) -> None:
         self.log(job).parent.mkdir(parents=True, exist_ok=True)
-        print(f"{time.strftime('%H:%M:%S')} {job.name}: {self.log(job)}", flush=True)
+        print(f"{now()} {job.name}: {self.log(job)}", flush=True)
         self.preparing.add(job)
         self.start_step(job, self.prepare_command(job))
 
@@ -423,7 +459,7 @@ class Queue:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                pass_fds=self.locks,
+                pass_fds=[*self.locks, self.claims[job].fileno()],
                 preexec_fn=ends_with_parent(),
                 env={**module_path(), **os.environ, "OMP_NUM_THREADS": str(self.options.threads)},
             )
@@ -472,6 +508,8 @@ class Queue:
             else:
                 self.preparing.discard(job)
                 self.fail(job, f"failed with status {status}")
+            if job not in self.running:
+                self.claims.pop(job).close()
         return ended
 
     def check_text(self, job: Job) -> None:
@@ -494,7 +532,7 @@ class Queue:
         if status or not self.results().has(job, self.own[job.system]):
             self.fail(job, "was trained, but has no result")
         else:
-            print(f"{time.strftime('%H:%M:%S')} {job.name}: done", flush=True)
+            print(f"{now()} {job.name}: done", flush=True)
 
     def save_command(self, job: Job) -> list[str]:
         """Return the command line that saves the result of a job."""
