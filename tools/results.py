@@ -36,7 +36,6 @@ import numpy as np
 
 from fusetk.cli.tables import NONE, markdown_rows, markdown_table
 from fusetk.errors import DataError, FusetkError, join_names, quantity
-from fusetk.evaluation.metrics import is_lower_better
 from fusetk.reporting.formats import signed
 from fusetk.reporting.gain import SEEDS, SeedComparison
 from fusetk.reporting.measured_costs import read_costs
@@ -393,7 +392,7 @@ def all_scores(table: ResultTable) -> str:
             if own is None or other is None:
                 cells.append(NONE)
                 continue
-            scores = SeedComparison(own, other, {}, {}, is_lower_better(column.metric))
+            scores = SeedComparison(own, other, {}, {}, row.lower_is_better(column))
             text = signed(scores.difference)
             cells.append(f"{f'**{text}**' if scores.improves else text}, {scores.spread:.2f}")
         lines.append([row.name, base.name, *cells])

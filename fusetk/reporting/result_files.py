@@ -16,7 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from fusetk.errors import DataError, one_line
@@ -52,11 +60,19 @@ class SavedScore(SavedPart):
     sentences: int
     references: str
     updates: int | None
+    lower_is_better: bool = False
 
     @property
     def key(self) -> tuple[str, str, str]:
         """Test set, checkpoint and metric."""
         return self.set_name, self.checkpoint, self.metric
+
+    @model_serializer(mode="wrap")
+    def _omit_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        if not self.lower_is_better:
+            del values["lower_is_better"]
+        return values
 
 
 class SavedTraining(SavedPart):

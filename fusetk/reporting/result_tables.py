@@ -79,6 +79,14 @@ class ResultRow:
         """Return the mean score of a column over the seeds; None without a score."""
         return mean_of(run.score(column) for run in self.runs)
 
+    def lower_is_better(self, column: ScoreColumn) -> bool:
+        """Whether a lower score of a column is better.
+
+        The results say so of a metric outside fusetk.
+        """
+        scores = [run.saved_score(column) for run in self.runs]
+        return is_lower_better(column.metric) or any(s.lower_is_better for s in scores if s)
+
     @property
     def loss(self) -> MeanScore | None:
         """The mean of the best validation losses."""
@@ -139,8 +147,7 @@ class ResultRow:
             p = p_values.compare(twin, run, column)
             if p is not None:
                 tested[run.result.seed] = p
-        lower = is_lower_better(column.metric)
-        return SeedComparison(mean, base_mean, differences, tested, lower)
+        return SeedComparison(mean, base_mean, differences, tested, self.lower_is_better(column))
 
 
 class ResultTable(NamedTuple):

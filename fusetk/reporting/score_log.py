@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fusetk.data.text import cannot_write
 from fusetk.errors import DataError, one_line
 from fusetk.evaluation.metric import Score
+from fusetk.evaluation.metrics import metric_class
 from fusetk.files import locked_file, replace_file
 from fusetk.runs import is_finite_number, updates_and_data
 
@@ -41,6 +42,7 @@ class ScoreRecord(NamedTuple):
     references: str  # SHA-256 of the reference texts
     updates: int | None = None  # of training at the time of the record; None if unknown
     data: str | None = None  # fingerprint of the training data
+    lower_is_better: bool = False
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -107,7 +109,10 @@ def write(run: Path, records: Sequence[ScoreRecord]) -> Path:
 def record_scores(
     destination: ScoreDestination, scores: Iterable[Score], references: Iterable[Sequence[str]]
 ) -> Path:
-    """Add scores against references to the log of a run, as ``write`` does; return its file."""
+    """Add scores against references to the log of a run, as ``write`` does; return its file.
+
+    Raises DataError also if the metric of a score is unknown or cannot be imported.
+    """
     updates, data = updates_and_data(destination.run)
     if not destination.has_checkpoint:
         updates = None
@@ -124,6 +129,7 @@ def record_scores(
             references=checksum,
             updates=updates,
             data=data,
+            lower_is_better=metric_class(score.metric).lower_is_better,
         )
         for score in scores
     ]
@@ -154,4 +160,6 @@ def _parse(entry: Any) -> ScoreRecord:
     for count in counts:
         if not isinstance(count, int) or isinstance(count, bool):
             raise ValueError(f"{count!r} is not a whole number")
+    if not isinstance(record.lower_is_better, bool):
+        raise ValueError(f"lower_is_better is {record.lower_is_better!r}, not true or false")
     return record

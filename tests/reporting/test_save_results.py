@@ -366,6 +366,33 @@ def test_the_references_are_those_of_the_prepared_text_of_the_run(tmp_path: Path
         assert [texts["reference1.raw"], texts["reference2.raw"]] == references
 
 
+def test_results_say_that_a_lower_score_of_a_metric_outside_fusetk_is_better(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = work / "metrics"
+    metrics.mkdir()
+    (metrics / "own_errors.py").write_text(
+        "from fusetk.evaluation.sacrebleu_metrics import Ter\nclass Errors(Ter):\n    pass\n"
+    )
+    name = "own_errors:Errors"
+    monkeypatch.syspath_prepend(str(metrics))
+    recipes, prepared = work / "recipes", work / "prepared"
+    for recipe, text in (("plain", BAD), ("fused", GOOD)):
+        run, path = work / "runs" / f"e.{recipe}", recipes / f"{recipe}.yaml"
+        make_run(run, path, prepared, 3, {"best": text}, metrics=[name, "chrf"])
+    save_all(work)
+    saved = json.loads((work / "results" / "fused.seed3.json").read_text())
+    assert {score["metric"]: score.get("lower_is_better") for score in saved["scores"]} == {
+        name: True,
+        "chrf": None,
+    }
+    [table] = read_tables(work / "results", {"set-name": [], "checkpoint": [], "metric": [name]})
+    [column] = table.columns
+    [fused] = [row for row in table.rows if row.first.system == "fused"]
+    compared = table.compare(fused, column)
+    assert compared and compared.difference < 0 and compared.improves
+
+
 def test_outdated_scores_are_left_out(work: Path) -> None:
     save_all(work)
     result = work / "results" / "fused.seed2.json"
