@@ -100,7 +100,7 @@ class Trainer:
         self.gradient_check = GradientCheck(
             self.config.precision, self.config.max_skipped, self.run, log
         )
-        self.zero_gradient_check = ZeroGradientCheck(self.model, self.sharded)
+        self.zero_gradient_check = ZeroGradientCheck(self.model)
         self.model.train()
         with self.reporter.shown(self.progress):
             while True:

@@ -57,6 +57,7 @@ def shard(model: Seq2Seq, world: World) -> None:
     }
 
     def split(module: nn.Module, root: bool = False) -> None:
+        own_class = type(module)
         fully_shard(
             module,
             mesh=mesh,
@@ -66,6 +67,8 @@ def shard(model: Seq2Seq, world: World) -> None:
                 _shard_dimension(parameter, world.size) or 0
             ),
         )
+        # The module now has a subclass of its class. `is_own` and `is_outside` read this attribute.
+        type(module).__module__ = own_class.__module__
 
     for layer in model.layers():
         for module in layer.modules():

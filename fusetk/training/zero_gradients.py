@@ -21,10 +21,8 @@ class ZeroGradientCheck:
     outside fusetk defines are checked, because tests check the others.
     """
 
-    def __init__(self, model: nn.Module, sharded: bool = False):
-        """A sharded model is not checked, because PyTorch replaces the classes of its modules."""
-        parameters = () if sharded else _outside_parameters(model)
-        self._names = {parameter: name for name, parameter in parameters}
+    def __init__(self, model: nn.Module):
+        self._names = {parameter: name for name, parameter in _outside_parameters(model)}
         self._parameters: list[nn.Parameter] = []
         self._norms: list[Tensor] = []
 

@@ -187,6 +187,34 @@ def test_gradients_and_search_of_every_system() -> None:
     backbones([], 2)
 
 
+ZERO_GRADIENTS = """
+import torch
+from fusetk.machine import device_of
+from fusetk.nn.weightnorm import NormedLinear
+from fusetk.processes import connect
+from fusetk.training.sharding import shard
+from tests.training.test_zero_gradients import UPDATES, Gated, warnings
+
+world = connect(device_of("cpu"))
+torch.manual_seed(0)
+model = Gated()
+shard(model, world)
+torch.manual_seed(world.rank)
+[warning] = warnings(model, UPDATES, world=world)
+assert ": left, right, unused.weight; " in warning, warning
+own = torch.nn.Sequential(NormedLinear(3, 3, 1.0))
+own.layers = lambda: [own[0]]
+shard(own, world)
+assert not warnings(own, UPDATES, 0.0, world)
+print("named", flush=True)
+world.close()
+"""
+
+
+def test_parameters_whose_gradient_remains_zero_are_named() -> None:
+    assert Forks([], 2, ZERO_GRADIENTS).succeed().count("named") == 2
+
+
 OPTIMIZERS = {
     "adam": "{kind: adam, weight_decay: 0.1, eps: 1e-3}",
     "adamw": "{kind: adamw, weight_decay: 0.1, eps: 1e-3}",

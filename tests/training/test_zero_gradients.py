@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.nn.weightnorm import NormedLinear
+from fusetk.processes import ALONE, World
+from fusetk.training.parallel import all_reduce_gradients
 from fusetk.training.sharding import clip_gradients
 from fusetk.training.update import UpdateStats
 from fusetk.training.zero_gradients import UPDATES, ZeroGradientCheck
@@ -27,8 +29,13 @@ class Gated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * self.frozen + self.gate * self.linear(x) + self.left * self.right * x
 
+    def layers(self) -> list[nn.Module]:
+        return [self.linear]
 
-def warnings(model: nn.Module, updates: int, factor: float = 1.0) -> list[str]:
+
+def warnings(
+    model: nn.Module, updates: int, factor: float = 1.0, world: World = ALONE
+) -> list[str]:
     """Return the warnings in these updates; ``factor`` multiplies the loss."""
     check = ZeroGradientCheck(model)
     zero = torch.zeros(())
@@ -36,6 +43,7 @@ def warnings(model: nn.Module, updates: int, factor: float = 1.0) -> list[str]:
     for _ in range(updates):
         model.zero_grad()
         (model(torch.rand(5, 3)).square().sum() * factor).backward()
+        all_reduce_gradients(world, model)
         parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
         norms = clip_gradients(parameters, max_norm=1.0)
         stats = UpdateStats(zero, zero, norms.total, parameters, norms.parameters)
