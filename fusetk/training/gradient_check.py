@@ -109,5 +109,6 @@ class GradientCheck:
             remedies.append("train in bf16 or fp32")
         return FusetkError(
             f"{progress.skipped} updates in a row after update {updates} had no finite "
-            f"gradient: training has diverged; {earlier}{join_names(remedies, 'or')}"
+            f"gradient: training has diverged; {earlier}{join_names(remedies, 'or')}, in a new run "
+            "folder"
         )

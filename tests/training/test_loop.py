@@ -36,6 +36,7 @@ from fusetk.recipe import Recipe, load
 from fusetk.system import build
 from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
+from fusetk.training.checkpoints import regular_checkpoints
 from fusetk.training.loop import Trainer
 from fusetk.training.schedule import INITIAL_STATE, Schedule, ScheduleState
 from fusetk.training.start_from import start_checkpoint, start_from
@@ -238,13 +239,15 @@ def test_gradients_that_are_not_finite_change_nothing_and_end_the_run(
         "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, "
         "end: {updates: 90}}]"
     )
-    with pytest.raises(FusetkError, match="5 updates in a row after update"):
+    with pytest.raises(FusetkError, match=r"5 updates in a row after .* in a new run folder"):
         train_module.train(load(toy, [diverging]), tmp_path / "diverging", "cpu", quiet=True)
     assert (
         "skipped: its gradient is not finite (prepared training pairs"
         in (tmp_path / "diverging" / "log.txt").read_text()
     )
     assert files(tmp_path, 8) == before
+    kept = runs.checkpoints(tmp_path / "diverging")
+    assert kept == regular_checkpoints(kept), "no checkpoint of a diverged model"
 
 
 class Descending(Schedule):
