@@ -162,10 +162,11 @@ def start(
         return None
     lengths = mask.sum(1)
     prepared = []
-    for tensor in keys_values:
+    for layer, tensor in zip(layers, keys_values, strict=True):
         by_source = tensor.view(len(mask), -1, *mask.shape[1:], tensor.shape[-1])
         keys, values = by_source.chunk(2, -1)
-        prepared.append(fused_decoding.SourceKeysValues.of(keys, values, None, lengths))
+        heads = layer.attention.heads
+        prepared.append(fused_decoding.SourceKeysValues.of(keys, values, None, lengths, heads))
     sentences = torch.arange(len(mask))
     steps = ((),) * len(keys_values)
     step_layers = tuple(map(_step_layer, layers))
@@ -394,12 +395,13 @@ def _encode(layer: LayerModules, x: Tensor, mask: Tensor, lengths: Tensor) -> Te
         values[:, None],
         None if bias is None else bias[2 * layer.width :],
         lengths,
+        attention.heads,
     )
     sentences = torch.arange(len(mask)).repeat_interleave(mask.shape[1])
     if real is not None:
         sentences = sentences[real]
     queries = projections[:, : layer.width]
-    y = fused_decoding.attend_source(queries, bias, source, sentences, attention.heads)
+    y = fused_decoding.attend_source(queries, bias, source, sentences)
     x = _after(layer.attention_residual, x, _product(attention.out, y), attention.out.bias)
     return _padded(_feed_forward(layer, x), real, mask).view(*shape[:-1], layer.width)
 
@@ -477,10 +479,10 @@ def _attend(
         return fused_decoding.attend_history(steps, context.ancestors, heads, bias)
     weights = None
     if trace.is_listening_for(layer.source_name):
-        length = context.source.values.shape[2] + len(steps)
+        length = context.source.length + len(steps)
         weights = steps[-1].new_empty(len(steps[-1]), heads, length)
     y = fused_decoding.attend_mixed(
-        steps, context.ancestors, context.source, context.sentences, heads, weights
+        steps, context.ancestors, context.source, context.sentences, weights
     )
     if weights is not None:
         trace.record(layer.source_name, weights[:, :, None])
@@ -491,14 +493,12 @@ def _attend_source(
     layer: DecoderLayerModules, queries: Tensor, bias: Tensor | None, context: StepContext
 ) -> Tensor:
     """Return the attention to the source (R, D) of queries without ``bias``."""
-    heads = layer.attention.heads
+    source = context.source
     weights = None
     if trace.is_listening_for(layer.source_name):
-        _, sources, length, _ = context.source.values.shape
-        weights = queries.new_empty(len(queries), sources * heads, length)
-    y = fused_decoding.attend_source(
-        queries, bias, context.source, context.sentences, heads, weights
-    )
+        sources = source.keys_values.shape[1]
+        weights = queries.new_empty(len(queries), sources * source.heads, source.length)
+    y = fused_decoding.attend_source(queries, bias, source, context.sentences, weights)
     if weights is not None:
         trace.record(layer.source_name, weights[:, :, None])
     return y

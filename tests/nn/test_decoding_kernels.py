@@ -62,9 +62,9 @@ def test_attention_to_the_source(width, heads, sources, length):
     lengths = torch.tensor([length, 1, length - 2])
     keys, values = torch.randn(3, sources, length, 2 * width).chunk(2, -1)
     queries, bias = torch.randn(5, width), torch.randn(width)
-    source = fused_decoding.SourceKeysValues.of(keys, values, None, lengths)
+    source = fused_decoding.SourceKeysValues.of(keys, values, None, lengths, heads)
     weights = torch.empty(5, sources * heads, length)
-    result = fused_decoding.attend_source(queries, bias, source, sentences, heads, weights)
+    result = fused_decoding.attend_source(queries, bias, source, sentences, weights)
     q = heads_of((queries + bias)[:, None, None], heads)  # (R, 1, H, 1, d)
     k, v = (heads_of(x[sentences], heads) for x in (keys, values))  # (R, n, H, S, d)
     scores = q @ k.mT / math.sqrt(width // heads)
@@ -87,9 +87,11 @@ def test_attention_to_source_and_target(width, heads, source_length, length):
     steps = [torch.randn(5, 3 * width) for _ in range(length)]
     ancestors = torch.stack([torch.randint(5, (5,)) for _ in range(length)], 1)
     ancestors[:, -1] = torch.arange(5)
-    source = fused_decoding.SourceKeysValues.of(keys[:, None], values[:, None], None, lengths)
+    source = fused_decoding.SourceKeysValues.of(
+        keys[:, None], values[:, None], None, lengths, heads
+    )
     weights = torch.empty(5, heads, source_length + length)
-    result = fused_decoding.attend_mixed(steps, ancestors, source, sentences, heads, weights)
+    result = fused_decoding.attend_mixed(steps, ancestors, source, sentences, weights)
     tokens = torch.stack([steps[t][ancestors[:, t]] for t in range(length)], 1)
     q, own_keys, own_values = tokens.chunk(3, -1)
     q = heads_of(q[:, -1:], heads)

@@ -8,11 +8,18 @@
 // many sentences do not fit into the cache.
 enum { AHEAD = 2 };
 
-// Prefetch the n numbers at x into the cache.
-static inline void prefetch(const float *x, Int n) {
+// Prefetch the n numbers at x into the cache. Return the address after them.
+static inline const float *prefetch(const float *x, Int n) {
     const Int line = 64 / sizeof *x;
     for (Int j = 0; j < n; j += line) __builtin_prefetch(x + j, 0, 1);
+    return x + n;
 }
+
+// The numbers of a head of `size` features in a block of store_source
+static inline Int head_size(Int size, Int length) { return size * (padded(length) + length); }
+
+// The numbers in a block of store_source, which has room for the longest sentence, of `length`
+static inline Int block_size(Int width, Int length) { return head_size(width, length); }
 
 // Replace the numbers x, which -inf pads to full vectors, by e^(x - max x). Return their sum.
 static inline float softmax(float *x, Int vectors) {
@@ -185,38 +192,45 @@ void attend_history(
     }
 }
 
-// Keys (B, n, S, D), rows of `stride` numbers, -> (B, n, H, D / H, S rounded up to full vectors).
-void transpose_keys(
-    Int threads, Int blocks, Int length, Int width, Int stride, const float *keys,
-    float *out
+// Store keys and values (B, n, S, D), rows of `stride` numbers, for attend_source. Each sentence has
+// n blocks of block_size(width, S) numbers. A block has, for each head, the transposed keys (D / H,
+// length rounded up to full vectors) and the values (length, D / H) of the sentence. So attention
+// to a sentence reads consecutive memory, which is faster than rows of a padded tensor.
+void store_source(
+    Int threads, Int sentences, Int sources, Int length, Int heads, Int width, Int stride,
+    const Int *lengths, const float *keys, const float *values, float *out
 ) {
-    const Int padded_length = padded(length);
+    const Int size = width / heads;
 #pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
-    for (Int b = 0; b < blocks; b++) {
-        const float *from = keys + b * length * stride;
-        float *to = out + b * width * padded_length;
-        for (Int j = 0; j < width; j++) {
-            for (Int s = 0; s < length; s++) to[j * padded_length + s] = from[s * stride + j];
-            for (Int s = length; s < padded_length; s++) to[j * padded_length + s] = 0;
+    for (Int i = 0; i < sentences * sources; i++) {
+        const Int end = lengths[i / sources], padded_end = padded(end);
+        const float *k = keys + i * length * stride, *v = values + i * length * stride;
+        float *to = out + i * block_size(width, length);
+        for (Int first = 0; first < width; first += size) {
+            for (Int j = first; j < first + size; j++, to += padded_end) {
+                for (Int s = 0; s < end; s++) to[s] = k[s * stride + j];
+                for (Int s = end; s < padded_end; s++) to[s] = 0;
+            }
+            for (Int s = 0; s < end; s++, to += size)
+                memcpy(to, v + s * stride + first, size * sizeof *to);
         }
     }
 }
 
 // Attention of R rows to the n sources of their sentences. The n results are summed and multiplied
-// by n^-1/2. Keys are those of transpose_keys. Values (B, n, S, D) have rows of `stride` numbers.
-// Row r reads the first lengths[sentences[r]] positions. Queries have rows of query_stride numbers.
-// weights (R, n, H, S) may be null.
+// by n^-1/2. Keys and values are those of store_source. Row r reads the lengths[sentences[r]]
+// positions of its sentence. Queries have rows of query_stride numbers. weights (R, n, H, S) may be
+// null.
 void attend_source(
     Int threads, Int rows, Int heads, Int width, Int sources, Int length, const Int *sentences,
     const Int *lengths, const float *queries, Int query_stride, const float *bias,
-    const float *keys, const float *values, Int stride, const float *value_bias, float *out,
-    float *weights
+    const float *keys_values, const float *value_bias, float *out, float *weights
 ) {
-    const Int size = width / heads, padded_length = padded(length);
+    const Int size = width / heads, block = block_size(width, length);
     const float scale = 1 / sqrtf((float)size), source_scale = 1 / sqrtf((float)sources);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
-        Scratch scratch(2 * width + padded_length);
+        Scratch scratch(2 * width + padded(length));
         float *q = scratch.at, *context = q + width, *scores = context + width;
 #pragma omp for schedule(static)
         for (Int r = 0; r < rows; r++) {
@@ -227,21 +241,17 @@ void attend_source(
             float *to = out + r * width;
             for (Int j = 0; j < width; j++) q[j] = (query[j] + (bias ? bias[j] : 0)) * scale;
             for (Int n = 0; n < sources; n++) {
-                const float *k = keys + (b * sources + n) * width * padded_length;
-                const float *v = values + (b * sources + n) * length * stride;
-                const Int to_next = (next - b) * sources;
+                const float *at = keys_values + (b * sources + n) * block;
+                const float *at_next = keys_values + (next * sources + n) * block;
                 for (Int h = 0; h < heads; h++) {
-                    const float *kh = k + h * size * padded_length, *qh = q + h * size;
-                    if (is_new) {
-                        prefetch(kh + to_next * width * padded_length, size * padded_length);
-                        for (Int s = 0; s < lengths[next]; s++)
-                            prefetch(v + (to_next * length + s) * stride + h * size, size);
-                    }
-                    dots_of_columns(scores, qh, kh, size, padded_length, end);
-                    const float total = softmax(scores, vectors);
                     const Int first = h * size;
+                    if (is_new) at_next = prefetch(at_next, head_size(size, lengths[next]));
+                    dots_of_columns(scores, q + first, at, size, padded(end), end);
+                    const float total = softmax(scores, vectors);
+                    const float *v = at + size * padded(end);
                     mix(n ? context : to + first, size, scores, end, 1 / total,
-                        [&](Int s) { return v + s * stride + first; });
+                        [&](Int s) { return v + s * size; });
+                    at += head_size(size, end);
                     if (n)
                         for (Int j = 0; j < size; j++) to[first + j] += context[j];
                     if (weights) {
@@ -263,36 +273,36 @@ void attend_source(
 // projections include their bias. weights (R, H, S + T) may be null.
 void attend_mixed(
     Int threads, Int rows, Int heads, Int width, Int source_length, const Int *sentences,
-    const Int *lengths, const float *keys, const float *values, Int stride, Int length,
-    const float *current, const float *const *steps, const Int *ancestors, float *out,
-    float *weights
+    const Int *lengths, const float *keys_values, Int length, const float *current,
+    const float *const *steps, const Int *ancestors, float *out, float *weights
 ) {
-    const Int size = width / heads, padded_length = padded(source_length);
+    const Int size = width / heads;
     const float scale = 1 / sqrtf((float)size);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
-        Scratch scratch(2 * width + padded_length + padded(length)), tokens(2 * length);
+        Scratch scratch(2 * width + padded(source_length) + padded(length)), tokens(2 * length);
         float *q = scratch.at, *context = q + width, *scores = context + width;
         const float **k = (const float **)tokens.at;
 #pragma omp for schedule(static)
         for (Int r = 0; r < rows; r++) {
             const Int b = sentences[r], end = lengths[b], first_token = padded(end);
-            const float *v = values + b * source_length * stride;
+            const float *at = keys_values + b * block_size(width, source_length);
             for (Int j = 0; j < width; j++) q[j] = current[r * 3 * width + j] * scale;
             find_keys(k, steps, ancestors + r * length, width, length);
             for (Int h = 0; h < heads; h++) {
                 const Int first = h * size;
-                const float *kh = keys + (b * width + first) * padded_length;
                 if (r + AHEAD < rows)
                     prefetch_tokens(
                         steps, ancestors + (r + AHEAD) * length, width, length, first, size
                     );
-                dots_of_columns(scores, q + first, kh, size, padded_length, end);
+                dots_of_columns(scores, q + first, at, size, first_token, end);
                 dots(scores + first_token, q + first, k, first, size, length);
                 const Int vectors = vectors_of(end) + vectors_of(length);
                 const float inverse = 1 / softmax(scores, vectors);
                 float *to = out + r * width + first;
-                mix(to, size, scores, end, inverse, [&](Int s) { return v + s * stride + first; });
+                const float *v = at + size * first_token;
+                mix(to, size, scores, end, inverse, [&](Int s) { return v + s * size; });
+                at += head_size(size, end);
                 mix(context, size, scores + first_token, length, inverse,
                     [&](Int t) { return k[t] + width + first; });
                 for (Int j = 0; j < size; j++) to[j] += context[j];
@@ -399,9 +409,7 @@ struct DecoderLayer {
 struct Source {
     Int count, length;
     const Int *lengths;
-    const float *keys, *values;
-    Int stride;
-    const float *value_bias;
+    const float *keys_values, *value_bias;
 };
 
 static void apply(
@@ -454,7 +462,7 @@ static void layer_of_rows(
     if (layer.mixed)
         attend_mixed(
             threads, rows, layer.heads, width, source.length, sentences, source.lengths,
-            source.keys, source.values, source.stride, length, current, steps, ancestors, y.at, 0
+            source.keys_values, length, current, steps, ancestors, y.at, 0
         );
     else
         attend_history(
@@ -467,8 +475,8 @@ static void layer_of_rows(
         apply(threads, rows, layer.query, 0, 0, before(after_self.at, 1), y.at);
         attend_source(
             threads, rows, layer.heads, width, source.count, source.length, sentences,
-            source.lengths, y.at, width, layer.query.bias, source.keys, source.values,
-            source.stride, source.value_bias, z.at, 0
+            source.lengths, y.at, width, layer.query.bias, source.keys_values,
+            source.value_bias, z.at, 0
         );
         apply(threads, rows, layer.cross_out, 0, 0, z.at, y.at);
         after(after_self.at, y.at, layer.cross_out.bias, 1, after_cross.at);

@@ -103,23 +103,27 @@ def attend_history(
 class SourceKeysValues(NamedTuple):
     """Keys and values of n sources of B sentences, as ``attend_source`` reads them."""
 
-    keys: Tensor  # (B, n, D, S rounded up), transposed
-    values: Tensor  # (B, n, S, D), a view
+    keys_values: Tensor  # (B, n, numbers of a block); see store_source in decoding.cpp
     value_bias: Tensor | None  # (D,), if it is not in the values
     lengths: Tensor  # (B,) real positions
+    heads: int
+    length: int  # S
 
     @classmethod
     def of(
-        cls, keys: Tensor, values: Tensor, value_bias: Tensor | None, lengths: Tensor
+        cls, keys: Tensor, values: Tensor, value_bias: Tensor | None, lengths: Tensor, heads: int
     ) -> "SourceKeysValues":
         """Prepare keys and values (B, n, S, D), views of one tensor."""
         sentences, sources, length, width = keys.shape
         if length == 1:  # a view of one position does not have the stride of its rows
             keys, values = keys.contiguous(), values.contiguous()
-        transposed = keys.new_empty(sentences, sources, width, -(-length // LANES) * LANES)
-        sizes = sentences * sources, length, width, keys.stride(2)
-        _call("transpose_keys", *sizes, keys, transposed)
-        return cls(transposed, values, value_bias, lengths)
+        block = width * (-(-length // LANES) * LANES + length)
+        stored = keys.new_empty(sentences, sources, block)
+        _call(
+            "store_source", sentences, sources, length, heads, width, keys.stride(2), lengths,
+            keys, values, stored,
+        )  # fmt: skip
+        return cls(stored, value_bias, lengths, heads, length)
 
 
 def attend_source(
@@ -127,7 +131,6 @@ def attend_source(
     bias: Tensor | None,
     source: SourceKeysValues,
     sentences: Tensor,
-    heads: int,
     weights: Tensor | None = None,
 ) -> Tensor:
     """Return the attention (R, D) of queries (R, D) to n sources.
@@ -137,12 +140,12 @@ def attend_source(
     (R, n, H, S) is filled with the attention weights.
     """
     rows, width = queries.shape
-    sources, length = source.values.shape[1:3]
+    sources = source.keys_values.shape[1]
     out = queries.new_empty(rows, width)
     _call(
-        "attend_source", rows, heads, width, sources, length, sentences, source.lengths,
-        queries, queries.stride(0), bias, source.keys, source.values, source.values.stride(2),
-        source.value_bias, out, weights,
+        "attend_source", rows, source.heads, width, sources, source.length, sentences,
+        source.lengths, queries, queries.stride(0), bias, source.keys_values, source.value_bias,
+        out, weights,
     )  # fmt: skip
     return out
 
@@ -152,7 +155,6 @@ def attend_mixed(
     ancestors: Tensor,
     source: SourceKeysValues,
     sentences: Tensor,
-    heads: int,
     weights: Tensor | None = None,
 ) -> Tensor:
     """Return the attention (R, D) of R hypotheses to source and target, in one softmax.
@@ -164,13 +166,12 @@ def attend_mixed(
     """
     rows, length = ancestors.shape
     width = steps[-1].shape[1] // 3
-    assert source.values.shape[1] == 1 and source.value_bias is None
+    assert source.keys_values.shape[1] == 1 and source.value_bias is None
     out = steps[-1].new_empty(rows, width)
     addresses = torch.tensor([step.data_ptr() for step in steps])
     _call(
-        "attend_mixed", rows, heads, width, source.values.shape[2], sentences, source.lengths,
-        source.keys, source.values, source.values.stride(2), length, steps[-1], addresses,
-        ancestors.contiguous(), out, weights,
+        "attend_mixed", rows, source.heads, width, source.length, sentences, source.lengths,
+        source.keys_values, length, steps[-1], addresses, ancestors.contiguous(), out, weights,
     )  # fmt: skip
     return out
 
@@ -320,9 +321,7 @@ _Layer = struct(
 _Source = struct(
     "_Source",
     ("count length", INT),
-    ("lengths keys values", POINTER),
-    ("stride", INT),
-    ("value_bias", POINTER),
+    ("lengths keys_values value_bias", POINTER),
 )
 
 
@@ -390,9 +389,8 @@ def decoder_layer(
     projections = x.new_empty(rows, 3 * width)
     out = torch.empty_like(x)
     addresses = torch.tensor([step.data_ptr() for step in (*steps, projections)])
-    tensors = map(address, (source.lengths, source.keys, source.values))
-    stride = source.values.stride(2)
-    described = _Source(*source.values.shape[1:3], *tensors, stride, address(source.value_bias))
+    tensors = map(address, (source.lengths, source.keys_values, source.value_bias))
+    described = _Source(source.keys_values.shape[1], source.length, *tensors)
     _call(
         "decoder_layer", rows, ctypes.addressof(layer.struct), x, len(addresses), addresses,
         ancestors.contiguous(), ctypes.addressof(described), sentences, out,
