@@ -15,7 +15,7 @@ from fusetk.config import place_outside_libraries
 from fusetk.data.batch import Batch, padded_length
 from fusetk.errors import ConfigError, first_line
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.models.stack import Stack
+from fusetk.models.stack import stacks_of
 from fusetk.special_tokens import EOS
 from fusetk.system import META
 from fusetk.training.update import batch_loss
@@ -85,8 +85,7 @@ def batch_cost(model: Seq2Seq, shape: BatchShape, smoothing: float = 0.0) -> Bat
 
 def _largest_recomputed_layer(model: Seq2Seq, batch: Batch, smoothing: float) -> int:
     """Return the largest memory that a layer with ``checkpoint`` keeps while it is recomputed."""
-    all_stacks = [module for module in model.modules() if isinstance(module, Stack)]
-    stacks = [stack for stack in all_stacks if stack.gradient_checkpointing]
+    stacks = [stack for stack in stacks_of(model) if stack.gradient_checkpointing]
     if not stacks:
         return 0
     memory = _KeptMemory(model)

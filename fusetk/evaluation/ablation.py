@@ -14,7 +14,7 @@ from fusetk.models.connect.cross import CrossConnection
 from fusetk.models.connect.last import LastConnection
 from fusetk.models.coordinated import SourceContext
 from fusetk.models.seq2seq import Memory, Seq2Seq
-from fusetk.models.stack import Stack
+from fusetk.models.stack import Stack, stacks_of
 
 MEAN_PAIRS = 200  # pairs from which the mean of a layer is computed
 
@@ -107,7 +107,7 @@ def without_layer(model: nn.Module, site: str, layer: int | str, mean: Tensor) -
 @contextmanager
 def changed_layers(model: nn.Module, change: Change) -> Iterator[None]:
     """Within this context, each site reads the result of ``change`` instead of a layer."""
-    depths = {stack.name: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
+    depths = {stack.name: stack.depth for stack in stacks_of(model)}
     with ExitStack() as hooks:
         for part in sites(model):
             if isinstance(part, Fusion):

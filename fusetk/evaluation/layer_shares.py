@@ -20,7 +20,7 @@ from fusetk.evaluation.forward_trace import (
     trace_forward,
 )
 from fusetk.fusion.base import Fusion, fusions_of_stacks
-from fusetk.models.stack import Stack
+from fusetk.models.stack import stacks_of
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -66,7 +66,7 @@ def trace_fusions(
     NaN.
     """
     traced = trace_forward(model, pairs, "*.fuse.*", {fusion.name: fusion for fusion in fusions})
-    depths = {stack.fuse.name: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
+    depths = {stack.fuse.name: stack.depth for stack in stacks_of(model)}
     with evaluating(model):
         return [_trace_fusion(fusion, traced, depths.get(fusion.name)) for fusion in fusions]
 

@@ -284,6 +284,11 @@ class Stack(nn.Module):
             check_shape(part, positions, width, self.connect)
 
 
+def stacks_of(model: nn.Module) -> list[Stack]:
+    """Return the stacks of a model; a recurrent model has none."""
+    return [module for module in model.modules() if isinstance(module, Stack)]
+
+
 def check_attention(encoder: StackConfig, decoder: DecoderConfig) -> None:
     """Raise ValueError, with a message for the user, if the two sides do not fit together."""
     attend = attended_sources_class(decoder.attend)

@@ -25,7 +25,7 @@ from fusetk.evaluation.layer_shares import layer_names
 from fusetk.models.connect import CONNECTIONS, Connection
 from fusetk.models.residual import RESIDUALS, Residual
 from fusetk.models.residual.separate import SeparateResidual
-from fusetk.models.stack import Stack
+from fusetk.models.stack import Stack, stacks_of
 from fusetk.nn.shape_check import is_outside
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.panel import Panel, near_square, split_rows
@@ -88,11 +88,7 @@ def trace_readings(
     """
     # The pattern matches connect, attend and residual, but not attention, whose weights are costly.
     traced = trace_forward(model, pairs, "*coder.[acr]*")
-    stacks = {
-        stack.connect.name.partition(".")[0]: stack
-        for stack in model.modules()
-        if isinstance(stack, Stack)
-    }
+    stacks = {stack.name: stack for stack in stacks_of(model)}
     readings = _layer_readings(traced, stacks)
     for side in SIDES:
         readings += _sublayer_readings(traced, side, stacks.get(side))

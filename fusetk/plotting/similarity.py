@@ -12,7 +12,7 @@ from fusetk.decoding.target_scores import IdPair
 from fusetk.errors import DataError, Diverged
 from fusetk.evaluation.forward_trace import batches, is_inside, trace_forward
 from fusetk.evaluation.layer_shares import layer_names
-from fusetk.models.stack import Stack
+from fusetk.models.stack import Stack, stacks_of
 from fusetk.plotting.panel import Panel
 from fusetk.trace import SIDES
 
@@ -24,7 +24,7 @@ MEASURE = "cosine of two layers (mean over the positions)"
 
 def find_stacks(model: "Seq2Seq") -> dict[str, Stack]:
     """Return the stacks of layers by name. Raises DataError if there are none."""
-    stacks = {stack.name: stack for stack in model.modules() if isinstance(stack, Stack)}
+    stacks = {stack.name: stack for stack in stacks_of(model)}
     if not stacks:
         raise DataError(
             "this model has no stack of layers to compare: use a model of kind transformer, conv "

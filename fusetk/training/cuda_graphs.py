@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fusetk.data.batch import Batch
 from fusetk.errors import ConfigError, class_name, first_line, out_of_memory
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.models.stack import Stack
+from fusetk.models.stack import stacks_of
 from fusetk.training.config import TrainingConfig
 from fusetk.training.loss import Loss
 from fusetk.training.update import add_gradients, autocast, batch_loss
@@ -173,8 +173,7 @@ def check_recordable(model: Seq2Seq) -> None:
             f"training.cuda_graphs: the passes of {class_name(model)} depend on the lengths of the "
             "sentences, so they cannot be recorded: set training.cuda_graphs: false"
         )
-    stacks = (module for module in model.modules() if isinstance(module, Stack))
-    if any(stack.gradient_checkpointing for stack in stacks):
+    if any(stack.gradient_checkpointing for stack in stacks_of(model)):
         raise ConfigError(
             "training.cuda_graphs: recomputed layers cannot be recorded: set training.cuda_graphs: "
             "false, or remove `checkpoint: true` from the model"

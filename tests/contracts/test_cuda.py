@@ -17,7 +17,7 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.errors import ConfigError
 from fusetk.models import Seq2Seq
 from fusetk.models.recurrent import Recurrent
-from fusetk.models.stack import Stack
+from fusetk.models.stack import stacks_of
 from fusetk.nn.positions import Sinusoidal
 from fusetk.training.cuda_graphs import CudaGraphs
 from fusetk.training.update import accumulate_gradients, add_gradients, autocast, batch_loss
@@ -36,7 +36,7 @@ RECORDED = [name for name in SYSTEMS if not name.startswith("recurrent")]
 
 
 def recomputes(model: Seq2Seq) -> bool:
-    return any(isinstance(module, Stack) and module.checkpoint for module in model.modules())
+    return any(stack.gradient_checkpointing for stack in stacks_of(model))
 
 
 def on_gpu(model: Seq2Seq) -> Seq2Seq:
