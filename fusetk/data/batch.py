@@ -25,6 +25,14 @@ class Batch(NamedTuple):
     # not have to wait for the device. None: the model reads them from the masks.
     lengths: tuple[Tensor, Tensor] | None = None
 
+    @classmethod
+    def of(
+        cls, src: Tensor, src_mask: Tensor, tgt_in: Tensor, tgt_out: Tensor, tgt_mask: Tensor
+    ) -> "Batch":
+        """Return the batch of ids (B, S) or (B, T) and their masks, in the memory of the host."""
+        lengths = (src_mask.sum(1), tgt_mask.sum(1))
+        return cls(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0], lengths)
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors but the lengths."""
@@ -84,5 +92,4 @@ def collate(
     tgt_out, tgt_mask = gather(corpus.target, indices, multiple, limit)
     tgt_in = torch.cat((torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]), dim=1)
     tgt_in.masked_fill_(~tgt_mask, PAD)
-    lengths = (src_mask.sum(1), tgt_mask.sum(1))
-    return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0], lengths)
+    return Batch.of(src, src_mask, tgt_in, tgt_out, tgt_mask)

@@ -111,8 +111,7 @@ def batch_of_ids(pairs: Sequence[IdPair]) -> Batch:
     src, src_mask = pad([source for source, _ in pairs])
     tgt_in, tgt_mask = pad([[BOS, *target] for _, target in pairs])
     tgt_out, _ = pad([[*target, EOS] for _, target in pairs])
-    lengths = (src_mask.sum(1), tgt_mask.sum(1))
-    return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0], lengths)
+    return Batch.of(src, src_mask, tgt_in, tgt_out, tgt_mask)
 
 
 def pair_batches(lengths: Sequence[tuple[int, int]], max_positions: int) -> Iterator[list[int]]:

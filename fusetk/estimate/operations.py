@@ -43,7 +43,7 @@ class BatchShape(NamedTuple):
             for lengths in (source, target)
         )
         src, tgt = (mask.long() * EOS for mask in (src_mask, tgt_mask))
-        return Batch(src, src_mask, tgt, tgt, tgt_mask.flatten().nonzero()[:, 0], (source, target))
+        return Batch.of(src, src_mask, tgt, tgt, tgt_mask)
 
 
 class BatchCost(NamedTuple):
