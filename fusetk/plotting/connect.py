@@ -28,7 +28,7 @@ from fusetk.models.residual.separate import SeparateResidual
 from fusetk.models.stack import Stack, stacks_of
 from fusetk.nn.shape_check import is_outside
 from fusetk.plotting.attention import TokenPair
-from fusetk.plotting.panel import Panel, near_square, split_rows
+from fusetk.plotting.panel import Panel, square_rows
 from fusetk.trace import SIDES
 
 if TYPE_CHECKING:
@@ -418,13 +418,7 @@ def row_lengths(panels: Sequence[Panel]) -> list[int] | None:
     ]
     if len(by_side) == len(panels):
         return None
-    return [
-        length
-        for group in by_side
-        for length in split_rows(
-            len(group), near_square(len(group), len(group[0].y), len(group[0].x))
-        )
-    ]
+    return [length for group in by_side for length in square_rows(group)]
 
 
 class ReadingMeans:

@@ -7,7 +7,7 @@ import numpy as np
 from fusetk.errors import DataError, join_names, quantity
 from fusetk.evaluation.layer_shares import FusionTrace
 from fusetk.plotting.attention import TokenPair
-from fusetk.plotting.panel import Panel, near_square, split_rows
+from fusetk.plotting.panel import Panel, square_rows
 
 HOPS = "attention weight (a column sums to 1)"
 SHARE = "share of a layer (a column sums to 1)"
@@ -142,6 +142,5 @@ def row_lengths(panels: Sequence[Panel]) -> list[int]:
             continue
         before = of_side.index(hops[0])
         after = len(of_side) - before - len(hops)
-        block = split_rows(len(hops), near_square(len(hops), len(hops[0].y), len(hops[0].x)))
-        lengths += [length for length in (before, *block, after) if length]
+        lengths += [length for length in (before, *square_rows(hops), after) if length]
     return lengths

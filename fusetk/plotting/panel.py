@@ -193,3 +193,12 @@ def near_square(count: int, rows: int, columns: int) -> int:
 def split_rows(count: int, columns: int) -> list[int]:
     """Return the number of panels in each row, at most ``columns``."""
     return [min(columns, count - start) for start in range(0, count, columns)]
+
+
+def square_rows(panels: Sequence[Panel]) -> list[int]:
+    """Return the number of panels in each row of a block that is nearly square.
+
+    The panels have the size of the first one.
+    """
+    columns = near_square(len(panels), len(panels[0].y), len(panels[0].x))
+    return split_rows(len(panels), columns)
