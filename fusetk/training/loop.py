@@ -25,6 +25,7 @@ from fusetk.training.ema import Ema
 from fusetk.training.gradient_check import GradientCheck
 from fusetk.training.gradients import BatchSplitter, GradientComputer
 from fusetk.training.log import Log
+from fusetk.training.loss import Loss
 from fusetk.training.optimizer_check import OptimizerCheck
 from fusetk.training.progress import (
     Progress,
@@ -38,7 +39,7 @@ from fusetk.training.schedule import rate_of_update
 from fusetk.training.sharding import sharded
 from fusetk.training.signals import Stop
 from fusetk.training.stages import Stages
-from fusetk.training.update import optimizer_step
+from fusetk.training.update import UpdateStats, optimizer_step
 from fusetk.training.validation import Validator
 from fusetk.training.zero_gradients import ZeroGradientCheck
 
@@ -193,17 +194,37 @@ class Trainer:
         )
 
     def _update(self, corpus: Corpus, indices: Sequence[Indices], updates_in_epoch: int) -> None:
-        assert self.optimizer is not None
         progress = self.progress
-        stage = self.stages.config(progress)
-        update = progress.stage_update + 1
         size = update_size(indices, corpus.source.lengths, corpus.target.lengths)
-        tokens = size.target_tokens
         scale = self.gradient_check.scale(progress)
         self.gradients.buffers.save()
+        rate, losses = self._compute_gradients(corpus, indices, size.target_tokens, scale)
+        stats = self._take_step(losses, rate, scale)
+        if self.optimizer_check and math.isfinite(stats.grad_norm):
+            self.optimizer_check.check()
+            self.optimizer_check = None
+        self.gradient_check.check(progress, stats.grad_norm, indices, stats.additional)
+        progress.advance(updates_in_epoch)
+        if self.ema and math.isfinite(stats.grad_norm):
+            self.ema.update(progress.update)
+        self.clock.add_to(progress, self.stages.config(progress).end)
+        updates_left = self.stages.updates_left(progress, updates_in_epoch)
+        self.reporter.update(progress, stats, size, rate, updates_in_epoch, updates_left)
+        if warning := self.zero_gradient_check.add(stats):
+            self.log.line(warning)
+
+    def _compute_gradients(
+        self, corpus: Corpus, indices: Sequence[Indices], tokens: int, scale: float
+    ) -> tuple[float, list[Loss]]:
+        """Return the learning rate of the next update, and the losses of its batches.
+
+        After an error, restore the buffers and save the updates before this one.
+        """
+        progress = self.progress
+        update = progress.stage_update + 1
         try:
             rate = rate_of_update(self.schedule, update, progress.schedule_state)
-            losses = self.gradients.compute(corpus, indices, tokens, progress.update, scale)
+            return rate, self.gradients.compute(corpus, indices, tokens, progress.update, scale)
         except Exception as error:
             with suppress(Exception):  # after an error of CUDA, no tensor can be copied
                 self.gradients.buffers.restore()
@@ -215,13 +236,17 @@ class Trainer:
                     "command again to resume"
                 ) from None
             raise
+
+    def _take_step(self, losses: Sequence[Loss], rate: float, scale: float) -> UpdateStats:
+        """Change the weights by the gradients. After an error, restore the buffers."""
+        assert self.optimizer is not None
         try:
-            stats = optimizer_step(
+            return optimizer_step(
                 self.model,
                 self.optimizer,
                 losses,
                 rate,
-                stage.clip,
+                self.stages.config(self.progress).clip,
                 self.world,
                 scale,
                 keep_gradients=self.gradients.graphs is not None,
@@ -230,18 +255,6 @@ class Trainer:
             with suppress(Exception):
                 self.gradients.buffers.restore()
             raise
-        if self.optimizer_check and math.isfinite(stats.grad_norm):
-            self.optimizer_check.check()
-            self.optimizer_check = None
-        self.gradient_check.check(progress, stats.grad_norm, indices, stats.additional)
-        progress.advance(updates_in_epoch)
-        if self.ema and math.isfinite(stats.grad_norm):
-            self.ema.update(progress.update)
-        self.clock.add_to(progress, stage.end)
-        updates_left = self.stages.updates_left(progress, updates_in_epoch)
-        self.reporter.update(progress, stats, size, rate, updates_in_epoch, updates_left)
-        if warning := self.zero_gradient_check.add(stats):
-            self.log.line(warning)
 
     def _after_update(self) -> None:
         """Validate or save, if this is due."""
