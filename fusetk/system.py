@@ -250,15 +250,7 @@ def load_model(
         place += f", {quantity(torch.get_num_threads(), 'thread')}"
     report(f"loading {folder}{target} on {place}")
     folder = folder.resolve()  # training may move the link while the files are read
-    try:
-        recipe = recipes.load(run / CONFIG)
-    except ImportFailed:
-        raise
-    except ConfigError as error:
-        raise CheckpointError(
-            f"{run / CONFIG}, or the code of a class that it names, was changed after training "
-            f"wrote it: {error}"
-        ) from None
+    recipe = _recipe_of(run)
     state = read_state(folder)
     outside = outside_kinds(recipe.model.model_dump())
     steps = outside_kinds([step.step for step in recipe.data.steps])
@@ -281,6 +273,23 @@ def load_model(
             "programs on the device, or choose another --device"
         ) from None
     return Loaded(recipe, pipeline, model.eval(), folder, has_average)
+
+
+def _recipe_of(run: Path) -> Recipe:
+    """Return the config of a trained run.
+
+    Raises CheckpointError if it is not valid any more, and ImportFailed if a class of the run
+    cannot be imported.
+    """
+    try:
+        return recipes.load(run / CONFIG)
+    except ImportFailed:
+        raise
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{run / CONFIG}, or the code of a class that it names, was changed after training "
+            f"wrote it: {error}"
+        ) from None
 
 
 def load_ensemble(
