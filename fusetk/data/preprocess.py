@@ -345,14 +345,19 @@ def held_out_words(
     text = Text(*arguments)
     for start in range(0, len(further), len(pairs)):
         name = f"{split}.{config.target}{start // len(pairs) + 1}"
-        with (
-            writer(build.new(f"{name}.raw")) as raw_file,
-            writer(build.new(f"{name}.txt")) as word_file,
-        ):
-            for _, line in all_pairs(further[start : start + len(pairs)]):
-                raw_file.write(line + "\n")
-                word_file.write(text.words("target", line) + "\n")
+        _write_reference(build, name, further[start : start + len(pairs)], text)
     return {"pairs_in": count, "pairs_out": count, "dropped": {}}
+
+
+def _write_reference(build: Build, name: str, files: Sequence[FilePair], text: Text) -> None:
+    """Write the target lines of ``files``, raw and as words."""
+    with (
+        writer(build.new(f"{name}.raw")) as raw_file,
+        writer(build.new(f"{name}.txt")) as word_file,
+    ):
+        for _, line in all_pairs(files):
+            raw_file.write(line + "\n")
+            word_file.write(text.words("target", line) + "\n")
 
 
 def prepared_models(build: Build, config: DataConfig) -> Mapping[tuple[str, str], StepModel]:
