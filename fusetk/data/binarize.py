@@ -173,12 +173,8 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
     counts = train_counts(build, config, longest, codes)
     if longest is not None and not any(counts):
         raise all_too_long_error(build.stages["words.train"]["results"]["pairs_out"], longest)
-    tokens: list[dict[str, int]] = [dict(count) for count in counts]
+    tokens = _token_counts(config, counts, codes)
     if codes:
-        tokens = [
-            bpe.count_subwords(count, codes[side])
-            for side, count in zip(SIDES, counts, strict=True)
-        ]
         build.shared["subwords"] = {side: dict(codes[side].cache) for side in SIDES}
     possible: list[dict[str, int]] = [{}, {}]
     if dropout_of(config, "train"):
@@ -186,10 +182,6 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
             bpe.count_subwords(count, partial(possible_subwords, codes[side]))
             for side, count in zip(SIDES, counts, strict=True)
         ]
-    for i, side in enumerate(SIDES):
-        for step in line_steps(config.steps, side):
-            for token in step.required_tokens():
-                tokens[i][token] = max(tokens[i].get(token, 0), options.threshold)
     if options.joint:
         joint = _vocabulary(options, "source", _sum(tokens), _sum(possible))
         vocabularies = joint, joint
@@ -215,6 +207,23 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
         "word_types": [len(count) for count in counts],
         "token_types": [len(count) for count in tokens],
     }
+
+
+def _token_counts(
+    config: DataConfig, words: Sequence[Mapping[str, int]], codes: Mapping[str, BPE]
+) -> list[dict[str, int]]:
+    """Return the counts of the tokens of each side, given those of the words, source first.
+
+    A token that a step requires has at least the count that the vocabulary needs.
+    """
+    tokens = []
+    for side, counts in zip(SIDES, words, strict=True):
+        of_side = bpe.count_subwords(counts, codes[side]) if codes else dict(counts)
+        for step in line_steps(config.steps, side):
+            for token in step.required_tokens():
+                of_side[token] = max(of_side.get(token, 0), config.vocabulary.threshold)
+        tokens.append(of_side)
+    return tokens
 
 
 def _sum(counts: Sequence[Mapping[str, int]]) -> Counter[str]:
