@@ -54,9 +54,8 @@ def plot(
     """Draw the curves over ``x`` (updates or epochs), or write their numbers, by the file's ending.
 
     Each quantity has a panel. Quantities in BY_LAYER have one for each group of layers and each
-    run. Training curves are smoothed over ``window`` points, in pictures and
-    in numbers. Raises DataError if ``path`` cannot be written, or if ``x`` is epochs and the runs
-    did not record them.
+    run. Training curves are smoothed over ``window`` points, in pictures and in numbers. Raises
+    DataError if ``path`` cannot be written, or if ``x`` is epochs and the runs did not record them.
     """
     check_output(path)
     if x == "epochs":
@@ -70,6 +69,20 @@ def plot(
         return
     figure = draw(curves, x, window, title=title, style=style, size=size)
     save_picture(figure, path, style.dpi)
+
+
+class _CurvePen(NamedTuple):
+    """The way in which curves are drawn."""
+
+    x: str  # updates or epochs
+    window: int  # points over which training curves are smoothed
+    colors: Mapping[tuple[bool, str], Any]  # of each line
+    families: list[str]  # of fonts
+    style: Style
+
+    def positions(self, curve: Curve) -> np.ndarray:
+        """Return the horizontal position of each value of a curve."""
+        return curve.update if self.x == "updates" else curve.epoch
 
 
 @without_latex()
@@ -95,36 +108,18 @@ def draw(
     colors_of_lines = _line_colors(curves)
     names = [name for _, name in colors_of_lines]
     families = fonts(label(text, 60) for text in (*runs, *names, title))
+    pen = _CurvePen(x, window, colors_of_lines, families, style)
     grid = _grid(curves, style, size)
     width = grid.width
     room = LegendRoom(width, style.font, TextWidth(families))
-    entries = _legend_entries(curves, colors_of_lines, style, room)
+    entries = _legend_entries(curves, pen, room)
     across = room.columns([name for _, name in entries])
     legend_height = 1.7 * style.font / 72 * math.ceil(len(entries) / across) + 0.1
     height = grid.rows * ASPECT * width / grid.columns + legend_height
     figure = Figure(figsize=(width, size.height or height if size else height))
     figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
-    numbers: list[list[Annotation]] = []
-    first_axes: dict[tuple[str, str], Axes] = {}  # of each scale
-    for panel, place in grid.places.items():
-        of_panel = [curve for curve in curves if curve.panel == panel]
-        first = of_panel[0]
-        axes = figure.add_subplot(
-            grid.rows, grid.columns, place + 1, sharey=first_axes.get(first.scale)
-        )
-        first_axes.setdefault(first.scale, axes)
-        values = np.concatenate([curve.value for curve in curves if curve.scale == first.scale])
-        _style_panel(axes, first.what, x, values, style)
-        if first.group:
-            name = f"{first.group}, {first.run}" if len(runs) > 1 else first.group
-            axes.set_title(label(name), fontsize=style.caption, parse_math=False, family=families)
-        for curve in of_panel:
-            _draw_curve(axes, curve, x, window, colors_of_lines[curve.line], style)
-        marked = [curve for curve in of_panel if curve.best() is not None]
-        stars = [_mark_best(axes, c, x, colors_of_lines[c.line], style) for c in marked]
-        if len(runs) <= MOST_NUMBERS:
-            numbers.append([_write_best(axes, star, style) for star in stars])
+    numbers = _draw_panels(figure, grid, curves, pen)
     legend(figure, entries, families, style.font, loc="outside lower center", ncols=across)
     if title:
         figure.suptitle(label(title, 200), family=families, size=style.heading, parse_math=False)
@@ -223,18 +218,16 @@ class LegendRoom(NamedTuple):
 
 
 def _legend_entries(
-    curves: Sequence[Curve],
-    colors: Mapping[tuple[bool, str], Any],
-    style: Style,
-    room: LegendRoom,
+    curves: Sequence[Curve], pen: _CurvePen, room: LegendRoom
 ) -> "list[tuple[Line2D, str]]":
     """Return a line for each colour, each kind of curve and the best value, with their names."""
     from matplotlib.lines import Line2D
 
+    style = pen.style
     wide = 2.5 * style.line
     entries = [
         (Line2D([], [], color=color, linewidth=wide), room.shortened(name))
-        for (_, name), color in colors.items()
+        for (_, name), color in pen.colors.items()
     ]
     kinds = {curve.kind for curve in curves}
     grey: dict[str, Any] = {"color": "0.4", "linewidth": style.line}
@@ -249,8 +242,36 @@ def _legend_entries(
     return entries
 
 
-def _draw_curve(axes: "Axes", curve: Curve, x: str, window: int, color: Any, style: Style) -> None:
-    position = curve.update if x == "updates" else curve.epoch
+def _draw_panels(
+    figure: "Figure", grid: _Grid, curves: Sequence[Curve], pen: _CurvePen
+) -> "list[list[Annotation]]":
+    """Draw all panels. Return the numbers beside the stars of each panel, if they are written."""
+    runs = {curve.run for curve in curves}
+    numbers: list[list[Annotation]] = []
+    first_axes: dict[tuple[str, str], Axes] = {}  # of each scale
+    for panel, place in grid.places.items():
+        of_panel = [curve for curve in curves if curve.panel == panel]
+        first = of_panel[0]
+        axes = figure.add_subplot(
+            grid.rows, grid.columns, place + 1, sharey=first_axes.get(first.scale)
+        )
+        first_axes.setdefault(first.scale, axes)
+        values = np.concatenate([curve.value for curve in curves if curve.scale == first.scale])
+        _style_panel(axes, first.what, values, pen)
+        if first.group:
+            name = f"{first.group}, {first.run}" if len(runs) > 1 else first.group
+            font: dict[str, Any] = {"fontsize": pen.style.caption, "family": pen.families}
+            axes.set_title(label(name), parse_math=False, **font)
+        for curve in of_panel:
+            _draw_curve(axes, curve, pen)
+        stars = [_mark_best(axes, c, pen) for c in of_panel if c.best() is not None]
+        if len(runs) <= MOST_NUMBERS:
+            numbers.append([_write_best(axes, star, pen.style) for star in stars])
+    return numbers
+
+
+def _draw_curve(axes: "Axes", curve: Curve, pen: _CurvePen) -> None:
+    position, color, style = pen.positions(curve), pen.colors[curve.line], pen.style
     value = np.where(np.isfinite(curve.value), curve.value, math.nan)
     one_value = np.isfinite(value).sum() == 1
     if curve.kind == "valid":
@@ -259,11 +280,11 @@ def _draw_curve(axes: "Axes", curve: Curve, x: str, window: int, color: Any, sty
             position, value, "-o", color=color, linewidth=style.line, markersize=size, zorder=3
         )
         return
-    if window > 1:
+    if pen.window > 1:
         axes.plot(position, value, "-", color=color, linewidth=0.4 * style.line, alpha=0.3)
     axes.plot(
         position,
-        smooth(value, window),
+        smooth(value, pen.window),
         "o" if one_value else "-",
         color=color,
         markersize=1.6 * style.line,
@@ -280,13 +301,14 @@ class _Star(NamedTuple):
     color: Any
 
 
-def _mark_best(axes: "Axes", curve: Curve, x: str, color: Any, style: Style) -> _Star:
+def _mark_best(axes: "Axes", curve: Curve, pen: _CurvePen) -> _Star:
     """Mark the best value of a validation curve by a star."""
     best = curve.best()
     assert best is not None
-    place = ((curve.update if x == "updates" else curve.epoch)[best], curve.value[best])
+    place = (pen.positions(curve)[best], curve.value[best])
+    color = pen.colors[curve.line]
     star: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 4}
-    axes.plot(*place, "*", color=color, markersize=MARKER * style.font, **star)
+    axes.plot(*place, "*", color=color, markersize=MARKER * pen.style.font, **star)
     return _Star(place, curve.what in HIGHER_IS_BETTER, color)
 
 
@@ -308,7 +330,8 @@ def _write_best(axes: "Axes", star: _Star, style: Style) -> "Annotation":
     )
 
 
-def _style_panel(axes: "Axes", what: str, x: str, values: np.ndarray, style: Style) -> None:
+def _style_panel(axes: "Axes", what: str, values: np.ndarray, pen: _CurvePen) -> None:
+    """Set scales and labels of a panel. ``values`` are those of all panels of its scale."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     values = values[np.isfinite(values)]
@@ -325,9 +348,10 @@ def _style_panel(axes: "Axes", what: str, x: str, values: np.ndarray, style: Sty
     if len(values) and values.min() == values.max():
         room = 0.06 * abs(values[0]) or 0.06
         axes.set_ylim(values[0] - room, values[0] + room)
-    axes.set_ylabel(TITLES.get(what, label(what)), fontsize=style.caption, parse_math=False)
-    axes.set_xlabel("update" if x == "updates" else "epoch", fontsize=style.caption)
-    axes.tick_params(labelsize=style.font)
+    caption = pen.style.caption
+    axes.set_ylabel(TITLES.get(what, label(what)), fontsize=caption, parse_math=False)
+    axes.set_xlabel("update" if pen.x == "updates" else "epoch", fontsize=caption)
+    axes.tick_params(labelsize=pen.style.font)
     style_axes(axes)
 
 
