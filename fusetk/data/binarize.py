@@ -13,7 +13,7 @@ from fusetk.data.bpe import BPE
 from fusetk.data.bpe_dropout import possible_subwords
 from fusetk.data.config import BPEConfig, DataConfig, VocabularyConfig
 from fusetk.data.corpus import SentenceWriter, segmentation_name, write_sentences
-from fusetk.data.encode import Encoder, NumberedLines
+from fusetk.data.encode import DroppedPair, Encoder, NumberedLines
 from fusetk.data.filter import SUBWORDS
 from fusetk.data.parallel import chunks
 from fusetk.data.pipeline import SIDES, Pipeline, Text, load_bpe
@@ -277,12 +277,8 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
     pairs = read_pairs(FilePair(*(build.find(name) for name in names)), bom=False)
     longest = config.bpe.max_subwords if config.bpe and train else None
     dropout = dropout_of(config, split)
-    # Number of pairs from each corpus.
-    corpora = build.stages["words.train"]["results"]["corpora"] if train else []
-    remaining = np.array(corpora, np.int64)
-    ends = np.cumsum(corpora)
-    dropped = read = 0
-    dropped_tokens = [0, 0]
+    dropped = _Dropped(build.stages["words.train"]["results"]["corpora"] if train else [])
+    read = 0
     with ExitStack() as stack:
         writers = _open_writers(build, config, split, stack)
         done = stack.enter_context(
@@ -291,13 +287,7 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
         known = build.shared.get("subwords", {})
         encoded = build.workers.ordered(Encoder, (text, longest, dropout, known), _numbered(pairs))
         for segmentations, dropped_pairs in encoded:
-            if len(remaining) and dropped_pairs:
-                indices = np.array([pair.place for pair in dropped_pairs])
-                corpus = np.searchsorted(ends, read + indices, side="right")
-                remaining -= np.bincount(corpus, minlength=len(remaining))
-            dropped += len(dropped_pairs)
-            for pair in dropped_pairs:
-                dropped_tokens = [n + m for n, m in zip(dropped_tokens, pair.tokens, strict=True)]
+            dropped.add(dropped_pairs, read)
             read += len(dropped_pairs) + len(segmentations[0][0][1])
             done.set(read)
             for sides, outs in zip(segmentations, writers, strict=True):
@@ -305,17 +295,46 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
                     out.write(ids, lengths, words)
     if not writers[0][0].sentences:
         assert longest is not None
-        raise all_too_long_error(dropped, longest)
+        raise all_too_long_error(dropped.pairs, longest)
     counts, *random_counts = (
         {side: out.summary() for side, out in zip(SIDES, outs, strict=True)} for outs in writers
     )
     return {
-        "dropped": {SUBWORDS: dropped} if dropped else {},
-        **({"dropped_tokens": dict(zip(SIDES, dropped_tokens, strict=True))} if dropped else {}),
-        **({"corpora": remaining.tolist()} if corpora else {}),
+        **dropped.results(),
         **counts,
         **({"segmentations": random_counts} if random_counts else {}),
     }
+
+
+class _Dropped:
+    """Counts of the pairs with too many subwords."""
+
+    def __init__(self, corpora: Sequence[int]):
+        """``corpora`` has the number of training pairs of each corpus; empty for other text."""
+        self.pairs = 0
+        self.tokens = [0, 0]  # of each side
+        self.remaining = np.array(corpora, np.int64)  # pairs of each corpus that are not dropped
+        self._ends = np.cumsum(corpora)
+
+    def add(self, pairs: Sequence[DroppedPair], first: int) -> None:
+        """Count the dropped pairs of a chunk that begins with pair number ``first``."""
+        if len(self.remaining) and pairs:
+            places = first + np.array([pair.place for pair in pairs])
+            corpus = np.searchsorted(self._ends, places, side="right")
+            self.remaining -= np.bincount(corpus, minlength=len(self.remaining))
+        self.pairs += len(pairs)
+        for pair in pairs:
+            self.tokens = [n + m for n, m in zip(self.tokens, pair.tokens, strict=True)]
+
+    def results(self) -> Results:
+        """Return the counts for the manifest."""
+        results: Results = {"dropped": {}}
+        if self.pairs:
+            results["dropped"] = {SUBWORDS: self.pairs}
+            results["dropped_tokens"] = dict(zip(SIDES, self.tokens, strict=True))
+        if len(self.remaining):
+            results["corpora"] = self.remaining.tolist()
+        return results
 
 
 def _numbered(pairs: Iterable[LinePair]) -> Iterator[NumberedLines]:
