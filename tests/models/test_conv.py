@@ -332,21 +332,6 @@ def test_cached_weights_follow_loaded_weights() -> None:
         torch.testing.assert_close(model.out.weight, other.out.weight)
 
 
-def test_gradient_checkpointing_changes_no_gradient() -> None:
-    """Both sides use ``checkpoint``, with dropout."""
-    ids = torch.tensor([SRC])
-    grads = []
-    for checkpoint in (False, True):
-        sides = {side: {"checkpoint": checkpoint, **DENSE} for side in ("encoder", "decoder")}
-        model = make(**sides).train()
-        torch.manual_seed(5)
-        model.output(
-            model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))
-        ).square().sum().backward()
-        grads.append([parameter.grad for parameter in model.parameters()])
-    torch.testing.assert_close(*grads)
-
-
 @pytest.mark.parametrize("sizes", [{"width": 6}, {"width": 6, "embedding": 6}])
 def test_separate_maps_need_projected_embeddings(sizes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="set `embedding` to another number"):

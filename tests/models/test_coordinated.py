@@ -247,18 +247,6 @@ def test_without_language_embedding_both_sides_embed_a_token_alike() -> None:
         assert torch.equal(model.source(ids), model.target(ids)) is not language
 
 
-def test_gradient_checkpointing_changes_no_gradient() -> None:
-    ids, grads = torch.tensor([SRC]), []
-    for checkpoint in (False, True):
-        model = make(stack={"checkpoint": checkpoint, "connect": "linear"}).train()
-        torch.manual_seed(5)
-        model.output(
-            model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))
-        ).square().sum().backward()
-        grads.append([parameter.grad for parameter in model.parameters()])
-    torch.testing.assert_close(*grads)
-
-
 def expected_parameters(layers: int, vocabulary: int, width: int, ffn: int) -> int:
     """The parameters of one embedding matrix, two language vectors and the layers.
 

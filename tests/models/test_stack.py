@@ -1,6 +1,7 @@
 """Stacks: the plan of their modules, and the list of all layers of a model."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.models.connect import DenseConnectionConfig, PlannedModule
 from fusetk.models.stack import Layer
-from tests.contracts.systems import SYSTEMS, build
+from tests.contracts.systems import SYSTEMS, build, sides
+from tests.helpers.batches import random_batch
 
 STACKED = [name for name in SYSTEMS if name in MODELS or "summaries" in name]
 
@@ -55,3 +57,25 @@ def test_recomputed_layers_keep_no_caches() -> None:
         _, state = model.decode(ids, model.start(memory))
         _, _, caches = state.per_sentence
         assert len(caches) == (0 if recomputes else 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "connect"),
+    [
+        ("transformer", "linear"),
+        ("coordinated", "linear"),
+        ("conv", {"kind": "dense", "growth": 3}),
+    ],
+)
+def test_recomputation_changes_no_gradient(kind: str, connect: Any) -> None:
+    """All layers are recomputed, with dropout."""
+    batch = random_batch()
+    gradients = []
+    for recomputes in (False, True):
+        stacks = {side: {"checkpoint": recomputes, "connect": connect} for side in sides(kind)}
+        model = build(kind, **stacks).double().train()
+        torch.manual_seed(5)
+        features = model(batch.src, batch.src_mask, batch.tgt_in)
+        model.output(features).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(*gradients)
