@@ -11,6 +11,7 @@ import yaml
 from fusetk import config, recipe, runs
 from fusetk.evaluation.metrics import score
 from fusetk.reporting import score_log
+from fusetk.reporting.result_files import RunResult, result_text
 from fusetk.reporting.score_log import ScoreDestination
 
 TABLE = "Systems"
@@ -95,3 +96,8 @@ def make_run(
             scores = score(lines, [REFERENCES], [metric])
             score_log.record_scores(destination, scores, [REFERENCES])
     return folder
+
+
+def write_result(path: Path, result: RunResult, **changes: Any) -> None:
+    """Write a result with changed fields into a result file."""
+    path.write_text(result_text(result.model_copy(update=changes)))

@@ -13,8 +13,9 @@ from fusetk.reporting.measured_costs import (
     read_costs,
     write_costs,
 )
-from fusetk.reporting.result_files import read_result, result_text
+from fusetk.reporting.result_files import read_result
 from fusetk.reporting.saved_run import SavedRun
+from tests.helpers.results import write_result
 from tests.reporting.test_result_tables import as_json, cells, output
 
 PLAIN = SystemCost(training=[100.0, 200.0, 400.0], decoding=[10.0, 10.0], bytes_per_token=2048)
@@ -63,7 +64,7 @@ def test_a_run_that_does_not_reach_the_loss(results: Path) -> None:
     path = results / "fused.seed2.json"
     result = read_result(path)
     curve = {**result.valid_curve, "loss": [9.0, 8.0, 7.0, 2.5]}
-    path.write_text(result_text(result.model_copy(update={"valid_curve": curve})))
+    write_result(path, result, valid_curve=curve)
     assert cells(results)["fused"]["time to baseline's loss"] == "10 s (1 of 2)"
 
 
@@ -73,9 +74,7 @@ def test_losses_are_compared_after_equal_times(results: Path) -> None:
     for name, losses in curves.items():
         for path in results.glob(f"{name}.seed?.json"):
             curve = {"update": [1, 2, 3, 4], "epoch": [1.0, 2.0, 3.0, 4.0], "loss": losses}
-            path.write_text(
-                result_text(read_result(path).model_copy(update={"valid_curve": curve}))
-            )
+            write_result(path, read_result(path), valid_curve=curve)
     text = output(results, "--markdown").split("validation loss by time**")[1]
     heads, _, fused, *_ = text.strip().splitlines()
     assert heads == "|  | compared with | config | seeds | 4 |"

@@ -17,9 +17,9 @@ from fusetk.evaluation.metric import MetricOptions
 from fusetk.evaluation.metrics import make_metrics
 from fusetk.evaluation.multi_bleu import MultiBleu
 from fusetk.evaluation.significance import compare_systems
-from fusetk.reporting.result_files import read_result, result_text
+from fusetk.reporting.result_files import read_result
 from fusetk.reporting.result_tables import TEST
-from tests.helpers.results import BAD, REFERENCES, SET, WORSE
+from tests.helpers.results import BAD, REFERENCES, SET, WORSE, write_result
 from tests.reporting.conftest import RATE
 
 LOWER = {"update": [10], "epoch": [1.0], "loss": [1.0]}
@@ -121,7 +121,7 @@ def add_seed(results: Path, name: str, seed: int) -> None:
     """Add a run with the result of seed 1."""
     result = read_result(results / f"{name}.seed1.json")
     path = results / f"{name}.seed{seed}.json"
-    path.write_text(result_text(result.model_copy(update={"seed": seed})))
+    write_result(path, result, seed=seed)
     translations = results / "translations"
     shutil.copy(
         translations / f"{name}.seed1.{SET}.tsv.gz",
@@ -253,7 +253,7 @@ def test_time_to_the_loss_of_the_baseline(results: Path) -> None:
     path = results / "fused.seed2.json"
     result = read_result(path)
     curve = {**result.valid_curve, "loss": [9.0, 8.0, 7.0, 2.5]}
-    path.write_text(result_text(result.model_copy(update={"valid_curve": curve})))
+    write_result(path, result, valid_curve=curve)
     assert cells(results)["fused"]["time to baseline's loss"] == "2 s (1 of 2)"
 
 
@@ -266,7 +266,7 @@ def test_other_configs_are_in_a_table_of_their_own(results: Path) -> None:
     for seed in (2, 3):  # the other config has more seeds now
         result = read_result(results / "fused.seed1.peak=0.03.json")
         path = results / f"fused.seed{seed}.peak=0.03.json"
-        path.write_text(result_text(result.model_copy(update={"seed": seed, "translations": {}})))
+        write_result(path, result, seed=seed, translations={})
     rows, others = output(results).split("Systems: other configs\n")
     assert cells(results)["fused"]["config"] == "peak = 0.03"
     assert cells(results)["plain"]["config"] == "the recipe's"
@@ -287,19 +287,17 @@ def test_at_a_tie_of_seeds_the_mean_loss_decides(results: Path) -> None:
     for rate, losses in ((0.02, (1.6, 1.6, 1.6)), (0.03, (1.5, 1.7, 1.7))):
         for seed, loss in enumerate(losses, 1):
             curve = {**result.valid_curve, "loss": [loss] * len(result.valid_curve["loss"])}
-            changed = {"overrides": {RATE: rate}, "valid_curve": curve, "seed": seed}
+            tuned = {"overrides": {RATE: rate}, "valid_curve": curve, "seed": seed}
             path = results / f"other.seed{seed}.peak={rate}.json"
-            path.write_text(result_text(result.model_copy(update={**changed, "translations": {}})))
+            write_result(path, result, **tuned, translations={})
     assert cells(results)["other"]["config"] == "peak = 0.02"
 
 
 def test_runs_are_compared_with_those_of_the_baseline_that_have_their_config(results: Path) -> None:
     assert "equal configs" not in output(results)
     result = read_result(results / "plain.seed1.json")
-    tuned = result.model_copy(
-        update={"overrides": {RATE: 0.02}, "translations": {}, "valid_curve": LOWER}
-    )
-    (results / "plain.seed1.peak=0.02.json").write_text(result_text(tuned))
+    tuned = {"overrides": {RATE: 0.02}, "translations": {}, "valid_curve": LOWER}
+    write_result(results / "plain.seed1.peak=0.02.json", result, **tuned)
     text = output(results, "--markdown")
     _, equal = text.split("comparisons with equal configs**")
     [line] = [line for line in equal.split("**Systems")[0].splitlines() if "| fused |" in line]
@@ -310,10 +308,8 @@ def test_runs_are_compared_with_those_of_the_baseline_that_have_their_config(res
         f"| fused | plain | peak = 0.02 | {loss:+.3f} | {score:+.2f} | 1: {score:+.2f} (-) |"
     )
     for seed in (1, 2, 3):  # the row of the baseline shows this config now
-        tuned = result.model_copy(
-            update={"overrides": {RATE: 0.03}, "translations": {}, "seed": seed}
-        )
-        (results / f"plain.seed{seed}.peak=0.03.json").write_text(result_text(tuned))
+        tuned = {"overrides": {RATE: 0.03}, "translations": {}, "seed": seed}
+        write_result(results / f"plain.seed{seed}.peak=0.03.json", result, **tuned)
     _, equal = output(results, "--markdown").split("comparisons with equal configs**")
     lines = equal.split("**Systems")[0].splitlines()
     configs = [line.split("|")[3].strip() for line in lines if "| fused |" in line]
@@ -335,7 +331,7 @@ def test_losses_by_epoch_are_differences_to_the_baseline(results: Path) -> None:
                 "epoch": epochs,
                 "loss": [loss + shift for loss in losses],
             }
-            path.write_text(result_text(result.model_copy(update={"valid_curve": curve})))
+            write_result(path, result, valid_curve=curve)
     _, text = output(results, "--markdown").split("validation loss by epoch**")
     heads, _, fused, other, *_ = text.strip().splitlines()
     assert heads == "|  | compared with | config | seeds | 1 | 2 | lowest |"
@@ -348,7 +344,7 @@ def test_the_baseline_need_not_have_the_keys_of_a_fusion(results: Path) -> None:
         result = read_result(results / f"{system}.seed1.json")
         tuned = {"overrides": {RATE: 0.05, **more}, "translations": {}}
         path = results / f"{system}.seed1.peak=0.05.json"
-        path.write_text(result_text(result.model_copy(update=tuned)))
+        write_result(path, result, **tuned)
     _, equal = output(results, "--markdown").split("comparisons with equal configs**")
     assert "| fused | plain | peak = 0.05, hops = 3 |" in equal
 
@@ -359,10 +355,9 @@ def test_a_row_never_shows_a_trial_beside_complete_trainings(results: Path) -> N
         for path in results.glob(f"{name}.*.json"):
             result = read_result(path)
             overrides = {**result.overrides, end: 1}
-            path.write_text(result_text(result.model_copy(update={"overrides": overrides})))
+            write_result(path, result, overrides=overrides)
             if (name, result.seed) == ("fused", 2):
-                result = result.model_copy(update={"translations": {}})
-                (results / "fused.seed3.json").write_text(result_text(result))
+                write_result(results / "fused.seed3.json", result, translations={})
     rows, others = output(results).split("Systems: other configs\n")
     assert "epochs = 1" not in rows and others.count("epochs = 1") == 6
     assert cells(results)["fused"]["seeds"] == "2" and "other" not in cells(results)
@@ -370,7 +365,7 @@ def test_a_row_never_shows_a_trial_beside_complete_trainings(results: Path) -> N
     assert table["results_without_row"] == ["other.seed1", "other.seed2"]
     for path in results.glob("plain.*.json"):  # the baseline
         result = read_result(path)
-        path.write_text(result_text(result.model_copy(update={"overrides": {end: 1}})))
+        write_result(path, result, overrides={end: 1})
     assert cells(results)["fused"]["gain"] == "no baseline" and "plain" not in cells(results)
     assert "baseline: plain, which has no complete training" in output(results)
     for name in ("plain", "fused"):
@@ -390,7 +385,7 @@ def test_peak_memory_of_a_gpu_is_not_averaged_with_that_of_a_process(
     result = read_result(path)
     sessions = [replace(each, device=device) for each in result.training.sessions]
     training = result.training.model_copy(update={"sessions": sessions, "peak_memory": 2**20})
-    path.write_text(result_text(result.model_copy(update={"training": training})))
+    write_result(path, result, training=training)
     assert (cells(results)["fused"]["peak memory"] == "") == on_gpu
 
 
@@ -403,7 +398,7 @@ def test_runs_that_are_not_comparable_are_named(results: Path) -> None:
     ]
     sessions = [type(s)(**{**s.__dict__, "threads": 1}) for s in result.training.sessions]
     training = result.training.model_copy(update={"data": "other", "sessions": sessions})
-    path.write_text(result_text(result.model_copy(update={"scores": scores, "training": training})))
+    write_result(path, result, scores=scores, training=training)
     text = output(results)
     assert "differ in the training data: dddddddd (5 runs); other (fused.seed2)" in text
     assert "fused.seed2 and plain.seed2 are not compared on flickr" in text

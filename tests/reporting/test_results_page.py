@@ -27,14 +27,13 @@ from fusetk.reporting.result_files import (
     columns_bytes,
     read_columns,
     read_result,
-    result_text,
     translations_path,
 )
 from fusetk.reporting.result_tables import read_tables
 from fusetk.reporting.results_page import sort_value
 from fusetk.reporting.runs import MeanScore
 from tests.helpers.browser import browser, find_browser
-from tests.helpers.results import BAD, REFERENCES, SET, SOURCES, make_recipes
+from tests.helpers.results import BAD, REFERENCES, SET, SOURCES, make_recipes, write_result
 from tests.helpers.rows import COUNTS_PAGE
 from tools import power
 from tools import results as results_tool
@@ -140,7 +139,7 @@ def test_other_checkpoints_are_compared_without_translations_of_the_best_ones(
         renamed = {name.replace("best.", "mean."): lines for name, lines in columns.items()}
         file.write_bytes(columns_bytes(renamed))
         update = {"translations": {SET: list(renamed)}, "scores": []}
-        path.write_text(result_text(result.model_copy(update=update)))
+        write_result(path, result, **update)
     [table] = page_of(results).data["tables"]
     assert [pair["label"].endswith(", mean") for pair in table["pairs"]] == [True, True]
     assert len(table["pairs"][0]["sentences"]) == 5
@@ -181,7 +180,7 @@ def test_layer_weights_are_those_of_the_first_seed_that_has_them(results: Path) 
         SavedPanel(**{**panel.model_dump(), "x": ["1", "2"]})
     weights = SavedWeights(checkpoint="best", weights="x", text="t", sentences=5, panels=[panel])
     empty = weights.model_copy(update={"panels": []})
-    path.write_text(result_text(result.model_copy(update={"layer_weights": [empty, weights]})))
+    write_result(path, result, layer_weights=[empty, weights])
     [table] = page_of(results).data["tables"]
     plain, fused, _ = table["systems"]
     assert plain["panels"] == [] and fused["panels"][0]["matrix"] == [[0.25], [None]]
@@ -191,16 +190,14 @@ def test_layer_weights_are_those_of_the_first_seed_that_has_them(results: Path) 
 def test_no_text_can_change_the_page(results: Path) -> None:
     path = results / "other.seed1.json"
     result = read_result(path)
-    path.write_text(result_text(result.model_copy(update={"row": EVIL})))
+    write_result(path, result, row=EVIL)
     (results / "other.seed2.json").unlink()
     for stem in ("plain.seed1", "plain.seed2"):
         file = translations_path(results, stem, SET)
         columns = {name: [EVIL, *lines[1:]] for name, lines in read_columns(file).items()}
         file.write_bytes(columns_bytes(columns))
         own = read_result(results / f"{stem}.json")
-        (results / f"{stem}.json").write_text(
-            result_text(own.model_copy(update={"scores": own.scores[1:2]}))
-        )
+        write_result(results / f"{stem}.json", own, scores=own.scores[1:2])
     parser = page_of(results)
     assert "img" not in parser.tags and parser.tags.count("script") == 2
     assert EVIL in {row[0] for row in parser.data["tables"][0]["table"]["rows"]}
@@ -615,7 +612,7 @@ def test_a_table_of_losses_shows_the_chosen_config(results: Path) -> None:
     path = results / "fused.seed1.peak=0.02.json"
     result = read_result(path)
     curve = {**result.valid_curve, "loss": [loss - 1 for loss in result.valid_curve["loss"]]}
-    path.write_text(result_text(result.model_copy(update={"valid_curve": curve})))
+    write_result(path, result, valid_curve=curve)
     names = f"fused@{key}=0.02 fused@{key}=0.03 fused"
     lines = updated(f"{MARKERS.format(f'{results.name} losses {names}')}{END}\n", results.parent)
     rows = [line.strip("| ").split(" | ") for line in lines.splitlines()[3:-1]]
