@@ -23,6 +23,7 @@ from fusetk.config import FOREIGN_KEYS
 from fusetk.errors import ConfigError
 from fusetk.nn.fused import build
 from fusetk.recipe import load
+from tests.helpers.refusals import refused
 from tools.manual import commands
 
 TOKENS = (
@@ -157,17 +158,6 @@ def test_from_config_to_translation(toy: Path, tmp_path: Path) -> None:
 def test_average_refuses_invalid_options(options: list[str], said: str) -> None:
     result = CliRunner().invoke(main, ["average", "run", *options])
     assert result.exit_code == 2 and said in result.output
-
-
-def refused(*words: str) -> str:
-    """Return the error about a wrong command line; it is one line."""
-    result = CliRunner().invoke(main, words)
-    assert (
-        result.exit_code == 2
-        and result.stderr.startswith("fusetk: ")
-        and result.stderr.count("\n") == 1
-    ), result.output
-    return result.stderr.removeprefix("fusetk: ").rstrip("\n")
 
 
 @pytest.mark.parametrize(

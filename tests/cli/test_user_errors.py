@@ -21,24 +21,8 @@ from fusetk.models.attend import ATTENDS
 from fusetk.models.connect import CONNECTIONS
 from fusetk.models.residual import RESIDUALS
 from fusetk.recipe import load
-
-
-def commands() -> dict[str, click.Command]:
-    """Return all commands by name."""
-    context = click.Context(main)
-    found = {name: main.get_command(context, name) for name in COMMANDS}
-    return {name: command for name, command in found.items() if command is not None}
-
-
-def refused(*words: str) -> str:
-    """Return the error about a wrong command line; it is one line."""
-    result = CliRunner().invoke(main, words)
-    assert (
-        result.exit_code == 2
-        and result.stderr.startswith("fusetk: ")
-        and result.stderr.count("\n") == 1
-    ), result.output
-    return result.stderr.removeprefix("fusetk: ").rstrip("\n")
+from tests.helpers.refusals import refused
+from tools.manual import commands
 
 
 @pytest.mark.parametrize(
