@@ -20,7 +20,7 @@ import pytest
 from pydantic import ValidationError
 from subword_nmt import apply_bpe
 
-from fusetk.data import binarize, parallel, preprocess
+from fusetk.data import binarize, manifest, parallel, preprocess
 from fusetk.data import stages as build_module
 from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus
@@ -786,7 +786,12 @@ def test_a_lost_file_is_named(folder: Path) -> None:
         DataError, match=r"train\.de\.ids has \d+ bytes instead of \d+; run fusetk prep again"
     ):
         Corpus.open(folder / "out", "train")
-    (folder / "out" / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize("content", ["{", '{"format": 1}'])
+def test_a_folder_with_a_damaged_manifest_is_prepared_again(folder: Path, content: str) -> None:
+    prepare(config(folder))
+    (folder / "out" / "manifest.json").write_text(content)
     with pytest.raises(DataError, match=r"manifest\.json is damaged"):
         Corpus.open(folder / "out", "train")
     assert prepare(config(folder)).made
@@ -802,21 +807,20 @@ def test_a_lost_file_is_named(folder: Path) -> None:
     ],
     ids=lambda place: "-".join(place),
 )
-def test_an_incomplete_manifest_is_damaged(folder: Path, place: tuple[str, ...]) -> None:
-    data = prepare(config(folder)).data
-    path = folder / "out" / "manifest.json"
+def test_an_incomplete_manifest_is_damaged(
+    toy: Path, tmp_path: Path, place: tuple[str, ...]
+) -> None:
+    data = manifest.read(toy.parent / "prepared")
     for value in ([], None):
-        document = copy.deepcopy(dict(data))
+        document = copy.deepcopy(data)
         section = document
         for name in place[:-1]:
             section = section[name]
         assert place[-1] in section
         section[place[-1]] = value
-        path.write_text(json.dumps(document))
+        manifest.write(tmp_path, document)
         with pytest.raises(DataError, match=r"manifest\.json is damaged; run fusetk prep again$"):
-            Corpus.open(folder / "out", "train")
-    path.write_text('{"format": 1}')
-    assert prepare(config(folder)).made
+            manifest.read(tmp_path)
 
 
 @pytest.mark.parametrize("content", ['{"name": "my web app"}', "// mine\n{}"])
