@@ -502,6 +502,7 @@ def test_a_library_in_a_later_folder_is_not_compiled_again(tmp_path, monkeypatch
     """The first folder does not allow programs, for example."""
     folders = [tmp_path / "first", tmp_path / "second"]
     monkeypatch.setattr(build, "cache_folders", lambda: folders)
+    monkeypatch.setattr(build, "COMMON", NOT_OPTIMISED)
     load_error = build._load_error
     monkeypatch.setattr(
         build,
