@@ -95,10 +95,11 @@ class ConvConfig(ModelConfig):
     projection."""
     scale_encoder_gradient: bool | None = None
     """Scale the gradients of the encoder by 1 / (2 * attention layers), but not those of the
-    embeddings (Gehring et al. 2017, section 3.4). DenseNMT's paper does not say which of its models
-    use this scale. The default is that of the authors' code: true if all decoder layers attend to
-    one source (`attend: top` and `dense-concat`, and each `attend` with one decoder layer except
-    `dense-sum`)."""
+    embeddings. Gehring et al. 2017, section 3.4, divide them by the number of attention layers. The
+    factor 2 is that of their code, which also scales the gradient that reaches the embeddings
+    through the encoder. DenseNMT's paper does not say which of its models use this scale. The
+    default is that of the authors' code: true if all decoder layers attend to one source (`attend:
+    top` and `dense-concat`, and each `attend` with one decoder layer except `dense-sum`)."""
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> "ConvConfig":
@@ -251,6 +252,8 @@ class ConvDecoderLayer(ConvLayer):
         q = (W z + e) sqrt(1/2), and the result of attention to n sources is
         a = sum_j softmax(q k_j^T) v_j sqrt(1/n) sqrt(S), where S counts the real source tokens and
         v_j = (k_j + e_src) sqrt(1/2) with the source embeddings e_src.
+        The output is ((z + U a) sqrt(1/2) + x) sqrt(1/2) with a linear map U; in a layer without
+        ``adds_input`` it is [z; U a].
         """
         z, earlier = self.conv.causal(x, context.earlier)
         a = self.out(self._attend(z, context))
