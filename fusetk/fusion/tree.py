@@ -23,8 +23,7 @@ class TreeFusionConfig(AggregateConfig):
     embedding: bool = False
     """Allow the word embedding to be a leaf. It is the lowest leaf if the stack has one layer fewer
     than `leaves`. In a deeper stack it would not be a leaf, so this option is refused. If the stack
-    has exactly `leaves` layers, the residual connection of the first node reads the embedding, even
-    with `false`."""
+    has exactly `leaves` layers, a residual connection reads the embedding, even with `false`."""
     leaves: int = Field(4, ge=2)
     """Number of the highest layers that are aggregated, a power of two. RTAL uses 4, with stacks of
     4 and of 6 layers."""
