@@ -25,7 +25,10 @@ class FFNFusionConfig(LayerFusionConfig):
 
 
 class FFNFusion(LayerFusion):
-    """phi(Z) = FNN([z^1; ...; z^L]), L D -> d_f -> D (MLRF Table 1, "FNN-based")."""
+    """phi(Z) = FNN([z^1; ...; z^L]), L D -> d_f -> D (MLRF Table 1, "FNN-based").
+
+    With ``embedding: true``, the default, it is FNN([z^0; ...; z^L]).
+    """
 
     Config = FFNFusionConfig
 
