@@ -30,6 +30,8 @@ LONGEST_FAST_TEXT = 10_000
 OCTAL_OR_SEXAGESIMAL = re.compile(r"[-+]?0[0-7_]+|.*:.*")
 # YAML 1.1 ends a line at these characters, and reads U+0085 as a space. Other programs do not.
 LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
+# Escapes such as \0 and \uD800 write them. Neither file names nor UTF-8 files can have them.
+UNUSABLE = re.compile("[\0\ud800-\udfff]")
 VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
 
 
@@ -239,7 +241,7 @@ def _line_and_reason(error: Exception, text: str) -> tuple[int | None, str]:
 
 
 def _parent_path(path: Path, name: Any) -> Path:
-    if not isinstance(name, str) or not name or "\0" in name:
+    if not isinstance(name, str) or not name:
         raise ConfigError(f"{path}: extends must name a file or a list of files, not {name!r}")
     try:
         return Path(os.path.normpath(path.parent / expand_path(name)))
@@ -396,7 +398,7 @@ def _yaml_error(node: yaml.Node, reason: str) -> yaml.YAMLError:
 
 
 class _ScalarErrors:
-    """Errors with a line for scalars that are not valid, and for numbers that are not decimal."""
+    """Errors with a line for scalars that are not valid or usable, and for non-decimal numbers."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if not isinstance(node, yaml.ScalarNode):
@@ -415,6 +417,10 @@ class _ScalarErrors:
                 node,
                 f"{text!r} is not a decimal number (YAML reads it as {value}); write it without "
                 "leading zeros and colons, or in quotes if it is text",
+            )
+        if isinstance(value, str) and (match := UNUSABLE.search(value)):
+            raise _yaml_error(
+                node, f"the character U+{ord(match[0]):04X} is not allowed; remove its escape"
             )
         return value
 
