@@ -170,11 +170,13 @@ def _prefixes(config: DataConfig) -> dict[str, list[str]]:
             )
         prefixes_of["valid"] = config.valid
     for name, prefixes in config.test.items():
-        if not prefixes or not name or any(character in "/\\\0\n" for character in name):
+        if not name.strip() or not name.isprintable() or "/" in name or "\\" in name:
             raise ConfigError(
-                f"data.test.{name}: a test set needs a name without slashes "
-                "and a list of at least one file prefix"
+                f"data.test: {name!r} cannot be the name of a test set: give a name without "
+                "slashes and control characters"
             )
+        if not prefixes:
+            raise ConfigError(f"data.test.{name} is an empty list; give at least one file prefix")
         prefixes_of[f"test.{name}"] = prefixes
     return prefixes_of
 

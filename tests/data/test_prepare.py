@@ -683,6 +683,21 @@ def test_an_input_in_the_prepared_folder_is_refused(folder: Path, kind: str) -> 
     assert contents(Path(chosen.folder)) == before
 
 
+@pytest.mark.parametrize("name", ["", " ", "a/b", "a\\b", "a\tb", "a\x1b[31m"])
+def test_names_of_test_sets_are_names_of_files_that_can_be_printed(folder: Path, name: str) -> None:
+    chosen = config(folder)
+    with pytest.raises(ConfigError, match="cannot be the name of a test set") as caught:
+        prepare(chosen.model_copy(update={"test": {name: chosen.train}}))
+    assert str(caught.value).isprintable()
+    assert not Path(chosen.folder).exists()
+
+
+def test_a_test_set_has_text(folder: Path) -> None:
+    chosen = config(folder)
+    with pytest.raises(ConfigError, match=r"data\.test\.news is an empty list"):
+        prepare(chosen.model_copy(update={"test": {"news": []}}))
+
+
 def test_equal_texts_are_warned_of(folder: Path) -> None:
     chosen = config(folder)
     for language in (chosen.source, chosen.target):
