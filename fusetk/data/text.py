@@ -116,7 +116,7 @@ def _not_utf8(name: str, number: int, error: UnicodeDecodeError) -> DataError:
     byte = error.object[error.start]
     advice = "convert the file to UTF-8, or repair the line"
     if number == 1 and error.object[:2] == b"\x1f\x8b":
-        advice = "it looks like gzip: add .gz to the name of the file"
+        advice = "it looks like gzip: decompress it, or give it as a file whose name ends in .gz"
     place = f"{name}, line {number}: byte 0x{byte:02x} at offset {error.start} of the line"
     return DataError(f"{place} is not UTF-8 ({error.reason}); {advice}")
 

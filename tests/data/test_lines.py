@@ -62,7 +62,7 @@ def test_a_bad_byte_is_named_with_line_and_offset(tmp_path: Path) -> None:
 
 def test_gzip_without_its_ending_is_suspected(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(gzip.compress(b"text\n"))
-    with pytest.raises(DataError, match="looks like gzip"):
+    with pytest.raises(DataError, match="looks like gzip: decompress it, or give it as"):
         list(read_lines(tmp_path / "x"))
 
 
