@@ -28,7 +28,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -164,7 +163,7 @@ def main_table(tables: Sequence[ResultTable]) -> str:
         heads.insert(column, f"Δ, {_short_title(other)}")
         for row in best:
             comparison = comparisons.get(row[0])
-            row.insert(column, signed(comparison.mean_difference) if comparison else "")
+            row.insert(column, signed(comparison.difference) if comparison else "")
     for table in tables:
         table.p_values.save()
     return markdown_rows(heads, best)
@@ -191,8 +190,7 @@ def overview(tables: Sequence[ResultTable]) -> str:
 
     def order(name: str) -> list[float]:
         return [
-            -by_name[name].mean_difference if name in by_name else math.inf
-            for by_name in comparisons
+            -by_name[name].difference if name in by_name else math.inf for by_name in comparisons
         ]
 
     lines = []
@@ -251,8 +249,8 @@ def measured_table(
     for table in tables:
         table.p_values.save()
     text = (
-        f"[Measured]({source}) with models of width 128 on small texts: mean difference in BLEU "
-        "to the system in the second column, over the seeds, and speeds divided by its speeds."
+        f"[Measured]({source}) with models of width 128 on small texts: mean BLEU over the seeds "
+        "minus that of the system in the second column, and speeds divided by its speeds."
     )
     return f"{fill(text, 100)}\n\n{markdown_rows([*heads, *MAIN_COLUMNS], lines)}"
 
@@ -277,31 +275,31 @@ class _Comparison(NamedTuple):
     overrides: Mapping[str, Any]
 
     @property
-    def mean_difference(self) -> float:
-        return fmean(self.scores.differences.values())
+    def difference(self) -> float:
+        """The difference of the means."""
+        return self.scores.difference
 
     def __str__(self) -> str:
-        """Return the mean difference, the range over the seeds, and the config.
+        """Return the difference of the means, the sum of both standard deviations, and the config.
 
-        With one seed, there is no range, and * marks a significant difference.
+        If a system has one seed, there is no sum, and * marks a significant difference.
         """
-        text = signed(self.mean_difference)
-        differences = self.scores.differences.values()
-        if len(differences) > 1:
-            text += f" ({signed(min(differences))} to {signed(max(differences))})"
+        text = signed(self.difference)
+        if self.scores.system.deviation is not None and self.scores.baseline.deviation is not None:
+            text += f" (±{self.scores.spread:.2f})"
         elif self.scores.better or self.scores.worse:
             text += " *"
         return f"{text}, {config_text(self.overrides)}" if self.overrides else text
 
     @property
     def summary(self) -> str:
-        """The mean difference, the number of seeds, whether it is a gain, and the config."""
+        """The difference of the means, the seeds, whether it is a gain, and the config."""
         details = [quantity(len(self.scores.differences), "seed")]
         if self.scores.verdict == "yes":
             details.append("a gain")
         if self.overrides:
             details.append(config_text(self.overrides))
-        return f"{signed(self.mean_difference)} ({', '.join(details)})"
+        return f"{signed(self.difference)} ({', '.join(details)})"
 
 
 def _comparisons(table: ResultTable) -> dict[str, _Comparison]:
@@ -337,20 +335,20 @@ SIGNIFICANCE = (
 
 
 def significance_table(tables: Sequence[ResultTable]) -> str:
-    """Return the systems of each table by ``SIGNIFICANCE``, with their mean differences.
+    """Return the systems of each table by ``SIGNIFICANCE``, with the differences of their means.
 
     Systems of which fewer than ``gain.SEEDS`` seeds can be compared are left out.
     """
     groups: dict[str, list[list[str]]] = {group: [[] for _ in tables] for group in SIGNIFICANCE}
     for i, table in enumerate(tables):
         comparisons = _comparisons(table).items()
-        for name, comparison in sorted(comparisons, key=lambda item: -item[1].mean_difference):
+        for name, comparison in sorted(comparisons, key=lambda item: -item[1].difference):
             scores = comparison.scores
             seeds = len(scores.p_values)
             if seeds < SEEDS:
                 continue
             significant = scores.better + scores.worse
-            text = f"{name} ({signed(comparison.mean_difference)}"
+            text = f"{name} ({signed(comparison.difference)}"
             text += ")" if significant in (0, seeds) else f", {significant} of {seeds} seeds)"
             groups[_significance(scores)][i].append(text)
         table.p_values.save()
