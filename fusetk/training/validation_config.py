@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from fusetk.config import Config
+from fusetk.data.batch_config import MOST_IN_BATCH
 from fusetk.runs import LOWER_IS_BETTER
 
 Metric = Literal["loss", "ppl", "accuracy", "bleu"]
@@ -31,7 +32,7 @@ class ValidationConfig(Config):
     (tokenised, with the arithmetic of multi-bleu). If values are equal, the loss decides."""
     bleu: bool = False
     """Compute BLEU at each validation, even if `metric` is another metric."""
-    tokens: int = Field(8192, ge=1)
+    tokens: int = Field(8192, ge=1, le=MOST_IN_BATCH)
     """Maximum number of target tokens in a batch when losses are computed."""
     train_pairs: int | None = Field(None, ge=1)
     """Number of training pairs, evenly spaced in the corpus, on which loss and accuracy are also

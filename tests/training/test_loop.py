@@ -24,6 +24,7 @@ from fusetk import runs, system
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.config import ComponentConfig
+from fusetk.data.batch_config import MOST_IN_BATCH
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import prepare
@@ -919,6 +920,17 @@ def test_validation_counts_all_references(toy: Path, tmp_path: Path) -> None:
         part = PartialResults(LossSums(1.0, 1.0, 2), dict(enumerate(second)))
         bleu[place] = validator.combine([part])["bleu"]
     assert bleu[folder] == pytest.approx(100) and bleu[source] < 100
+
+
+def test_the_largest_batch_of_a_validation_has_all_pairs(toy: Path) -> None:
+    key = "training.validation.tokens"
+    recipe = load(toy, [f"{key}={MOST_IN_BATCH}"])
+    folder = Path(recipe.data.folder)
+    pipeline = Pipeline.load(folder / "text")
+    validator = Validator(recipe.training.validation, recipe.decoding, folder, pipeline)
+    assert [len(batch) for batch in validator.batches] == [len(validator.corpus)]
+    with pytest.raises(ConfigError, match=key):
+        load(toy, [f"{key}={MOST_IN_BATCH + 1}"])
 
 
 def test_sampled_translations_do_not_depend_on_the_number_of_processes(toy: Path) -> None:
