@@ -72,10 +72,10 @@ def command(
 
     from fusetk import recipe as recipes
     from fusetk.errors import DataError
-    from fusetk.runs import CHECKPOINTS, CONFIG, read_state_if_valid, run_and_checkpoint
+    from fusetk.runs import CHECKPOINTS, CONFIG, read_state_if_valid
     from fusetk.training.average import average, choose
 
-    first, *others = [run_and_checkpoint(run)[0] for run in runs]
+    first, *others = map(_run_folder, runs)
     _check_equal_models(first, others)
     folders = []
     for run in (first, *others):
@@ -92,6 +92,20 @@ def command(
     average(folders, into)
     shown = [str(folder) if others else folder.name for folder in folders]
     inform(f"{into}: mean of {', '.join(shown)}")
+
+
+def _run_folder(path: Path) -> Path:
+    """Return ``path``. Raises DataError if it is a checkpoint, CheckpointError if it is no run."""
+    from fusetk.errors import DataError
+    from fusetk.runs import run_and_checkpoint
+
+    run, _ = run_and_checkpoint(path)
+    if run != path:
+        raise DataError(
+            f"{path} is a checkpoint: name its run, {run}, and choose the checkpoints with --last, "
+            "--best or --update"
+        )
+    return run
 
 
 def _check_equal_models(first: Path, others: list[Path]) -> None:

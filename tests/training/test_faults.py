@@ -444,6 +444,15 @@ def test_an_average_does_not_need_the_best_checkpoint(copy: Path) -> None:
     assert call("average", copy, "--last", 2).exit_code == 0
 
 
+def test_a_checkpoint_is_not_averaged_as_its_run(copy: Path) -> None:
+    """Its name does not choose a checkpoint, so the average would be that of others."""
+    for name in ("best", "update-0000002"):
+        folder = copy / "checkpoints" / name
+        said = refusal(call("average", folder, "--last", 2))
+        assert f"{folder} is a checkpoint: name its run, {copy}, " in said
+    assert not (copy / "checkpoints" / "average").exists()
+
+
 def test_checkpoints_of_several_runs_are_averaged(toy: Path, copy: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     assert train(toy, other, *GIVEN, "training.seed=5").exit_code == 0
