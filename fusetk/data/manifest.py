@@ -7,6 +7,7 @@ import platform
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ SMALL = 1 << 24  # bytes; the records of larger outputs also have a checksum of 
 PIECES = 256  # number of these pieces
 PIECE = 1 << 16  # bytes of a piece
 READ = ("train.", "valid.", "text/")  # prefixes of the outputs that training reads
+MOST_SHOWN = 80  # characters of a changed value in a message
 # size, mtime_ns and sha256. Inputs also have lines, .gz inputs also content, the sha256 of the
 # decompressed text, and large outputs also sample.
 Record = dict[str, Any]
@@ -313,9 +315,19 @@ def differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
         for i, (first, second) in enumerate(zip(old, new, strict=True)):
             yield from differences(first, second, f"{place}.{i}")
     else:
-        yield f"{place}: {_short(old)} -> {_short(new)}"
+        yield f"{place}: {' -> '.join(_shown(old, new))}"
 
 
-def _short(value: Any) -> str:
-    text = "none" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _shown(old: Any, new: Any) -> list[str]:
+    """Return both values as text. If one is long, return their parts with the first difference."""
+    texts = [
+        "none" if value is None else json.dumps(value, ensure_ascii=False) for value in (old, new)
+    ]
+    start = 0
+    if max(map(len, texts)) > MOST_SHOWN:
+        equal = takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+        start = max(0, len(list(equal)) - MOST_SHOWN // 2)
+    end = start + MOST_SHOWN
+    return [
+        f"{'...' if start else ''}{text[start:end]}{'...' if text[end:] else ''}" for text in texts
+    ]

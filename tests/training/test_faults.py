@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from fusetk import resume, runs, sections
 from fusetk import train as train_module
 from fusetk.cli.main import main
+from fusetk.data.manifest import differences
 from fusetk.decoding.translate import Translator
 from fusetk.errors import CheckpointError, ConfigError, DiskFull
 from fusetk.files import checksum, digest
@@ -896,6 +897,22 @@ def test_a_change_that_makes_another_model_is_shown(
     before = (copy / "config.yaml").read_bytes()
     assert said in refusal(train(toy, copy, *GIVEN, *overrides))
     assert (copy / "config.yaml").read_bytes() == before
+
+
+def test_a_change_inside_a_long_value_is_shown() -> None:
+    def shown(before: object, now: object) -> list[str]:
+        [line] = differences(before, now, "key")
+        assert line.startswith("key: ") and len(line) < 200
+        return line.removeprefix("key: ").split(" -> ")
+
+    path = "/" + "folder/" * 30
+    old, new = shown(f"{path}one", f"{path}second/run")
+    assert old.startswith("...") and old.endswith('folder/one"') and new.endswith('second/run"')
+    old, new = shown([3] * 50, [3] * 40 + [5] * 60)
+    assert "5" not in old and "3, 5, 5" in new and new.endswith("...")
+    old, new = shown(None, path)
+    assert old == "none" and new.startswith('"/folder/') and new.endswith("...")
+    assert shown([1], [2, 3]) == ["[1]", "[2, 3]"]
 
 
 def test_a_stage_may_be_added_and_removed_before_it_begins(toy: Path, copy: Path) -> None:
