@@ -11,7 +11,7 @@ import torch
 
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import Indices, update_size
-from fusetk.errors import CheckpointError, FusetkError, Interrupted
+from fusetk.errors import WARNING, CheckpointError, FusetkError, Interrupted
 from fusetk.models.parts import layers_and_parts
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World, is_peer_failure
@@ -134,6 +134,7 @@ class Trainer:
         self.optimizer_check: OptimizerCheck | None = OptimizerCheck(self.optimizer)
         self.schedule = self.stages.schedule(progress)
         self.stages.set_dropout(progress)
+        self.zero_rates = 0
         self.gradients.start_stage()
         self.clock.restart()
         self.reporter.restart()
@@ -212,6 +213,16 @@ class Trainer:
         self.reporter.update(progress, stats, size, rate, updates_in_epoch, updates_left)
         if warning := self.zero_gradient_check.add(stats):
             self.log.line(warning)
+        self._warn_of_rate_zero(rate)
+
+    def _warn_of_rate_zero(self, rate: float) -> None:
+        """Warn at the second update with the rate 0. The last update of a schedule may have it."""
+        self.zero_rates += rate == 0
+        if rate == 0 and self.zero_rates == 2:
+            self.log.line(
+                f"{WARNING}update {self.progress.update} and one before it have the learning rate "
+                "0: end the stage with its schedule, or add a stage with another schedule"
+            )
 
     def _compute_gradients(
         self, corpus: Corpus, indices: Sequence[Indices], tokens: int, scale: float

@@ -41,6 +41,22 @@ def test_the_rate_stays_at_the_floor_and_resuming_is_exact(
         assert state(tmp_path / str(updates)) == state(tmp_path / "whole")
 
 
+def test_updates_after_the_end_of_a_schedule_are_a_warning(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warnings(updates: int, floor: str = "0") -> int:
+        stage = STAGE.replace("{kind: adafactor, beta1: 0.9}", "adam").replace("0.01", floor)
+        recipe = load(toy, [stage % (f"{{updates: {updates}}}", "linear")])
+        train_module.train(recipe, tmp_path / floor, "cpu", quiet=True)
+        return capsys.readouterr().err.count("warning: update 8 and one before it")
+
+    assert warnings(6) == 0
+    weights = state(tmp_path / "0")[0]
+    assert warnings(10) == 1, "the run is resumed"
+    assert state(tmp_path / "0")[0] == weights
+    assert warnings(8, "0.01") == 0
+
+
 def test_a_stage_ends_when_the_rate_falls_below_the_ends(toy: Path, tmp_path: Path) -> None:
     assert (
         max(train(toy, tmp_path, "linear", "{rate: 0.025}")) == 4
