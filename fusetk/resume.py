@@ -150,7 +150,7 @@ def find_changes(
         *changes,
         *(f"{WARNING}the code of the module {name} was changed" for name in modules),
         *_text_changes(recipe, prepared, resuming=bool(last)),
-        *_processor_changes(run, kernel_choices),
+        *_processor_changes(run, kernel_choices, session),
         *_session_changes(run, session),
     ]
 
@@ -311,12 +311,17 @@ def _text_changes(recipe: Recipe, prepared: Mapping[str, Any], resuming: bool) -
     ]
 
 
+def _last_session(run: Path, session: Session) -> Session | None:
+    """Return the last session that made an update before ``session``; None if there is none."""
+    earlier = [old for old in read_sessions(run) if old.update < session.update]
+    return earlier[-1] if earlier else None
+
+
 def _session_changes(run: Path, session: Session) -> list[str]:
     """Describe how a session differs from the last one that made an update."""
-    earlier = [old for old in read_sessions(run) if old.update < session.update]
-    if not earlier:
+    before, now = _last_session(run, session), session
+    if before is None:
         return []
-    before, now = earlier[-1], session
     changes = []
     if before.processes != now.processes:
         changes.append(f"number of processes: {before.processes} -> {now.processes}; {OTHER_MASKS}")
@@ -336,9 +341,17 @@ def _session_changes(run: Path, session: Session) -> list[str]:
     ]
 
 
-def _processor_changes(run: Path, kernel_choices: Choices | None) -> list[str]:
+def _processor_changes(run: Path, kernel_choices: Choices | None, session: Session) -> list[str]:
     """Describe how the processor, and the ways to compute on it, changed since the run started."""
-    recorded = read_choices(run / MACHINE)
-    if not recorded or not kernel_choices:
+    if not kernel_choices:
         return []
-    return [f"{difference}; {MAY_DIFFER}" for difference in recorded.differences(kernel_choices)]
+    if recorded := read_choices(run / MACHINE):
+        return [
+            f"{difference}; {MAY_DIFFER}" for difference in recorded.differences(kernel_choices)
+        ]
+    before = _last_session(run, session)
+    if before is None or before.on_gpu:  # a session on a GPU records no choices
+        return []
+    return [
+        f"{MACHINE} is missing or damaged, so this machine chooses how to compute; {MAY_DIFFER}"
+    ]

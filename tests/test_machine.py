@@ -441,6 +441,11 @@ def test_another_processor_is_reported_and_measured(toy: Path, tmp_path: Path) -
     assert f"changed: processor: another -> {processor()}" in log
     assert "changed: longest plain attention, fp32 training: 7 -> " in log
     assert json.loads((run / "machine.json").read_text())["processor"] == processor()
+    assert "machine.json" not in log
+    (run / "machine.json").write_text("{")
+    train_module.train(load(toy), run, "cpu", quiet=True)
+    assert "changed: machine.json is missing or damaged, " in (run / "log.txt").read_text()
+    assert read_choices(run / "machine.json")
 
 
 def test_deeply_nested_choices_are_damaged(tmp_path: Path) -> None:
