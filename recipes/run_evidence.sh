@@ -21,8 +21,8 @@ The results are those of one text: for another text, give another --out and anot
 
 Trainings run in the background of other work, with a low priority. SIGTERM stops them: they save
 their state, and the next call continues. A second call with the same --out at the same time is
-refused. Calls with different --out and the same --results share the trainings: each training is
-started once, and a call waits for trainings of another call on which further trainings depend.
+refused. Calls with different --out and the same --results share the trainings: two calls never run
+the same training at once, and each call waits for the trainings of the others.
 
   --task NAME     multi30k (the default) or iwslt14
   --jobs N        number of trainings at once (1)

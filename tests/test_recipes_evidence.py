@@ -344,7 +344,7 @@ class FakeQueue(run_queue.Queue):
         self.running = {}
         self.preparing = set()
         self.saving = set()
-        self.claims = {}
+        self.job_locks = {}
         self.elsewhere = set()
         self.next_try = 0.0
         self.failed = set()
@@ -398,7 +398,7 @@ def test_results_are_read_only_when_a_process_has_ended(tmp_path: Path) -> None:
     queue = FakeQueue(tmp_path, "import time; time.sleep(0.3)", jobs=10)
     assert queue.run() == 0
     ended = 3 * len(queue.done)  # a preparation, a training, and the save of its result
-    # They are also read when a training is claimed, and when its result is checked.
+    # They are also read when a job is locked, and when its result is checked.
     assert queue.times_read <= 1 + ended + 2 * len(queue.done)
 
 
@@ -492,9 +492,9 @@ def test_a_signal_stops_the_trainings_and_the_queue(tmp_path: Path, begun: bool)
     assert not queue.done and not queue.running and not queue.failed
 
 
-def claim_file(tmp_path: Path, name: str) -> Any:
-    (tmp_path / run_queue.CLAIMS).mkdir(exist_ok=True)
-    return open(tmp_path / run_queue.CLAIMS / name, "a")
+def job_lock_file(tmp_path: Path, name: str) -> Any:
+    (tmp_path / run_queue.JOB_LOCKS).mkdir(exist_ok=True)
+    return open(tmp_path / run_queue.JOB_LOCKS / name, "a")
 
 
 def test_queues_with_the_same_results_start_different_trainings(tmp_path: Path) -> None:
@@ -512,31 +512,36 @@ def test_queues_with_the_same_results_start_different_trainings(tmp_path: Path) 
 def test_a_queue_waits_for_a_training_of_another_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """The other queue ends without a result, so that this one takes the training."""
+    """The other queue ends without a result, so this one runs the training."""
     monkeypatch.setattr(run_queue, "RETRY", 0.01)
     queue = FakeQueue(tmp_path, "")
-    other = claim_file(tmp_path, "b.seed1.own")
+    other = job_lock_file(tmp_path, "b.seed1.own")
     assert lock(other)
+
+    done_before = []
 
     def end() -> None:
         while len(queue.done) < 5:
             time.sleep(0.01)
         time.sleep(0.1)
-        assert len(queue.done) == 5
+        done_before.append(len(queue.done))
         other.close()
 
     thread = threading.Thread(target=end)
     thread.start()
     assert queue.run() == 0
     thread.join()
+    assert done_before == [5]
     assert (queue.done[-1].system, queue.done[-1].seed) == ("b", 1)
-    assert capsys.readouterr().out.count("b.seed1 (own): claimed by another queue\n") == 1
+    assert (
+        capsys.readouterr().out.count("b.seed1 (own): another queue runs it, or has run it\n") == 1
+    )
 
 
 def test_a_signal_stops_a_queue_that_waits_for_another_one(tmp_path: Path) -> None:
     queue = FakeQueue(tmp_path, "")
     queue.done = [result(system, 1.0, seed) for system in "abc" for seed in (1, 2)][1:]
-    with claim_file(tmp_path, "a.seed1.own") as other:
+    with job_lock_file(tmp_path, "a.seed1.own") as other:
         assert lock(other)
         thread = threading.Timer(0.1, lambda: signal.raise_signal(signal.SIGTERM))
         thread.start()
@@ -545,12 +550,12 @@ def test_a_signal_stops_a_queue_that_waits_for_another_one(tmp_path: Path) -> No
     assert len(queue.done) == 5
 
 
-def test_a_training_that_another_queue_has_completed_is_not_claimed(tmp_path: Path) -> None:
-    """Its result is saved between the reading of the results and the lock of the claim."""
+def test_a_training_that_another_queue_has_completed_is_not_started(tmp_path: Path) -> None:
+    """Its result is saved after this queue has read the results, and before it locks the job."""
     queue = FakeQueue(tmp_path, "")
     [first, *_] = run_queue.jobs_left(queue.plan, queue.own, queue.results())
     queue.done.append(result(first.system, 1.0, first.seed))
-    assert not queue.claim(first) and not queue.claims
+    assert not queue.lock_job(first) and not queue.job_locks
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a signal of Linux")
@@ -589,9 +594,9 @@ def test_the_trainings_of_a_killed_queue_stop_and_hold_its_locks(tmp_path: Path)
     wait_for("ready")
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    with open(file, "a") as locked, claim_file(tmp_path, "a.seed1.own") as claim:
-        assert not lock(locked) and not lock(claim)
+    with open(file, "a") as locked, job_lock_file(tmp_path, "a.seed1.own") as job_file:
+        assert not lock(locked) and not lock(job_file)
     (tmp_path / "end").touch()
     wait_for("saved")
-    with open(file, "a") as locked, claim_file(tmp_path, "a.seed1.own") as claim:
-        assert lock(locked, wait=True) and lock(claim, wait=True)
+    with open(file, "a") as locked, job_lock_file(tmp_path, "a.seed1.own") as job_file:
+        assert lock(locked, wait=True) and lock(job_file, wait=True)

@@ -39,8 +39,8 @@ from fusetk.runs import num_averaged
 
 METRICS = ("multi-bleu", "sacrebleu", "chrf")
 POLL = 0.5  # seconds
-RETRY = 60  # seconds until a queue looks again whether a training of another queue has ended
-CLAIMS = ".claims"  # the folder in the results whose files are locked by queues
+RETRY = 60  # seconds between two checks whether trainings of other queues have ended
+JOB_LOCKS = ".locks"  # folder in the results; has a file for each job, which its queue locks
 
 EPOCHS = "training.stages.0.end.epochs"  # the key that ends a trial
 
@@ -360,9 +360,9 @@ class Queue:
         self.running: dict[Job, subprocess.Popen[bytes]] = {}
         self.preparing: set[Job] = set()  # jobs in ``running`` whose text is being prepared
         self.saving: set[Job] = set()  # jobs in ``running`` whose result is being saved
-        self.claims: dict[Job, IO[bytes]] = {}  # locked files of the jobs in ``running``
-        self.elsewhere: set[Job] = set()  # jobs of other queues with the same results
-        self.next_try = 0.0  # the time when ``elsewhere`` is determined again
+        self.job_locks: dict[Job, IO[bytes]] = {}  # locked files of the jobs in ``running``
+        self.elsewhere: set[Job] = set()  # jobs that other queues with the same results run
+        self.next_try = 0.0  # the time of the next check of the jobs in ``elsewhere``
         self.failed: set[str] = set()
         self.stopped = False
         self.error: ConfigError | None = None  # the reason why the queue stopped itself
@@ -386,8 +386,8 @@ class Queue:
         if not self.stopped:
             self.start()
         while True:
-            # Only an ended process changes what can start: one of this queue, which is seen at
-            # once, or one of another queue. All results are read then.
+            # New jobs can start only after a process ends. This queue sees at once that one of its
+            # own processes has ended. It checks those of other queues every RETRY seconds.
             changed = self.collect()
             changed |= bool(self.elsewhere) and time.monotonic() >= self.next_try
             if changed and not self.stopped:
@@ -403,7 +403,7 @@ class Queue:
         return 1 if self.failed else 0
 
     def start(self) -> None:
-        """Start jobs up to the number that may run at once, except those of other queues."""
+        """Start jobs that no other queue runs, up to the number that may run at once."""
         self.next_try = time.monotonic() + RETRY
         if len(self.running) >= self.options.jobs:
             return
@@ -414,24 +414,25 @@ class Queue:
                 return
             if job.name in self.failed or job in self.running:
                 continue
-            if self.claim(job):
+            if self.lock_job(job):
                 self.elsewhere.discard(job)
                 self.launch(job)
             elif job not in self.elsewhere:
                 self.elsewhere.add(job)
-                print(f"{now()} {job.name}: claimed by another queue", flush=True)
+                print(f"{now()} {job.name}: another queue runs it, or has run it", flush=True)
 
-    def claim(self, job: Job) -> bool:
-        """Lock a job, so that no other queue starts it; return False if another one has done so.
+    def lock_job(self, job: Job) -> bool:
+        """Lock a job, so that no other queue starts it. Return whether this queue can start it.
 
-        The lock holds until no process of the job runs, also if the queue is killed.
+        Another queue may run the job or have completed it. The lock holds until no process of the
+        job runs, also if the queue is killed.
         """
-        folder = self.options.results / CLAIMS
+        folder = self.options.results / JOB_LOCKS
         folder.mkdir(exist_ok=True)
         file = open_lock_file(folder / f"{job.system}.seed{job.seed}.{job.setting}")
         # Another queue may have completed the job after the results were read.
         if lock(file) and not self.results().has(job, self.own[job.system]):
-            self.claims[job] = file
+            self.job_locks[job] = file
             return True
         file.close()
         return False
@@ -459,7 +460,7 @@ class Queue:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                pass_fds=[*self.locks, self.claims[job].fileno()],
+                pass_fds=[*self.locks, self.job_locks[job].fileno()],
                 preexec_fn=ends_with_parent(),
                 env={**module_path(), **os.environ, "OMP_NUM_THREADS": str(self.options.threads)},
             )
@@ -509,7 +510,7 @@ class Queue:
                 self.preparing.discard(job)
                 self.fail(job, f"failed with status {status}")
             if job not in self.running:
-                self.claims.pop(job).close()
+                self.job_locks.pop(job).close()
         return ended
 
     def check_text(self, job: Job) -> None:
