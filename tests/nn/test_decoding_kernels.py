@@ -56,10 +56,10 @@ def test_attention_to_earlier_tokens(width, heads, length, biased):
 
 
 @pytest.mark.parametrize(("width", "heads"), WIDTHS)
-@pytest.mark.parametrize(("sources", "length"), [(1, 5), (1, 33), (3, 16)])
+@pytest.mark.parametrize(("sources", "length"), [(1, 5), (1, 33), (2, 1), (3, 16)])
 def test_attention_to_the_source(width, heads, sources, length):
     sentences = torch.tensor([0, 0, 2, 1, 2])
-    lengths = torch.tensor([length, 1, length - 2])
+    lengths = torch.tensor([length, 1, max(length - 2, 1)])
     keys, values = torch.randn(3, sources, length, 2 * width).chunk(2, -1)
     queries, bias = torch.randn(5, width), torch.randn(width)
     source = fused_decoding.SourceKeysValues.of(keys, values, None, lengths, heads)

@@ -15,10 +15,10 @@ static inline const float *prefetch(const float *x, Int n) {
     return x + n;
 }
 
-// The numbers of a head of `size` features in a block of store_source
+// The size of a head of `size` features of a sentence in a block of store_source, in numbers
 static inline Int head_size(Int size, Int length) { return size * (padded(length) + length); }
 
-// The numbers in a block of store_source, which has room for the longest sentence, of `length`
+// The size of a block of store_source, in numbers. `length` is that of the longest sentence.
 static inline Int block_size(Int width, Int length) { return head_size(width, length); }
 
 // Replace the numbers x, which -inf pads to full vectors, by e^(x - max x). Return their sum.
@@ -192,10 +192,11 @@ void attend_history(
     }
 }
 
-// Store keys and values (B, n, S, D), rows of `stride` numbers, for attend_source. Each sentence has
-// n blocks of block_size(width, S) numbers. A block has, for each head, the transposed keys (D / H,
-// length rounded up to full vectors) and the values (length, D / H) of the sentence. So attention
-// to a sentence reads consecutive memory, which is faster than rows of a padded tensor.
+// Store keys and values (B, n, S, D) with rows of `stride` numbers for attend_source. A sentence
+// has n blocks of block_size(D, S) numbers. For each head, a block of a sentence of l tokens has
+// the transposed keys (D / H, l rounded up to full vectors), and then the values (l, D / H). The
+// rest of the block is not used. So attention to a sentence reads consecutive memory, which is
+// faster than rows of a padded tensor.
 void store_source(
     Int threads, Int sentences, Int sources, Int length, Int heads, Int width, Int stride,
     const Int *lengths, const float *keys, const float *values, float *out

@@ -117,7 +117,7 @@ class SourceKeysValues(NamedTuple):
         sentences, sources, length, width = keys.shape
         if length == 1:  # a view of one position does not have the stride of its rows
             keys, values = keys.contiguous(), values.contiguous()
-        block = width * (-(-length // LANES) * LANES + length)
+        block = width * (-(-length // LANES) * LANES + length)  # block_size in decoding.cpp
         stored = keys.new_empty(sentences, sources, block)
         _call(
             "store_source", sentences, sources, length, heads, width, keys.stride(2), lengths,
