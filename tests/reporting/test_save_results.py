@@ -423,6 +423,7 @@ def test_runs_without_complete_results_are_left_out(work: Path) -> None:
         ("scores.json", '"value": ', '"value": true, "x": '),
         ("scores.json", '"value": ', f'"value": 1{"0" * 400}'),
         ("scores.json", '"updates": 30', '"updates": true'),
+        ("scores.json", '"lower_is_better": false', '"lower_is_better": 0'),
         ("scores.json", '"data": "', '"data": 7, "signature": "'),
         ("metrics.jsonl", '"update": 10', '"update": NaN'),
         ("metrics.jsonl", '"update": 10', '"update": 1e400'),
