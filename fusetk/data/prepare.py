@@ -172,8 +172,8 @@ def _prefixes(config: DataConfig) -> dict[str, list[str]]:
     for name, prefixes in config.test.items():
         if not name.strip() or not name.isprintable() or "/" in name or "\\" in name:
             raise ConfigError(
-                f"data.test: {name!r} cannot be the name of a test set: give a name without "
-                "slashes and control characters"
+                f"data.test: {name!r} cannot be the name of a test set: give a name of printable "
+                "characters that has no slash and is not blank"
             )
         if not prefixes:
             raise ConfigError(f"data.test.{name} is an empty list; give at least one file prefix")
