@@ -71,8 +71,8 @@ def plot(
     save_picture(figure, path, style.dpi)
 
 
-class _CurvePen(NamedTuple):
-    """The way in which curves are drawn."""
+class _CurveOptions(NamedTuple):
+    """Options of all curves of a figure."""
 
     x: str  # updates or epochs
     window: int  # points over which training curves are smoothed
@@ -108,18 +108,18 @@ def draw(
     colors_of_lines = _line_colors(curves)
     names = [name for _, name in colors_of_lines]
     families = fonts(label(text, 60) for text in (*runs, *names, title))
-    pen = _CurvePen(x, window, colors_of_lines, families, style)
+    options = _CurveOptions(x, window, colors_of_lines, families, style)
     grid = _grid(curves, style, size)
     width = grid.width
     room = LegendRoom(width, style.font, TextWidth(families))
-    entries = _legend_entries(curves, pen, room)
+    entries = _legend_entries(curves, options, room)
     across = room.columns([name for _, name in entries])
     legend_height = 1.7 * style.font / 72 * math.ceil(len(entries) / across) + 0.1
     height = grid.rows * ASPECT * width / grid.columns + legend_height
     figure = Figure(figsize=(width, size.height or height if size else height))
     figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
-    numbers = _draw_panels(figure, grid, curves, pen)
+    numbers = _draw_panels(figure, grid, curves, options)
     legend(figure, entries, families, style.font, loc="outside lower center", ncols=across)
     if title:
         figure.suptitle(label(title, 200), family=families, size=style.heading, parse_math=False)
@@ -218,16 +218,16 @@ class LegendRoom(NamedTuple):
 
 
 def _legend_entries(
-    curves: Sequence[Curve], pen: _CurvePen, room: LegendRoom
+    curves: Sequence[Curve], options: _CurveOptions, room: LegendRoom
 ) -> "list[tuple[Line2D, str]]":
     """Return a line for each colour, each kind of curve and the best value, with their names."""
     from matplotlib.lines import Line2D
 
-    style = pen.style
+    style = options.style
     wide = 2.5 * style.line
     entries = [
         (Line2D([], [], color=color, linewidth=wide), room.shortened(name))
-        for (_, name), color in pen.colors.items()
+        for (_, name), color in options.colors.items()
     ]
     kinds = {curve.kind for curve in curves}
     grey: dict[str, Any] = {"color": "0.4", "linewidth": style.line}
@@ -243,7 +243,7 @@ def _legend_entries(
 
 
 def _draw_panels(
-    figure: "Figure", grid: _Grid, curves: Sequence[Curve], pen: _CurvePen
+    figure: "Figure", grid: _Grid, curves: Sequence[Curve], options: _CurveOptions
 ) -> "list[list[Annotation]]":
     """Draw all panels. Return the numbers beside the stars of each panel, if they are written."""
     runs = {curve.run for curve in curves}
@@ -257,21 +257,21 @@ def _draw_panels(
         )
         first_axes.setdefault(first.scale, axes)
         values = np.concatenate([curve.value for curve in curves if curve.scale == first.scale])
-        _style_panel(axes, first.what, values, pen)
+        _style_panel(axes, first.what, values, options)
         if first.group:
             name = f"{first.group}, {first.run}" if len(runs) > 1 else first.group
-            font: dict[str, Any] = {"fontsize": pen.style.caption, "family": pen.families}
+            font: dict[str, Any] = {"fontsize": options.style.caption, "family": options.families}
             axes.set_title(label(name), parse_math=False, **font)
         for curve in of_panel:
-            _draw_curve(axes, curve, pen)
-        stars = [_mark_best(axes, c, pen) for c in of_panel if c.best() is not None]
+            _draw_curve(axes, curve, options)
+        stars = [_mark_best(axes, c, options) for c in of_panel if c.best() is not None]
         if len(runs) <= MOST_NUMBERS:
-            numbers.append([_write_best(axes, star, pen.style) for star in stars])
+            numbers.append([_write_best(axes, star, options.style) for star in stars])
     return numbers
 
 
-def _draw_curve(axes: "Axes", curve: Curve, pen: _CurvePen) -> None:
-    position, color, style = pen.positions(curve), pen.colors[curve.line], pen.style
+def _draw_curve(axes: "Axes", curve: Curve, options: _CurveOptions) -> None:
+    position, color, style = options.positions(curve), options.colors[curve.line], options.style
     value = np.where(np.isfinite(curve.value), curve.value, math.nan)
     one_value = np.isfinite(value).sum() == 1
     if curve.kind == "valid":
@@ -280,11 +280,11 @@ def _draw_curve(axes: "Axes", curve: Curve, pen: _CurvePen) -> None:
             position, value, "-o", color=color, linewidth=style.line, markersize=size, zorder=3
         )
         return
-    if pen.window > 1:
+    if options.window > 1:
         axes.plot(position, value, "-", color=color, linewidth=0.4 * style.line, alpha=0.3)
     axes.plot(
         position,
-        smooth(value, pen.window),
+        smooth(value, options.window),
         "o" if one_value else "-",
         color=color,
         markersize=1.6 * style.line,
@@ -301,14 +301,14 @@ class _Star(NamedTuple):
     color: Any
 
 
-def _mark_best(axes: "Axes", curve: Curve, pen: _CurvePen) -> _Star:
+def _mark_best(axes: "Axes", curve: Curve, options: _CurveOptions) -> _Star:
     """Mark the best value of a validation curve by a star."""
     best = curve.best()
     assert best is not None
-    place = (pen.positions(curve)[best], curve.value[best])
-    color = pen.colors[curve.line]
+    place = (options.positions(curve)[best], curve.value[best])
+    color = options.colors[curve.line]
     star: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 4}
-    axes.plot(*place, "*", color=color, markersize=MARKER * pen.style.font, **star)
+    axes.plot(*place, "*", color=color, markersize=MARKER * options.style.font, **star)
     return _Star(place, curve.what in HIGHER_IS_BETTER, color)
 
 
@@ -330,7 +330,7 @@ def _write_best(axes: "Axes", star: _Star, style: Style) -> "Annotation":
     )
 
 
-def _style_panel(axes: "Axes", what: str, values: np.ndarray, pen: _CurvePen) -> None:
+def _style_panel(axes: "Axes", what: str, values: np.ndarray, options: _CurveOptions) -> None:
     """Set scales and labels of a panel. ``values`` are those of all panels of its scale."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -348,10 +348,10 @@ def _style_panel(axes: "Axes", what: str, values: np.ndarray, pen: _CurvePen) ->
     if len(values) and values.min() == values.max():
         room = 0.06 * abs(values[0]) or 0.06
         axes.set_ylim(values[0] - room, values[0] + room)
-    caption = pen.style.caption
+    caption = options.style.caption
     axes.set_ylabel(TITLES.get(what, label(what)), fontsize=caption, parse_math=False)
-    axes.set_xlabel("update" if pen.x == "updates" else "epoch", fontsize=caption)
-    axes.tick_params(labelsize=pen.style.font)
+    axes.set_xlabel("update" if options.x == "updates" else "epoch", fontsize=caption)
+    axes.tick_params(labelsize=options.style.font)
     style_axes(axes)
 
 
