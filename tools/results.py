@@ -293,7 +293,9 @@ class _Comparison(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """The difference of the means, the seeds, whether it is a gain, and the config."""
+        """The difference of the means, the number of common seeds, whether it is a gain, and the
+        config.
+        """
         details = [quantity(len(self.scores.differences), "seed")]
         if self.scores.verdict == "yes":
             details.append("a gain")

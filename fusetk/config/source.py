@@ -30,7 +30,8 @@ LONGEST_FAST_TEXT = 10_000
 OCTAL_OR_SEXAGESIMAL = re.compile(r"[-+]?0[0-7_]+|.*:.*")
 # YAML 1.1 ends a line at these characters, and reads U+0085 as a space. Other programs do not.
 LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
-# Escapes such as \0 and \uD800 write them. Neither file names nor UTF-8 files can have them.
+# U+0000, which no file name can have, and surrogates, which no UTF-8 file can have. In double
+# quotes, escapes such as \0 and \uD800 write them.
 UNUSABLE = re.compile("[\0\ud800-\udfff]")
 VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
 

@@ -310,7 +310,7 @@ class _Dropped:
     """Counts of the pairs with too many subwords."""
 
     def __init__(self, corpora: Sequence[int]):
-        """``corpora`` has the number of training pairs of each corpus; empty for other text."""
+        """``corpora`` has the number of training pairs of each corpus. Other text has none."""
         self.pairs = 0
         self.tokens = [0, 0]  # of each side
         self.remaining = np.array(corpora, np.int64)  # pairs of each corpus that are not dropped
