@@ -247,8 +247,8 @@ def test_gradients_that_are_not_finite_change_nothing_and_end_the_run(
         in (tmp_path / "diverging" / "log.txt").read_text()
     )
     assert files(tmp_path, 8) == before
-    kept = runs.checkpoints(tmp_path / "diverging")
-    assert kept == regular_checkpoints(kept), "no checkpoint of a diverged model"
+    checkpoints = runs.checkpoints(tmp_path / "diverging")
+    assert checkpoints == regular_checkpoints(checkpoints), "no checkpoint of a diverged model"
 
 
 class Descending(Schedule):
