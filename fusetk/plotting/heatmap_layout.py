@@ -144,10 +144,15 @@ class _Measured:
         style = self.style
         rows = self._rows(lengths, cell)
         edges = [self._left_edges(row, rows, cell) for row in rows]
+        beyond = [
+            max(self._overhang(panel.axes[1], len(panel.y), cell) for panel, _ in row)
+            for row in rows
+        ]
         above = [
             max(self._above(panel) if names_columns(rows, r, c) else PAD for c, (panel, _) in place)
             for r, place in enumerate(map(enumerate, rows))
         ]
+        above = [max(room) for room in zip(above, beyond, strict=True)]
         lines = [max(len(caption) for _, caption in row) for row in rows]
         captions = [1.25 * style.caption / 72 * count for count in lines]
         heights = [max(len(panel.y) for panel, _ in row) * cell for row in rows]
@@ -164,7 +169,10 @@ class _Measured:
             max(row_edges[-1] for row_edges in edges) - GAP,
             above=tuple(above),
             height=tuple(heights),
-            below=tuple(sum(parts) + GAP for parts in zip(captions, bar_heights, strict=True)),
+            below=tuple(
+                max(caption + bar, name) + GAP
+                for caption, bar, name in zip(captions, bar_heights, beyond, strict=True)
+            ),
             label_widths=self.label_widths,
             bars=bars,
         )
@@ -232,18 +240,20 @@ class _Measured:
         """
         panel = row[c][0]
         name = axis_room(self.style) if panel.axes[1] and names_rows(row, c) else 0.0
-        return max(self.label_widths[id(panel)] + name, self._overhang(panel, cell))
+        overhang = self._overhang(panel.axes[0], len(panel.x), cell)
+        return max(self.label_widths[id(panel)] + name, overhang)
 
-    def _overhang(self, panel: Panel, cell: float) -> float:
-        """Return how far the name of the columns extends beyond each side of the cells."""
-        name = self.widths.of(label(panel.axes[0], 60), self.style.caption)
-        return max(0.0, (name - cell * len(panel.x)) / 2)
+    def _overhang(self, axis: str, count: int, cell: float) -> float:
+        """Return how far the name of an axis extends beyond each end of its ``count`` cells."""
+        name = self.widths.of(label(axis, 60), self.style.caption)
+        return max(0.0, (name - cell * count) / 2)
 
     def _width(self, captioned: Captioned, cell: float) -> float:
         """Return the width of a panel: its cells with the numbers beside them, or its texts."""
         panel, caption = captioned
         beside = self.number if len(panel.x) == 1 else 0.0
-        cells = cell * len(panel.x) + max(beside, self._overhang(panel, cell))
+        overhang = self._overhang(panel.axes[0], len(panel.x), cell)
+        cells = cell * len(panel.x) + max(beside, overhang)
         if panel.measure in self.bars_below:
             # Half of the number at the end is beside the bar.
             cells = max(cells, _bar_length(panel, cell) + 1.6 * self.style.font / 72)

@@ -164,6 +164,20 @@ def test_names_of_axes_do_not_touch_the_labels() -> None:
     assert name.get_window_extent().x1 + 2 < min(label.x0 for label in labels)
 
 
+@pytest.mark.parametrize("measures", [1, 2])
+def test_long_names_of_low_rows_do_not_overlap(measures: int) -> None:
+    axes = ("input token", "output that is read")
+    panels = [
+        Panel(str(i), str(i), np.ones((1, 9)), "abcdefghi", ["l0"], f"{i % measures}", axes)
+        for i in range(3)
+    ]
+    figure = draw(panels, title="a run", columns=1)
+    names = [text for text in figure.texts if text.get_text() == axes[1]]
+    boxes = [name.get_window_extent(figure.canvas.get_renderer()) for name in names]
+    assert len(boxes) == 3 and boxes[0].y1 <= figure.bbox.y1 and boxes[-1].y0 >= 0
+    assert all(upper.y0 >= lower.y1 for upper, lower in pairwise(boxes))
+
+
 def test_columns_set_the_number_of_panels_in_a_row() -> None:
     figure = draw([panel(3, 3, str(i)) for i in range(6)], title="a run", columns=2)
     assert len({round(axes.get_position().x0, 4) for axes in figure.axes[:6]}) == 2
