@@ -264,6 +264,10 @@ def test_a_page_in_a_browser(results: Path, tmp_path: Path) -> None:
         tab.resize(420, 900)
         assert tab.run("document.documentElement.scrollWidth") <= 420
         assert tab.run("getComputedStyle(document.querySelector('tbody th')).position") == "static"
+        tab.open((results.parent / "page.html").as_uri())
+        svg = "document.querySelector('svg[role=img]')"
+        scale = tab.run(f"{svg}.getBoundingClientRect().width / {svg}.viewBox.baseVal.width")
+        assert scale == pytest.approx(1)  # smaller text would not be readable
         assert tab.problems == []
 
 
