@@ -7,6 +7,7 @@ const mark = document.createElement("div");
 mark.className = "mark";
 const FONT = '11px system-ui, "Noto Sans", sans-serif';
 const LABEL_HEIGHT = 11;
+const AXIS_HEIGHT = 15;  // room for the name of an axis
 const PAD = 5;
 const LONGEST = 28;  // characters of a label
 const HEAD = /[.]head[0-9]+$/;
@@ -65,12 +66,15 @@ function layout(panel, canvas) {
   const columns = panel.x.length;
   const most = Math.max(rows, columns);
   const cell = Math.max(3, Math.min(most > 30 ? 16 : 22, Math.floor(9000 / most)));
-  const left = widest(panel.y) + 2 * PAD;
-  const top = widest(panel.x) + 2 * PAD;
+  const [across, up] = panel.axes.map((name) => measure.measureText(name).width + PAD);
+  const left = widest(panel.y) + 2 * PAD + (panel.axes[1] ? AXIS_HEIGHT : 0);
+  const labels = widest(panel.x) + 2 * PAD + (panel.axes[0] ? AXIS_HEIGHT : 0);
+  const top = Math.max(labels, up - rows * cell);
   const beside = columns === 1 ? 60 : 0;  // room for the numbers of a single column
   return {
     rows, columns, cell, left, top, beside,
-    width: left + columns * cell + beside + 1,
+    axis: top - labels + AXIS_HEIGHT / 2,  // middle of the name of the columns
+    width: left + Math.max(columns * cell + beside + 1, across),
     height: top + rows * cell + 1,
     row: (i) => panel.up ? rows - 1 - i : i,  // index from the top, and back
   };
@@ -126,6 +130,18 @@ function drawLabels(pen, panel, place, style) {
   }
 }
 
+// Writes the name of the columns above them, and that of the rows upwards from the lowest row.
+function drawAxes(pen, panel, place, style) {
+  pen.fillStyle = style.getPropertyValue("--faint");
+  pen.textAlign = "left";
+  pen.fillText(panel.axes[0], place.left, place.axis);
+  pen.save();
+  pen.translate(AXIS_HEIGHT / 2, place.top + place.rows * place.cell);
+  pen.rotate(-Math.PI / 2);
+  pen.fillText(panel.axes[1], 0, 0);
+  pen.restore();
+}
+
 // Places an element over cells of a panel.
 function cover(element, place, column, row, columns, rows) {
   Object.assign(element.style, {
@@ -150,6 +166,7 @@ function drawPanel(panel, scale, parent) {
   caption.style.maxWidth = Math.max(place.width, 220) + "px";
   drawCells(pen, panel, scale, place, style);
   drawLabels(pen, panel, place, style);
+  drawAxes(pen, panel, place, style);
   addNumbers(panel, figure);
   listen(panel, figure, canvas, place);
   figure.highlight = highlighter(panel, figure, place);
@@ -290,7 +307,9 @@ function drawPanels(panels, scales, parent) {
 function drawBars(scales, parent) {
   parent.replaceChildren();
   for (const [name, scale] of Object.entries(scales)) {
-    const bar = create("span", name + ": " + format(scale.low), parent);
+    const entry = create("span", name + ": ", parent);
+    const bar = create("span", format(scale.low), entry);
+    bar.className = "bar";
     const canvas = create("canvas", undefined, bar);
     canvas.setAttribute("aria-hidden", "true");
     const pen = resize(canvas, 120, 12);

@@ -321,6 +321,16 @@ def test_keys_reach_the_last_cell_of_a_wide_heatmap(opened: Browser, tmp_path: P
     assert opened.problems == []
 
 
+def test_the_numbers_of_a_colour_bar_are_on_its_line(opened: Browser, tmp_path: Path) -> None:
+    panel = Panel("decoder.a", "a", np.ones((1, 1)), "x", "y", "attention weight (a row sums to 1)")
+    save([Page([panel], 1)], tmp_path / "narrow.html")
+    opened.open((tmp_path / "narrow.html").as_uri())
+    for width in (420, 360, 300, 1400):
+        opened.resize(width, 900)
+        assert opened.run("document.querySelector('.bar').getClientRects().length") == 1
+    assert texts(opened, ".bars") == ["attention weight (a row sums to 1): 01"]
+
+
 def test_the_service_that_has_ended_is_named(opened: Browser, runs: list[Path]) -> None:
     from fusetk.exploring.app import ExploreLimits, make_explore_app
 

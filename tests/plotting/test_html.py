@@ -198,7 +198,7 @@ const operations = (name) => drawn.filter((call) => call[0] === name).map((call)
 const first = displayedWords();
 handlers.keydown({ key: "ArrowRight" });
 const canvas = get("#panels").children[0].children[0];
-canvas.on.pointermove({ clientX: 6 * 2 + 10 + 22 * 1 + 3, clientY: 6 * 2 + 10 + 22 * 0 + 3 });
+canvas.on.pointermove({ clientX: 6 * 2 + 25 + 22 * 1 + 3, clientY: 6 * 2 + 25 + 22 * 0 + 3 });
 console.log(JSON.stringify({
   first,
   second: displayedWords(),
@@ -244,7 +244,7 @@ def test_words_after_the_line_are_counted_from_1(tmp_path: Path) -> None:
     )
     displayed = run_script([Page([panel()]), Page([divided])], tmp_path)
     assert displayed["tip"][1:3] == ["target read: x1 (1)", "target: y0 (1)"]
-    assert [12 + 10 + 22 - 1, 12 + 10 - 5, 2, 22 + 5] in displayed["filled"]
+    assert [12 + 25 + 22 - 1, 12 + 25 - 5, 2, 22 + 5] in displayed["filled"]
 
 
 @needs_node
@@ -258,7 +258,8 @@ def test_the_script_draws_the_panels(tmp_path: Path) -> None:
         "two",
     ]
     assert displayed["output"] == "sentence 9 (2 of 2)"
-    assert {"x0", "x1", "x2", "y0", "y1", "y2"} <= set(displayed["texts"])
+    labels = {"x0", "x1", "x2", "y0", "y1", "y2"}
+    assert labels | {"source", "layer"} <= set(displayed["texts"])
     value = (
         pages[1].panels[0].matrix[2, 1]
     )  # the first row from the top is the last one of the matrix
