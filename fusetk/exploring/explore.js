@@ -363,6 +363,7 @@ class RunView {
       create("td", decimal(translation.score), row);
       const button = create("button", undefined, create("td", undefined, row));
       button.type = "button";
+      button.dir = "auto";
       button.addEventListener("click", () => this.select(i));
       for (const [kind, word] of difference(this.best().text, translation.text)) {
         if (kind === "ins") create("span", word, button).className = "differs";

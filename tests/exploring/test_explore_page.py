@@ -331,6 +331,19 @@ def test_the_numbers_of_a_colour_bar_are_on_its_line(opened: Browser, tmp_path: 
     assert texts(opened, ".bars") == ["attention weight (a row sums to 1): 01"]
 
 
+def test_right_to_left_text_is_written_from_the_right(tab: Browser) -> None:
+    translate(tab)
+    for selector in ("#text", "#prefix", "#target", ".text", ".hypotheses button"):
+        for text, direction in (("\u05e9\u05dc\u05d5\u05dd.", "rtl"), ("eins.", "ltr")):
+            script = f"""(() => {{
+                const element = document.querySelector({json.dumps(selector)});
+                const name = element.matches("input, textarea") ? "value" : "textContent";
+                element[name] = {json.dumps(text)};
+                return getComputedStyle(element).direction;
+            }})()"""
+            assert tab.run(script) == direction, selector
+
+
 def test_the_service_that_has_ended_is_named(opened: Browser, runs: list[Path]) -> None:
     from fusetk.exploring.app import ExploreLimits, make_explore_app
 
