@@ -71,8 +71,8 @@ def command(
     0 is the output of the last one, and the layers above keep their numbers. All inputs that a
     connection makes from a layer read the mean. `connect: cross` reads the difference between the
     output and the input of a layer, so there the mean is that of the difference. The attention of
-    `kind: conv` adds the source embedding to its values, whatever `attend` is. In the row
-    of layer 0, the values keep this embedding.
+    `kind: conv` adds the source embedding to its values, whatever `attend` is. In the row of layer
+    0, the values keep this embedding.
 
     The loss is the mean over the target tokens, EOS included, in nats, without dropout and label
     smoothing. Pairs with a blank source are left out.

@@ -385,8 +385,8 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
         "results/README.md": [
             "**Three systems of layer fusion have a gain** over their baseline",
             "MUDDFormer, RTAL and transparent attention. On Multi30k, eighteen systems of layer "
-            "fusion have three seeds, and none has a gain. The other systems of the five papers "
-            "have no gain there either.",
+            "fusion have at least three seeds, and none has a gain. The other systems of the five "
+            "papers have no gain there either.",
             "With the best checkpoint of a complete training, no system of layer fusion is "
             "significantly better than its baseline with any seed.",
         ],
