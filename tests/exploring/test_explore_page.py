@@ -62,7 +62,8 @@ def settle(tab: Browser, times: int) -> None:
 
 
 def translate(tab: Browser, text: str = TEXT) -> None:
-    """Type a sentence into the field that has the focus, and press Enter."""
+    """Type a sentence into the field that has the focus at first, and press Enter."""
+    tab.wait("document.activeElement.id === 'text'")  # the browser gives it when it draws the page
     tab.type(text)
     tab.press("Enter")
     settle(tab, 1)
