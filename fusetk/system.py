@@ -73,7 +73,7 @@ class System:
         Raises ConfigError for unknown or invalid settings, and DataError if ``lines`` is not a list
         of strings or requests.
         """
-        return self._translator(settings).translate(_requests(lines))
+        return self._translator(settings, scores=False).translate(_requests(lines))
 
     def n_best(self, lines: Sequence[str | Request], **settings: Any) -> list[list[Translation]]:
         """Return the best translations of each line with their tokens and scores, best first.
@@ -106,10 +106,10 @@ class System:
         results = score_targets(self.models, pairs, self.config.ensemble_mean)
         return [sum(result.scores) for result in results]
 
-    def _translator(self, settings: Mapping[str, Any]) -> Translator:
+    def _translator(self, settings: Mapping[str, Any], scores: bool = True) -> Translator:
         config = changed(self.config, settings)
         check_ensemble_settings(settings, len(self.models), {})
-        return Translator(self.models, self.pipeline, config)
+        return Translator(self.models, self.pipeline, config, scores=scores)
 
 
 def load(

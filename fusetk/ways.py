@@ -22,8 +22,14 @@ from fusetk.models.transformer import Transformer, TransformerConfig
 from fusetk.nn import attention
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
-from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, in_kernels, uses_kernels
-from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
+from fusetk.nn.inference_linear import (
+    Bf16Linear,
+    KernelLinear,
+    in_kernels,
+    screens,
+    uses_kernels,
+)
+from fusetk.nn.int8 import Int8KernelLinear, Int8Linear, ScreenedLinear
 from fusetk.nn.nested import select
 from fusetk.nn.precision import float32_by_default
 from fusetk.special_tokens import UNK
@@ -381,6 +387,46 @@ def _linear(dtype: torch.dtype, way: Way, shape: tuple[int, int]) -> nn.Module:
     return Bf16Linear(weight, None)
 
 
+SCREEN_WAYS = ("exact", "int8 first")  # the products that find the best token of a hypothesis
+
+
+def _use_screen(dtype: torch.dtype, way: Way) -> Undo:
+    before = screens[dtype]
+    screens[dtype] = way == SCREEN_WAYS[1]
+    return partial(screens.__setitem__, dtype, before)
+
+
+def _measure_screen(dtype: torch.dtype) -> Way:
+    if not all(map(fused_decoding.has_products, (dtype, torch.int8))):
+        return SCREEN_WAYS[0]
+    with torch.inference_mode(), one_thread():
+        return fastest(
+            SCREEN_WAYS,
+            partial(_run_best_token, dtype),
+            speedup=MIN_SPEEDUP,
+            clock=time.thread_time,
+        )
+
+
+def _run_best_token(dtype: torch.dtype, way: Way) -> Callable[[], object]:
+    """Return a function that finds the best token of hypotheses, as many as no call before.
+
+    The features are rows of the matrix, so one logit is much higher than the others.
+    """
+    weight = torch.randn(PROJECTION, generator=torch.Generator().manual_seed(1))
+    linear = ScreenedLinear(weight.to(dtype), None)
+    forbidden = torch.tensor([0, 2])
+    rows = count(ROWS)
+
+    def run() -> object:
+        x = weight[: next(rows)]
+        if way == SCREEN_WAYS[0]:
+            return fused_decoding.best_tokens_of_map(x, linear.blocked, None, forbidden, None, 1)
+        return linear.best(x, forbidden, None)
+
+    return run
+
+
 # The ways by type of the weights and operation, the keys of ``in_kernels``.
 LINEAR_WAYS: dict[tuple[torch.dtype, str], tuple[Way, ...]] = {
     (dtype, operation): ("PyTorch", KERNELS)
@@ -428,6 +474,15 @@ CHOICES: tuple[Choice, ...] = (
             partial(_use_kernels, dtype, operation),
         )
         for (dtype, operation), ways in LINEAR_WAYS.items()
+    ),
+    *(
+        Choice(
+            f"{fused_decoding.NAMES[dtype]} best token, inference",
+            SCREEN_WAYS,
+            partial(_measure_screen, dtype),
+            partial(_use_screen, dtype),
+        )
+        for dtype in screens
     ),
 )
 

@@ -1014,6 +1014,14 @@ MUTATIONS = [
         "unusual_rows",
     ),
     Mutation(
+        "the screen of a greedy search ignores the rounding of its inputs",
+        "nn/fused/best_tokens.h",
+        "error * length + norm * rounding +",
+        "error * length +",
+        ("nn/test_decoding_kernels.py",),
+        "screen_finds",
+    ),
+    Mutation(
         "the service truncates sentences that are too long",
         "serving/app.py",
         "results.append([] if length <= most else too_long)",

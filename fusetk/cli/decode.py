@@ -83,7 +83,7 @@ def command(**values: Any) -> None:
             if world.first:
                 dictionary = options.replace_unknown
                 lines = input_range(inputs, target, output_format, options.resume, dictionary)
-            translator = _translator(options, search, report)
+            translator = _translator(options, search, output_format.has_scores, report)
             translator.warns_of_unknown = world.first
             output = stack.enter_context(open_output(target, lines.keep)) if world.first else None
             return LineTranslator(translator, output_format, options.tokenized), lines, output
@@ -107,11 +107,15 @@ def command(**values: Any) -> None:
 
 
 def _translator(
-    options: DecodeOptions, search: Mapping[str, Any], report: Callable[[str], None]
+    options: DecodeOptions,
+    search: Mapping[str, Any],
+    scores: bool,
+    report: Callable[[str], None],
 ) -> "Translator":
     """Load the models, and return their translator on the device of this process.
 
-    ``search`` has the options of the search; those that the user did not give are None.
+    ``search`` has the options of the search; those that the user did not give are None. ``scores``
+    says whether the output has the scores of translations.
     """
     from fusetk.decoding.mbr import MbrTranslator
     from fusetk.decoding.translate import Extras, Translator
@@ -134,7 +138,7 @@ def _translator(
     )
     if options.constraints and config.sample:
         raise ConfigError("sampling cannot enforce --constraints: omit --sample or --constraints")
-    translator = Translator(loaded.models, pipeline, config, extras, options.models)
+    translator = Translator(loaded.models, pipeline, config, extras, options.models, scores)
     if options.mbr:
         utility = mbr_utility(options.mbr, pipeline.target_language)
         return MbrTranslator(translator, utility, n_best)

@@ -58,6 +58,7 @@ The order of equal scores has one exception: if several tokens of a hypothesis h
 as its (K + 1)-th best token, ``torch.topk`` chooses which of them are among the K + 1 best.
 """
 
+import math
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -97,6 +98,7 @@ def search(
     src_mask: Tensor,
     config: SearchConfig,
     requests: Sequence[EncodedRequest] | None = None,
+    scores: bool = True,
 ) -> list[list[Hypothesis]]:
     """Return the n best translations of each sentence, best first.
 
@@ -104,7 +106,8 @@ def search(
     vocabulary, the maximum length or the requests allow fewer. ``models`` must be in evaluation
     mode; several models are an ensemble. ``src`` (token ids) and ``src_mask`` have the shape
     (B, S); every sentence ends with EOS. ``requests`` has one request for each sentence, which must
-    fit into the positions of the models. Raises Diverged if a model returns NaN.
+    fit into the positions of the models. Without ``scores``, those of the hypotheses are NaN, which
+    makes greedy search faster. Raises Diverged if a model returns NaN.
     """
     groups = config.groups
     mask = TokenMask(models, src_mask, config, requests, groups)
@@ -114,7 +117,7 @@ def search(
     if groups > 1:
         rows = torch.arange(len(src), device=src.device).repeat_interleave(groups)
         states = scorer.select(states, rows, None)
-    steps = _Steps(scorer, mask, config)
+    steps = _Steps(scorer, mask, config, scores)
     finished = _Finished(mask, config)
     live = steps.initial(src, src_mask)
     # Whether the models read only the places of the beams that have a hypothesis. At first each
@@ -136,7 +139,13 @@ def search(
             break
     if has_nan:
         raise Diverged()
-    return finished.hypotheses()
+    hypotheses = finished.hypotheses()
+    if scores:
+        return hypotheses
+    return [
+        [Hypothesis(hypothesis.ids, math.nan, math.nan) for hypothesis in n_best]
+        for n_best in hypotheses
+    ]
 
 
 # The steps ----------------------------------------------------------------------------------------
@@ -169,7 +178,8 @@ class _Candidates(NamedTuple):
 class _Steps:
     """The steps of all searches with one scorer, one mask and one config."""
 
-    def __init__(self, scorer: Scorer, mask: TokenMask, config: SearchConfig):
+    def __init__(self, scorer: Scorer, mask: TokenMask, config: SearchConfig, scores: bool):
+        self.scores = scores
         self.scorer = scorer
         self.mask = mask
         self.config = config
@@ -216,7 +226,8 @@ class _Steps:
             tokens = tokens[places]
             only = None if rules.only is None else rules.only[places]
             rules = rules._replace(only=only)
-        step = self.scorer.best(tokens, states, rules, self._tokens_needed(live))
+        count = self._tokens_needed(live)
+        step = self.scorer.best(tokens, states, rules, count, self.scores or count > 1)
         if places is not None:
             step = step.at_places(places, live.score.numel())
         live = _add_coverage(live, step.attention)

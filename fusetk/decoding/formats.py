@@ -30,6 +30,11 @@ class OutputFormat(NamedTuple):
     soft: bool = False  # whether an alignment consists of all attention weights
     timing: bool = False
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether the format contains the scores of translations."""
+        return self.kind != "text"
+
     @classmethod
     def from_options(
         cls,

@@ -16,7 +16,7 @@ from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.exact import is_patched
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import KernelLinear
-from fusetk.nn.int8 import Int8Linear
+from fusetk.nn.int8 import Int8Linear, ScreenedLinear
 from fusetk.nn.nested import select
 from fusetk.nn.output import OutputProjection, rows_in_piece
 
@@ -103,16 +103,25 @@ class Scorer:
         return len(self.models) == 1 and fused_decoding.usable(probe)
 
     def best(
-        self, tokens: Tensor, states: Sequence[State], rules: SimpleRules, count: int
+        self,
+        tokens: Tensor,
+        states: Sequence[State],
+        rules: SimpleRules,
+        count: int,
+        scores: bool = True,
     ) -> BestTokens:
         """Read one token of each hypothesis (R,) and return the ``count`` best next tokens.
 
-        A smaller vocabulary has fewer. Only the tokens that ``rules`` allows are among them. The
+        A smaller vocabulary has fewer. Only the tokens that ``rules`` allows are among them.
+        Without ``scores``, ``count`` must be 1, and the logit of a token and log_z may be 0. The
         property ``supports_best`` must be True.
         """
         [features], next_states, attention = self._read(tokens, states)
         output: Any = self.models[0].output
         count = min(count, output.out_features)
+        if not scores and isinstance(output, ScreenedLinear) and output.screens(features):
+            score, token = output.best(features.float(), rules.forbidden, rules.only)
+            return BestTokens(score, token, torch.zeros_like(score), next_states, attention)
         rows = rows_in_piece(output.out_features, features.device)
         if isinstance(output, KernelLinear):
             rows = max(1, len(features))  # the kernel divides them

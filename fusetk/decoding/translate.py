@@ -5,7 +5,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -79,8 +79,9 @@ class Translator:
 
     The models must be in evaluation mode; the translator uses them on their device and in their
     precision. No call changes the result of another one, so several threads may use one translator.
-    ``names`` are the names of the models, for errors. Raises ConfigError if a model is in training
-    mode, or does not have the attention heads of ``extras``.
+    ``names`` are the names of the models, for errors. Without ``scores``, translations have the
+    score NaN, unless they are samples, and greedy search is faster. Raises ConfigError if a model
+    is in training mode, or does not have the attention heads of ``extras``.
     """
 
     def __init__(
@@ -90,11 +91,13 @@ class Translator:
         config: SearchConfig,
         extras: Extras | None = None,
         names: Sequence[str] = (),
+        scores: bool = True,
     ):
         self.models = list(models)
         self.pipeline = pipeline
         self.config = config
         self.extras = extras or Extras()
+        self.scores = scores
         if any(model.training for model in self.models):
             raise ConfigError(
                 "a model in training mode cannot translate, because dropout would change its "
@@ -207,7 +210,7 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         hypotheses: list[list[Hypothesis]] = [[] for _ in sources]
         device = next(self.models[0].parameters()).device
-        search_or_sample = sample if self.config.sample else search
+        search_or_sample = sample if self.config.sample else partial(search, scores=self.scores)
 
         def translations(batch: list[int]) -> list[list[Hypothesis]]:
             src, src_mask = pad([sources[i] for i in batch])

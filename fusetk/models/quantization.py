@@ -11,8 +11,14 @@ from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.attention import KeysValues
 from fusetk.nn.exact import is_exactly
-from fusetk.nn.inference_linear import Bf16Linear, InferenceLinear, KernelLinear, uses_kernels
-from fusetk.nn.int8 import Int8KernelLinear, Int8Linear
+from fusetk.nn.inference_linear import (
+    Bf16Linear,
+    InferenceLinear,
+    KernelLinear,
+    screens,
+    uses_kernels,
+)
+from fusetk.nn.int8 import Int8KernelLinear, Int8Linear, ScreenedLinear
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.shape_check import is_outside
 from fusetk.nn.weightnorm import NormedLinear
@@ -104,7 +110,8 @@ def _projection(model: Seq2Seq, dtype: torch.dtype) -> Any:
     replaceable = is_exactly(output, OutputProjection) or is_exactly(output, NormedLinear)
     if not replaceable or not uses_kernels(dtype, "projection"):
         return None
-    return KernelLinear(output.weight.to(dtype), output.bias)
+    kind = ScreenedLinear if screens[dtype] else KernelLinear
+    return kind(output.weight.to(dtype), output.bias)
 
 
 def _kernel_bf16(weight: Tensor, bias: Tensor | None) -> KernelLinear:

@@ -17,6 +17,9 @@ in_kernels = {
     torch.bfloat16: {"maps": False, "projection": False},
     torch.int8: {"maps": False, "projection": False},
 }
+# Whether greedy search without scores excludes most tokens by products of int8, by type of the
+# weights of the output projection, if this is in the kernels; fusetk.machine measures it.
+screens = {torch.float32: False, torch.bfloat16: False}
 
 
 def uses_kernels(dtype: torch.dtype, operation: str) -> bool:

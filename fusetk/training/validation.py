@@ -187,7 +187,7 @@ class Validator:
 
     def _translations(self, model: Seq2Seq, world: World, done: Task) -> dict[int, str] | None:
         """Return the translations of this process' part; None if training has diverged."""
-        translator = Translator([model], self.pipeline, self.search)
+        translator = Translator([model], self.pipeline, self.search, scores=False)
         translator.on_batch = lambda sentences: done.advance(sentences * world.size)
         # Each of n processes takes every n-th sentence in order of length, so that all have similar
         # work.

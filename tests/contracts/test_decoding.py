@@ -5,6 +5,7 @@ methods only, so searches are tested with two systems of each backbone.
 """
 
 import copy
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,13 +23,14 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.sample import sample
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.token_mask import EncodedRequest
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, Diverged
 from fusetk.models import cpu_inference
 from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.models.transformer import Transformer
 from fusetk.nn.fused import decoding as fused_decoding
-from fusetk.nn.inference_linear import KernelLinear, in_kernels
+from fusetk.nn.inference_linear import KernelLinear, in_kernels, screens
+from fusetk.nn.int8 import ScreenedLinear
 from fusetk.nn.nested import map_tensors, select
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.weightnorm import NormedLinear
@@ -332,6 +334,24 @@ def test_products_in_kernels_find_the_same(searched_model, beam, monkeypatch):
     close(forced(model, tokens), forced(searched_model, tokens))
     for hypotheses, same in zip(search([model], *batch(SOURCES), config), expected, strict=True):
         assert_same(hypotheses, same)
+
+
+def test_greedy_search_without_scores_finds_the_same(searched_model, monkeypatch):
+    if not fused_decoding.has_products(torch.int8):
+        pytest.skip("the processor has no products of int8")
+    config = SearchConfig(beam=1, max_length_extra=6)
+    expected = search([searched_model], *batch(SOURCES), config)
+    set_kernels(monkeypatch, torch.float32, True)
+    monkeypatch.setitem(screens, torch.float32, True)
+    monkeypatch.setattr(ScreenedLinear, "screens", lambda linear, x: True)
+    model = to_kernels(copy.deepcopy(searched_model))
+    results = search([model], *batch(SOURCES), config, scores=False)
+    assert [h[0].ids for h in results] == [h[0].ids for h in expected]
+    assert all(math.isnan(h[0].score) and math.isnan(h[0].normalized) for h in results)
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    with pytest.raises(Diverged):
+        search([model], *batch(SOURCES), config, scores=False)
 
 
 @pytest.mark.parametrize("convert", [to_kernels, to_bf16, to_int8])

@@ -14,7 +14,7 @@ from fusetk.nn import int8
 from fusetk.nn.fused import build
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, linear_part
-from fusetk.nn.int8 import Int8KernelLinear, Int8Linear, integer_product
+from fusetk.nn.int8 import Int8KernelLinear, Int8Linear, ScreenedLinear, integer_product
 
 pytestmark = pytest.mark.skipif(
     build.library("decoding") is None, reason="there is no C++ compiler"
@@ -365,6 +365,46 @@ def test_best_tokens_of_a_map(rows, biased, dtype):
     expected = fused_decoding.best_tokens(logits, None, forbidden, only, 4)
     results = fused_decoding.best_tokens_of_map(x, blocked, bias, forbidden, only, 4)
     assert all(map(torch.equal, results, expected))
+
+
+@needs_products(torch.int8)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [24, 37])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("spread", [1.0, 0.02, 0.0])
+@pytest.mark.parametrize("exact", ["nothing", "weight", "x"])
+def test_a_screen_finds_the_best_outputs(dtype, width, biased, spread, exact):
+    """With a spread of 0.02, the int8 product alone finds other tokens; with 0, all are equal."""
+    weight = torch.randn(width) + spread * torch.randn(133, width)
+    bias = spread * torch.randn(133) if biased else None
+    x, forbidden, only = torch.randn(200, width), torch.tensor([0, 3]), torch.full((200,), -1)
+    if exact != "nothing":  # int8 does not round these integers
+        factor = weight if exact == "weight" else x
+        factor.mul_(20).round_().clamp_(-126, 126)[:, 0] = 127
+    only[5] = 3
+    linear = ScreenedLinear(weight.to(dtype), bias)
+    scores, tokens = linear.best(x, forbidden, only)
+    _, expected, _ = fused_decoding.best_tokens_of_map(x, linear.blocked, bias, forbidden, only, 1)
+    assert torch.equal(tokens, expected) and (scores == 0).all()
+    if spread == 0.02:
+        rounded = Int8KernelLinear(weight.to(dtype), bias)(x).index_fill(1, forbidden, -math.inf)
+        assert not torch.equal(rounded.argmax(1, keepdim=True), expected)
+
+
+@needs_products(torch.int8)
+def test_a_screen_of_unusual_rows():
+    linear = ScreenedLinear(torch.randn(40, 24), None)
+    x, all_tokens = torch.randn(6, 24), torch.arange(40)
+    x[1, 3], x[2, 0], x[3], x[4] = math.nan, math.inf, 0, 1e30 * x[4]
+    scores, tokens = linear.best(x, torch.tensor([0]), None)
+    assert scores.flatten().isnan().tolist() == [False, True, True, False, False, False]
+    assert tokens[3] == 1 and tokens[4] == linear(x[4:5])[:, 1:].argmax() + 1
+    scores, _ = linear.best(x[:1], all_tokens, None)
+    assert scores.item() == -math.inf
+    assert linear.screens(torch.randn(32 * torch.get_num_threads(), 24)) and not linear.screens(x)
+    weight = torch.randn(40, 24)
+    weight[7, 3] = math.inf
+    assert not ScreenedLinear(weight, None).screens(torch.randn(999, 24))
 
 
 @pytest.mark.parametrize("place", [0, 17, 36])

@@ -301,6 +301,43 @@ def best_tokens_of_map(
     return results
 
 
+class Screen(NamedTuple):
+    """A matrix of int8 that replaces W (V, D) where the exact product is not needed."""
+
+    blocked: BlockedMatrix
+    # The greatest norm of a row of (W minus the replacement), of a row of W, and the greatest
+    # absolute value of the bias; see Screen::margin in best_tokens.h.
+    error: float
+    norm: float
+    bias: float
+
+
+def screened_best(
+    x: Tensor,
+    blocked: BlockedMatrix,
+    bias: Tensor | None,
+    screen: Screen,
+    forbidden: Tensor,
+    only: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the best tokens (R, 1) of ``best_tokens_of_map``, and numbers (R, 1) about them.
+
+    The product with ``screen`` excludes the tokens that cannot be the best one, and only the rest
+    are compared exactly. A number is 0, NaN if x (R, D) or its logits have NaN, or -inf if no token
+    is allowed. W is of float32 or bf16.
+    """
+    rows, width = x.shape
+    matrix, size, map_width, _, _ = blocked
+    assert width == map_width
+    score, token, _ = _empty_results(rows, 1)
+    _call(
+        f"screened_best_of_{NAMES[matrix.dtype]}", rows, size, width, x.contiguous(), matrix, bias,
+        screen.blocked.matrix, screen.blocked.scale, screen.blocked.correction, screen.error,
+        screen.norm, screen.bias, len(forbidden), forbidden, only, score, token,
+    )  # fmt: skip
+    return score, token
+
+
 def _empty_results(rows: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
     token = torch.empty(rows, count, dtype=torch.int64)
     score = torch.empty(rows, count, dtype=torch.float32)
