@@ -7,6 +7,7 @@ prints other exponents for the cosines.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -365,13 +366,22 @@ class Coordinated(Seq2Seq):
         return history, output, tuple(state for state in states if state is not None)
 
     def start(self, memory: Memory) -> State:
-        keys_values = self._keys_values(memory.layer_sources)
         layers = self._target_layers()
-        state = cpu_inference.start(layers, CoordinatedLayer, keys_values, memory.mask)
-        return self._start_with_caches(keys_values, memory.mask) if state is None else state
+        sources = [
+            [source if layer.cross is not None else layer.source_keys_values(source)]
+            for layer, source in zip(layers, memory.layer_sources, strict=True)
+        ]
+        return cpu_inference.start(
+            layers,
+            CoordinatedLayer,
+            sources,
+            memory.mask,
+            partial(self._start_with_caches, memory.layer_sources, memory.mask),
+        )
 
-    def _start_with_caches(self, keys_values: Sequence[Tensor], mask: Tensor) -> State:
+    def _start_with_caches(self, layer_sources: Sequence[Tensor], mask: Tensor) -> State:
         """Return the first state of the code that reads any number of tokens at once."""
+        keys_values = self._keys_values(layer_sources)
         caches = self._first_caches(keys_values)
         per_sentence = (() if self.mixed else tuple(keys_values), mask, caches)
         return State(per_sentence, no_slots(mask), 0)
@@ -403,7 +413,7 @@ class Coordinated(Seq2Seq):
                     self.stack, self.target, tgt_in, state
                 )
                 return self._features(output), state
-            state = self._start_with_caches(hypotheses.shared.keys_values, hypotheses.shared.mask)
+            state = hypotheses.shared.restart()
         keys_values, mask, caches = state.per_sentence
         source_slots = mask.shape[1] if self.mixed else 0
         past = caches[0].length - source_slots

@@ -37,6 +37,8 @@ from fusetk.nn.value_residual import ValueResidualAttention
 MIN_REAL = 0.9
 SELF_ATTENTIONS = SelfAttention, GroupedSelfAttention, ValueResidualAttention
 
+Part = tuple[slice, slice]  # sentences and positions of a tensor (B, S, ...)
+
 
 class LayerModules(Protocol):
     """The modules of a ``TransformerLayer``."""
@@ -81,14 +83,14 @@ class DecoderLayerModules(LayerModules, Protocol):
 class SharedState(NamedTuple):
     """The tensors of a search state that all hypotheses share."""
 
-    keys_values: tuple[Tensor, ...]  # for each layer, (B, n * S, 2D); see ``CrossAttention``
-    mask: Tensor  # (B, S)
     sentences: Tensor  # (B,), the numbers of the sentences
-    kernel_keys_values: tuple[fused_decoding.SourceKeysValues, ...]  # as the kernels read them
+    keys_values: tuple[fused_decoding.SourceKeysValues, ...]  # for each layer
     # For each layer, the projections (R_t, 3D) of each step. Their bias is not included if kernels
     # compute all parts of the layer and attention to the source is a sub-layer.
     steps: tuple[tuple[Tensor, ...], ...]
     layers: tuple["StepLayer", ...]
+    restart: Callable[[], State]
+    """Return the first state of the ordinary code of the layers."""
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "SharedState":
         """Return the same object: the selection of hypotheses changes ``Hypotheses`` only."""
@@ -107,7 +109,7 @@ class StepLayer(NamedTuple):
 class Hypotheses(NamedTuple):
     """The data of R hypotheses in a search state; a sentence may have any number of them."""
 
-    sentences: Tensor  # (R,) rows of ``SharedState.mask``
+    sentences: Tensor  # (R,) the numbers of their sentences
     ancestors: Tensor  # (R, t); see ``fused_decoding.attend_history``
     shared: SharedState
 
@@ -148,30 +150,50 @@ def usable(module: LayerModules | nn.Module, x: Tensor) -> bool:
 def start(
     layers: Sequence[DecoderLayerModules],
     kind: type[nn.Module],
-    keys_values: Sequence[Tensor],
+    sources: Sequence[Sequence[Tensor]],
     mask: Tensor,
-) -> State | None:
-    """Return the state of one empty hypothesis of each sentence; None without kernels for it.
+    restart: Callable[[], State],
+) -> State:
+    """Return the state of one empty hypothesis of each sentence.
 
-    Kernels compute layers that are exactly of the class ``kind``. For the other arguments see
-    ``SharedState``.
+    Each layer has n ``sources`` (B, S, width), the inputs of ``cross.project``. A layer without
+    ``cross`` has one, its keys and values (B, S, 2D). ``mask`` is (B, S). Kernels compute layers
+    that are exactly of the class ``kind``. If they cannot compute all layers, the state is that of
+    ``restart``, a member of ``SharedState``.
     """
-    if not all(is_exactly(layer, kind) for layer in layers):
-        return None
-    if not all(_kernels_can_compute(layer, keys_values[0]) for layer in layers):
-        return None
-    lengths = mask.sum(1)
-    prepared = []
-    for layer, tensor in zip(layers, keys_values, strict=True):
-        by_source = tensor.view(len(mask), -1, *mask.shape[1:], tensor.shape[-1])
-        keys, values = by_source.chunk(2, -1)
-        heads = layer.attention.heads
-        prepared.append(fused_decoding.SourceKeysValues.of(keys, values, None, lengths, heads))
+    for layer, (source, *_) in zip(layers, sources, strict=True):
+        if not (is_exactly(layer, kind) and _kernels_can_compute(layer, source)):
+            return restart()
+    width = max(layer.width for layer in layers)
+    groups = _groups(mask.sum(1).tolist(), PIECE // (2 * width))
+    parts = [(part, _Packing.of(mask[part])) for part in groups]
+    keys_values = tuple(
+        _source_keys_values(layer, tensors, mask, parts)
+        for layer, tensors in zip(layers, sources, strict=True)
+    )
     sentences = torch.arange(len(mask))
     steps = ((),) * len(keys_values)
     step_layers = tuple(map(_step_layer, layers))
-    shared = SharedState(tuple(keys_values), mask, sentences, tuple(prepared), steps, step_layers)
+    shared = SharedState(sentences, keys_values, steps, step_layers, restart)
     return State(None, Hypotheses(sentences, sentences.new_empty(len(mask), 0), shared), 0)
+
+
+def _source_keys_values(
+    layer: DecoderLayerModules,
+    sources: Sequence[Tensor],
+    mask: Tensor,
+    parts: Sequence[tuple[Part, "_Packing"]],
+) -> fused_decoding.SourceKeysValues:
+    """Compute the keys and values of the ``sources`` of a layer; see ``start``."""
+    stored = fused_decoding.SourceKeysValues.empty(
+        len(sources), mask.shape[1], layer.width, layer.attention.heads, mask.sum(1)
+    )
+    for n, source in enumerate(sources):
+        for part, packing in parts:
+            rows = packing.pack(source[part])
+            keys_values = rows if layer.cross is None else layer.cross.project[n](rows)
+            stored.store(*keys_values.chunk(2, -1), packing.first_rows, n, part[0].start)
+    return stored
 
 
 def decode_in_steps(
@@ -191,9 +213,7 @@ def decode_in_steps(
         ancestors = torch.cat((ancestors, rows), 1)
         contexts = [
             StepContext(source, sentences, ancestors, earlier, layer)
-            for source, earlier, layer in zip(
-                shared.kernel_keys_values, steps, shared.layers, strict=True
-            )
+            for source, earlier, layer in zip(shared.keys_values, steps, shared.layers, strict=True)
         ]
         _, output, projections = stack(embed(tokens, step), stack.per_module(contexts))
         steps = tuple(item for item in projections if item is not None)
@@ -329,99 +349,99 @@ def encoder_layer(layer: LayerModules, x: Tensor, mask: Tensor) -> Tensor:
     return _by_groups(partial(_encode, layer), x, mask, layer.width, hidden)
 
 
-def keys_values(cross: CrossAttention, sources: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Return ``cross.keys_values(sources)``, in inference without the work for padding."""
-    if not usable(cross, sources[0]) or type(cross) is not CrossAttention:
-        return cross.keys_values(sources)
-    width = 2 * cross.query.out_features
-    parts = [
-        _by_groups(partial(_project, project), source, mask, width, width)
-        for project, source in zip(cross.project, sources, strict=True)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-
 def _by_groups(
-    function: Callable[[Tensor, Tensor, Tensor], Tensor],
+    function: Callable[[Tensor, Tensor], Tensor],
     x: Tensor,
     mask: Tensor,
     width: int,
     numbers_per_token: int,
 ) -> Tensor:
-    """Apply ``function(x, mask, lengths)`` to groups of sentences: (B, S, D) -> (B, S, width).
+    """Apply ``function(x, mask)`` to groups of sentences: (B, S, D) -> (B, S, width).
 
     ``function`` computes ``numbers_per_token`` numbers for each token. The numbers of a group fit
     into a processor's cache. The results after the longest sentence of a group are 0.
     """
-    lengths = mask.sum(1)
-    groups = _groups(lengths.tolist(), PIECE // numbers_per_token)
+    groups = _groups(mask.sum(1).tolist(), PIECE // numbers_per_token)
     if len(groups) == 1:
-        return function(x, mask, lengths)
+        return function(x, mask)
     out = x.new_zeros(*mask.shape, width)
-    for sentences, longest in groups:
-        part = sentences, slice(longest)
-        out[part] = function(x[part], mask[part], lengths[sentences])
+    for part in groups:
+        out[part] = function(x[part], mask[part])
     return out
 
 
-def _groups(lengths: Sequence[int], max_tokens: int) -> list[tuple[slice, int]]:
+def _groups(lengths: Sequence[int], max_tokens: int) -> list[Part]:
     """Divide sentences into groups of at most ``max_tokens`` tokens with padding, or one sentence.
 
-    Return the sentences of each group and the length of the longest one.
+    The positions of a group are those of its longest sentence.
     """
     groups = []
     first = 0
     longest = 0
     for i, length in enumerate(lengths):
         if i > first and (i + 1 - first) * max(longest, length) > max_tokens:
-            groups.append((slice(first, i), longest))
+            groups.append((slice(first, i), slice(longest)))
             first = i
             longest = 0
         longest = max(longest, length)
-    return [*groups, (slice(first, len(lengths)), longest)]
+    return [*groups, (slice(first, len(lengths)), slice(longest))]
 
 
-def _encode(layer: LayerModules, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-    shape = x.shape
-    real = _real_rows(mask)
-    x = _input_rows(layer, x if real is None else x.flatten(0, 1)[real])
+class _Packing(NamedTuple):
+    """The tokens of B sentences as N rows without most of the padding."""
+
+    mask: Tensor  # (B, S)
+    real: Tensor | None  # (N,) the real tokens as indices of B * S rows; None if little is padding
+    first_rows: Tensor  # (B,) the row of the first token of each sentence
+
+    @classmethod
+    def of(cls, mask: Tensor) -> "_Packing":
+        real = mask.flatten().nonzero()[:, 0]
+        if len(real) < MIN_REAL * mask.numel():
+            lengths = mask.sum(1)
+            return cls(mask, real, lengths.cumsum(0) - lengths)
+        return cls(mask, None, torch.arange(len(mask)) * mask.shape[1])
+
+    def pack(self, x: Tensor) -> Tensor:
+        """(B, S, D) -> (N, D)"""
+        rows = x.flatten(0, 1)
+        return rows if self.real is None else rows[self.real]
+
+    def unpack(self, rows: Tensor) -> Tensor:
+        """(N, D) -> (B, S, D), with 0 in the padding."""
+        if self.real is not None:
+            shape = self.mask.numel(), rows.shape[1]
+            rows = rows.new_zeros(shape).index_copy_(0, self.real, rows)
+        return rows.view(*self.mask.shape, -1)
+
+    @property
+    def sentences(self) -> Tensor:
+        """The sentence of each row (N,)."""
+        sentences = torch.arange(len(self.mask)).repeat_interleave(self.mask.shape[1])
+        return sentences if self.real is None else sentences[self.real]
+
+
+def _encode(layer: LayerModules, x: Tensor, mask: Tensor) -> Tensor:
+    packing = _Packing.of(mask)
+    width = layer.width
+    x = _input_rows(layer, packing.pack(x))
     attention = layer.attention
     projections = _product(attention.project, _before(layer.attention_residual, x))
-    keys, values = _padded(projections[:, layer.width :], real, mask).chunk(2, -1)
     bias = attention.project.bias
     # The bias of the keys adds the same number to all scores, so it has no effect.
-    source = fused_decoding.SourceKeysValues.of(
-        keys[:, None],
-        values[:, None],
-        None if bias is None else bias[2 * layer.width :],
-        lengths,
+    source = fused_decoding.SourceKeysValues.empty(
+        1,
+        mask.shape[1],
+        width,
         attention.heads,
+        mask.sum(1),
+        None if bias is None else bias[2 * width :],
     )
-    sentences = torch.arange(len(mask)).repeat_interleave(mask.shape[1])
-    if real is not None:
-        sentences = sentences[real]
-    queries = projections[:, : layer.width]
-    y = fused_decoding.attend_source(queries, bias, source, sentences)
+    queries, keys, values = projections.split(width, 1)
+    source.store(keys, values, packing.first_rows)
+    y = fused_decoding.attend_source(queries, bias, source, packing.sentences)
     x = _after(layer.attention_residual, x, _product(attention.out, y), attention.out.bias)
-    return _padded(_feed_forward(layer, x), real, mask).view(*shape[:-1], layer.width)
-
-
-def _project(project: nn.Module, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-    real = _real_rows(mask)
-    return project(x) if real is None else _padded(project(x.flatten(0, 1)[real]), real, mask)
-
-
-def _real_rows(mask: Tensor) -> Tensor | None:
-    """Return the real tokens as indices of B * S rows; None if little is padding."""
-    real = mask.flatten().nonzero()[:, 0]
-    return real if len(real) < MIN_REAL * mask.numel() else None
-
-
-def _padded(rows: Tensor, real: Tensor | None, mask: Tensor) -> Tensor:
-    """Return rows (N, D) of the real tokens as (B, S, D); with ``real`` None, N is B * S."""
-    if real is not None:
-        rows = rows.new_zeros(mask.numel(), rows.shape[1]).index_copy_(0, real, rows)
-    return rows.view(*mask.shape, -1)
+    return packing.unpack(_feed_forward(layer, x))
 
 
 def encoder_layer_is_usable(layer: LayerModules, x: Tensor) -> bool:

@@ -4,7 +4,7 @@ Code other than its ``forward`` may compute a layer. A table in ``CONTRIBUTING.m
 ("Which code computes a layer") names the code for each situation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -608,31 +608,34 @@ class Transformer(Seq2Seq):
         return Memory(history, output, src_mask)
 
     def start(self, memory: Memory) -> State:
-        keys_values = self._keys_values(
-            memory, lambda cross, sources: cpu_inference.keys_values(cross, sources, memory.mask)
+        sources = self._layer_sources(memory)
+        return cpu_inference.start(
+            self._decoder_layers(),
+            TransformerDecoderLayer,
+            sources,
+            memory.mask,
+            partial(self._start_with_caches, sources, memory.mask),
         )
-        layers = self._decoder_layers()
-        state = cpu_inference.start(layers, TransformerDecoderLayer, keys_values, memory.mask)
-        return self._start_with_caches(keys_values, memory.mask) if state is None else state
 
-    def _start_with_caches(self, keys_values: tuple[Tensor, ...], mask: Tensor) -> State:
+    def _start_with_caches(self, sources: Sequence[Sequence[Tensor]], mask: Tensor) -> State:
         """Return the first state of the code that reads any number of tokens at once."""
+        keys_values = self._keys_values(sources)
         return State((keys_values, mask, _empty_caches(keys_values)), no_slots(mask), 0)
 
-    def _keys_values(
-        self,
-        memory: Memory,
-        project: Callable[[CrossAttention, Sequence[Tensor]], Tensor] = CrossAttention.keys_values,
-    ) -> tuple[Tensor, ...]:
-        """Return the source keys and values of each decoder layer (B, n * S, 2D).
-
-        ``project`` computes those of one layer from its sources.
-        """
+    def _layer_sources(self, memory: Memory) -> list[list[Tensor]]:
+        """Return the n sources (B, S, width) that each decoder layer reads."""
         sources = self.attend.checked_sources(memory)
         sources = [norm(x) for norm, x in zip(self.source_norms, sources, strict=True)]
+        return [
+            [sources[k] for k in self.attend.indices_of(i)]
+            for i, _ in enumerate(self._decoder_layers())
+        ]
+
+    def _keys_values(self, sources: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+        """Return the source keys and values of each decoder layer (B, n * S, 2D)."""
         return tuple(
-            project(layer.cross, [sources[k] for k in self.attend.indices_of(i)])
-            for i, layer in enumerate(self._decoder_layers())
+            layer.cross.keys_values(tensors)
+            for layer, tensors in zip(self._decoder_layers(), sources, strict=True)
         )
 
     def _decoder_layers(self) -> list["TransformerDecoderLayer"]:
@@ -652,7 +655,7 @@ class Transformer(Seq2Seq):
                     self.decoder, self.target, tgt_in, state
                 )
                 return self._features(output), state
-            state = self._start_with_caches(hypotheses.shared.keys_values, hypotheses.shared.mask)
+            state = hypotheses.shared.restart()
         keys_values, mask, caches = state.per_sentence
         slots, visible = cache_mask(
             state.per_hypothesis, len(mask), caches[0].length, tgt_in.shape[1]
@@ -678,7 +681,8 @@ class Transformer(Seq2Seq):
     ) -> Tensor:
         contexts = [source_layout] * len(self.encoder.layers)
         history, output, _ = self.encoder(self.source(src, layout=source_layout), contexts)
-        keys_values = self._keys_values(Memory(history, output, source_layout.mask))
+        memory = Memory(history, output, source_layout.mask)
+        keys_values = self._keys_values(self._layer_sources(memory))
         sides = PackedSides(target_layout, source_layout)
         decoder_contexts = self.decoder.per_module(
             DecoderContext(cache, target_layout, tensor, sides, 0)

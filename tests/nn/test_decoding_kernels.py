@@ -55,6 +55,21 @@ def test_attention_to_earlier_tokens(width, heads, length, biased):
     close(result, expected.transpose(1, 2).flatten(1))
 
 
+def stored(
+    keys: Tensor, values: Tensor, lengths: Tensor, heads: int
+) -> fused_decoding.SourceKeysValues:
+    """Store keys and values (B, n, S, D): the first sentence with padding, the others packed."""
+    _, sources, length, width = keys.shape
+    source = fused_decoding.SourceKeysValues.empty(sources, length, width, heads, lengths)
+    real = torch.arange(length) < lengths[1:, None]
+    first_rows = lengths[1:].cumsum(0) - lengths[1:]
+    for n in range(sources):
+        rows = torch.cat((keys[:, n], values[:, n]), -1)
+        source.store(*rows[0].chunk(2, -1), torch.tensor([0]), n)
+        source.store(*rows[1:][real].chunk(2, -1), first_rows, n, sentence=1)
+    return source
+
+
 @pytest.mark.parametrize(("width", "heads"), WIDTHS)
 @pytest.mark.parametrize(("sources", "length"), [(1, 5), (1, 33), (2, 1), (3, 16)])
 def test_attention_to_the_source(width, heads, sources, length):
@@ -62,7 +77,7 @@ def test_attention_to_the_source(width, heads, sources, length):
     lengths = torch.tensor([length, 1, max(length - 2, 1)])
     keys, values = torch.randn(3, sources, length, 2 * width).chunk(2, -1)
     queries, bias = torch.randn(5, width), torch.randn(width)
-    source = fused_decoding.SourceKeysValues.of(keys, values, None, lengths, heads)
+    source = stored(keys, values, lengths, heads)
     weights = torch.empty(5, sources * heads, length)
     result = fused_decoding.attend_source(queries, bias, source, sentences, weights)
     q = heads_of((queries + bias)[:, None, None], heads)  # (R, 1, H, 1, d)
@@ -87,9 +102,7 @@ def test_attention_to_source_and_target(width, heads, source_length, length):
     steps = [torch.randn(5, 3 * width) for _ in range(length)]
     ancestors = torch.stack([torch.randint(5, (5,)) for _ in range(length)], 1)
     ancestors[:, -1] = torch.arange(5)
-    source = fused_decoding.SourceKeysValues.of(
-        keys[:, None], values[:, None], None, lengths, heads
-    )
+    source = stored(keys[:, None], values[:, None], lengths, heads)
     weights = torch.empty(5, heads, source_length + length)
     result = fused_decoding.attend_mixed(steps, ancestors, source, sentences, weights)
     tokens = torch.stack([steps[t][ancestors[:, t]] for t in range(length)], 1)

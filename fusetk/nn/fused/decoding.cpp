@@ -192,21 +192,23 @@ void attend_history(
     }
 }
 
-// Store keys and values (B, n, S, D) with rows of `stride` numbers for attend_source. A sentence
-// has n blocks of block_size(D, S) numbers. For each head, a block of a sentence of l tokens has
-// the transposed keys (D / H, l rounded up to full vectors), and then the values (l, D / H). The
-// rest of the block is not used. So attention to a sentence reads consecutive memory, which is
-// faster than rows of a padded tensor.
+// Store the keys and values of one source of some sentences for attend_source. They are rows of
+// D numbers, `stride` numbers from row to row. Sentence i has the rows from first_rows[i] on. A
+// sentence has n blocks of block_size(D, S) numbers, one for each source, and `out` is its first
+// block for this source. For each head, a block of a sentence of l tokens has the transposed keys
+// (D / H, l rounded up to full vectors), and then the values (l, D / H). The rest of the block is
+// not used. So attention to a sentence reads consecutive memory, which is faster than rows of a
+// padded tensor.
 void store_source(
     Int threads, Int sentences, Int sources, Int length, Int heads, Int width, Int stride,
-    const Int *lengths, const float *keys, const float *values, float *out
+    const Int *lengths, const Int *first_rows, const float *keys, const float *values, float *out
 ) {
     const Int size = width / heads;
 #pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
-    for (Int i = 0; i < sentences * sources; i++) {
-        const Int end = lengths[i / sources], padded_end = padded(end);
-        const float *k = keys + i * length * stride, *v = values + i * length * stride;
-        float *to = out + i * block_size(width, length);
+    for (Int i = 0; i < sentences; i++) {
+        const Int end = lengths[i], padded_end = padded(end);
+        const float *k = keys + first_rows[i] * stride, *v = values + first_rows[i] * stride;
+        float *to = out + i * sources * block_size(width, length);
         for (Int first = 0; first < width; first += size) {
             for (Int j = first; j < first + size; j++, to += padded_end) {
                 for (Int s = 0; s < end; s++) to[s] = k[s * stride + j];

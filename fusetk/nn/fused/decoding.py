@@ -110,20 +110,34 @@ class SourceKeysValues(NamedTuple):
     length: int  # S
 
     @classmethod
-    def of(
-        cls, keys: Tensor, values: Tensor, value_bias: Tensor | None, lengths: Tensor, heads: int
+    def empty(
+        cls,
+        sources: int,
+        length: int,
+        width: int,
+        heads: int,
+        lengths: Tensor,
+        value_bias: Tensor | None = None,
     ) -> "SourceKeysValues":
-        """Prepare keys and values (B, n, S, D), views of one tensor."""
-        sentences, sources, length, width = keys.shape
-        if length == 1:  # a view of one position does not have the stride of its rows
-            keys, values = keys.contiguous(), values.contiguous()
+        """Return memory for n sources of B sentences of at most S tokens, which ``store`` fills."""
         block = width * (-(-length // LANES) * LANES + length)  # block_size in decoding.cpp
-        stored = keys.new_empty(sentences, sources, block)
-        _call(
-            "store_source", sentences, sources, length, heads, width, keys.stride(2), lengths,
-            keys, values, stored,
-        )  # fmt: skip
+        stored = torch.empty(len(lengths), sources, block)
         return cls(stored, value_bias, lengths, heads, length)
+
+    def store(
+        self, keys: Tensor, values: Tensor, first_rows: Tensor, source: int = 0, sentence: int = 0
+    ) -> None:
+        """Store the keys and values of one source of b sentences, from ``sentence`` on.
+
+        They are rows (N, D), views of one tensor. ``first_rows`` (b,) has the row of the first
+        token of each sentence.
+        """
+        stored = self.keys_values[sentence:, source]
+        _call(
+            "store_source", len(first_rows), self.keys_values.shape[1], self.length, self.heads,
+            keys.shape[1], keys.stride(0), self.lengths[sentence:], first_rows, keys, values,
+            stored,
+        )  # fmt: skip
 
 
 def attend_source(
