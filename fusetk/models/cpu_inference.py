@@ -161,9 +161,11 @@ def start(
     that are exactly of the class ``kind``. If they cannot compute all layers, the state is that of
     ``restart``, a member of ``SharedState``.
     """
-    for layer, (source, *_) in zip(layers, sources, strict=True):
-        if not (is_exactly(layer, kind) and _kernels_can_compute(layer, source)):
-            return restart()
+    if not all(is_exactly(layer, kind) for layer in layers):
+        return restart()
+    first_sources = (tensors[0] for tensors in sources)
+    if not all(map(_kernels_can_compute, layers, first_sources)):
+        return restart()
     width = max(layer.width for layer in layers)
     groups = _groups(mask.sum(1).tolist(), PIECE // (2 * width))
     parts = [(part, _Packing.of(mask[part])) for part in groups]
@@ -191,8 +193,10 @@ def _source_keys_values(
     for n, source in enumerate(sources):
         for part, packing in parts:
             rows = packing.pack(source[part])
-            keys_values = rows if layer.cross is None else layer.cross.project[n](rows)
-            stored.store(*keys_values.chunk(2, -1), packing.first_rows, n, part[0].start)
+            if layer.cross is not None:
+                rows = layer.cross.project[n](rows)
+            keys, values = rows.chunk(2, 1)
+            stored.store(keys, values, packing.first_rows, n, part[0].start)
     return stored
 
 

@@ -328,9 +328,8 @@ def test_products_in_kernels_find_the_same(searched_model, beam, monkeypatch):
     expected = search([searched_model], *batch(SOURCES), config)
     set_kernels(monkeypatch, torch.float32, True)
     model = to_kernels(copy.deepcopy(searched_model))
-    kinds = [type(module) for module in model.modules()]
     tokens = prefixes(len(SOURCES))
-    assert KernelLinear in kinds
+    assert any(isinstance(module, KernelLinear) for module in model.modules())
     close(forced(model, tokens), forced(searched_model, tokens))
     for hypotheses, same in zip(search([model], *batch(SOURCES), config), expected, strict=True):
         assert_same(hypotheses, same)

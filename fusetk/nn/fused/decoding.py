@@ -121,7 +121,7 @@ class SourceKeysValues(NamedTuple):
     ) -> "SourceKeysValues":
         """Return memory for n sources of B sentences of at most S tokens, which ``store`` fills."""
         block = width * (-(-length // LANES) * LANES + length)  # block_size in decoding.cpp
-        stored = torch.empty(len(lengths), sources, block)
+        stored = torch.empty(len(lengths), sources, block, dtype=torch.float32)
         return cls(stored, value_bias, lengths, heads, length)
 
     def store(
