@@ -32,7 +32,7 @@ from fusetk.training.update import batch_loss
 from fusetk.training.verify import verify
 from tests.contracts.systems import SOURCE_SIZE, TARGET_SIZE
 from tests.helpers.batches import random_batch
-from tools import config_page, diagrams, figures
+from tools import config_keys, diagrams, figures
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -274,7 +274,7 @@ def merged(base: Any, value: Any) -> Any:
 
 
 def test_the_types_of_keys_are_words() -> None:
-    words = config_page.words_of
+    words = config_keys.words_of
     assert words(list[str]) == "list of strings" and words(tuple[float, ...]) == "list of numbers"
     assert words(tuple[int, int]) == "list of 2: whole number, whole number"
 
@@ -289,10 +289,10 @@ def keys_exist(path: str) -> bool:
         if not fields:
             return False
         candidates = [
-            config for field in fields for config in config_page.config_of(field.annotation)
+            config for field in fields for config in config_keys.config_of(field.annotation)
         ]
-        if any(config_page.is_choice(field) for field in fields):
-            kinds = config_page.REGISTRIES[part].values()
+        if any(config_keys.is_choice(field) for field in fields):
+            kinds = config_keys.REGISTRIES[part].values()
             candidates += [kind.Config for kind in kinds]  # type: ignore[attr-defined]
     return True
 
@@ -370,7 +370,7 @@ def test_migration_agrees_with_the_advice_of_the_commands(page: Path) -> None:
 def test_every_kind_has_a_page(site: str) -> None:
     texts = [page.read_text(encoding="utf-8") for page in DOCS if page.parent.name == "fusions"]
     index = (ROOT / "docs/fusions/index.md").read_text(encoding="utf-8")
-    for kind in config_page.REGISTRIES[site]:
+    for kind in config_keys.REGISTRIES[site]:
         assert f"`{kind}`" in index
         if kind not in ("last", "plain"):
             assert sum(f"`{kind}`" in text or f": {kind}" in text for text in texts) >= 2, kind
@@ -380,7 +380,7 @@ def test_every_kind_has_a_page(site: str) -> None:
 def test_every_option_is_on_a_page(site: str) -> None:
     pages = [page for page in DOCS if page.parent.name == "fusions"]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    for kind, cls in config_page.REGISTRIES[site].items():
+    for kind, cls in config_keys.REGISTRIES[site].items():
         for option in cls.Config.model_fields.keys() - {"kind"}:
             assert re.search(rf"`[^`\n]*\b{option}\b", text), f"{kind}: {option}"
 

@@ -16,7 +16,7 @@ from fusetk.config import Config
 from fusetk.fusion import FUSIONS
 from fusetk.recipe import Recipe, load
 from fusetk.spinning import USER_SETTINGS
-from tools import config_page, manual
+from tools import config_keys, manual
 from tools.troff import escape, prose
 
 MAN = Path(__file__).parent.parent / "man"
@@ -63,11 +63,11 @@ def test_every_key_of_a_config_is_in_the_config_page():
         inner = [
             keys(nested)
             for field in config.model_fields.values()
-            for nested in config_page.config_of(field.annotation)
+            for nested in config_keys.config_of(field.annotation)
         ]
         return set(config.model_fields).union(*inner)
 
-    chosen = [kind.Config for table in config_page.REGISTRIES.values() for kind in table.values()]
+    chosen = [kind.Config for table in config_keys.REGISTRIES.values() for kind in table.values()]
     expected = keys(Recipe).union(*map(keys, chosen)) - {"kind", "step"}
     assert len(expected) > 50
     for key in expected:

@@ -1,9 +1,9 @@
 """Conversion of docstrings to troff, the format of manual pages."""
 
-import inspect
 import re
 
 import fusetk
+from tools.docstrings import paragraphs
 
 
 def escape(text: str) -> str:
@@ -21,26 +21,13 @@ def italic(text: str) -> str:
     return f"\\fI{escape(text)}\\fR"
 
 
-def prose(text: str) -> str:
-    """Convert a docstring.
-
-    Blank lines separate paragraphs, and ``code`` becomes bold. As in click, a paragraph that starts
-    with a backspace keeps its lines.
-    """
-    paragraphs = []
-    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
-        verbatim = paragraph.startswith("\b")
-        lines = paragraph.lstrip("\b\n").splitlines()
-        source = "\n".join(lines) if verbatim else " ".join(line.strip() for line in lines)
-        # The parts are: text, backquotes, code, text, backquotes, code, ..., text.
-        parts = re.split(r"(`+)(.+?)\1", source)
-        texts = [escape(part) for part in parts[::3]]
-        codes = [bold(part) for part in parts[2::3]]
-        converted = texts[0]
-        for code, following in zip(codes, texts[1:], strict=True):
-            converted += code + following
-        paragraphs.append(f".nf\n{converted}\n.fi" if verbatim else converted)
-    return "\n.PP\n".join(paragraphs)
+def prose(docstring: str) -> str:
+    """Convert a docstring. Code becomes bold."""
+    converted = []
+    for paragraph in paragraphs(docstring):
+        lines = paragraph.converted(escape, bold)
+        converted.append(f".nf\n{lines}\n.fi" if paragraph.verbatim else lines)
+    return "\n.PP\n".join(converted)
 
 
 def tagged(head: str, text: str) -> list[str]:
