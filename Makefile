@@ -3,7 +3,7 @@
 # make dist: build a wheel and a source archive in dist/
 # make test: run all checks
 # make bench: measure the speed on this machine and compare it with the last time
-# make man: generate the manual pages from the code
+# make man: generate the manual pages and docs/config-keys.md from the code
 # make docs: build the site of docs/ in docs/_build
 # make figures: draw the diagrams of docs/, train tiny models and draw their weights
 # make layout: generate the picture in CONTRIBUTING.md from the imports
@@ -47,6 +47,7 @@ bench: $(VENV)/.installed-test
 
 man: venv
 	$(BIN)/python -m tools.manual man
+	$(BIN)/python -m tools.config_site_page docs/config-keys.md
 
 docs: $(VENV)/.installed-test
 	$(BIN)/python -m sphinx -W --keep-going -E -q -b html docs docs/_build

@@ -18,7 +18,8 @@ REPOSITORY = ""
 MENUS = {
     "index": {
         "Start": "install tutorial faq migration/index",
-        "Use": "config data training devices decoding explore python metrics plots commands",
+        "Use": "config config-keys data training devices decoding explore python metrics plots "
+        "commands",
         "Models": "fusions/index papers reproduction recipes benchmarks extending",
     },
     "migration/index": {"": "fairseq marian opennmt sockeye"},
@@ -69,6 +70,11 @@ def _link_repository(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)(#[^)]*)?\)", replace, source[0])
 
 
+def _mark_targets(app: Sphinx, page: str, source: list[str]) -> None:
+    """Replace anchors in HTML by those of MyST, so that links to them are checked."""
+    source[0] = re.sub(r'<a id="([a-z0-9-]+)"></a>', r"(\1)=", source[0])
+
+
 def _add_menus(app: Sphinx, page: str, source: list[str]) -> None:
     """Append the menus of an index page, so that the Markdown files have no directives."""
     for title, pages in MENUS.get(page, {}).items():
@@ -91,4 +97,5 @@ def setup(app: Sphinx) -> None:
     """Register the functions above. Browsers draw MathML without a script from the network."""
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.connect("source-read", _link_repository)
+    app.connect("source-read", _mark_targets)
     app.connect("source-read", _add_menus)

@@ -5,7 +5,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from fusetk.training.update import batch_loss
 from fusetk.training.verify import verify
 from tests.contracts.systems import SOURCE_SIZE, TARGET_SIZE
 from tests.helpers.batches import random_batch
-from tools import config_keys, diagrams, figures
+from tools import config_keys, config_site_page, diagrams, figures, markdown
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -66,14 +68,15 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
             yield token.info.strip(), token.content
 
 
-def anchors(page: Path) -> set[str]:
-    """Return the anchors of the headings of a page, as GitHub and MyST make them."""
-    headings = set()
-    for line in re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S).splitlines():
-        if heading := re.fullmatch(r"#+ (.*)", line):
-            words = re.sub(r"[^\w\- ]", "", heading[1].lower())
-            headings.add(words.replace(" ", "-"))
-    return headings
+@cache
+def anchors(page: Path) -> Counter[str]:
+    """Count the anchors of a page: those in HTML, and those of headings as in GitHub and MyST."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    counts = Counter(re.findall(r'<a id="([^"]+)">', text))
+    for heading in re.findall(r"^#+ (.*)$", text, flags=re.M):
+        words = re.sub(r"[^\w\- ]", "", heading.lower())
+        counts[words.replace(" ", "-")] += 1
+    return counts
 
 
 # Links --------------------------------------------------------------------------------------------
@@ -361,6 +364,55 @@ def test_migration_agrees_with_the_advice_of_the_commands(page: Path) -> None:
                 checked += 1
                 assert any(advised.split("=")[0].startswith(key) for key in keys), option
     assert checked >= 10
+
+
+# Config keys --------------------------------------------------------------------------------------
+
+KEYS = ROOT / "docs/config-keys.md"
+
+
+def key_paths(config: type[Config], place: str) -> Iterator[str]:
+    """Yield the paths of all keys of a config class, except those of its kinds."""
+    for key, field in config.model_fields.items():
+        yield f"{place}-{key}"
+        if not config_keys.is_choice(field):
+            for inner in config_keys.config_of(field.annotation):
+                yield from key_paths(inner, f"{place}-{key}")
+
+
+def test_the_page_of_config_keys_is_up_to_date() -> None:
+    assert KEYS.read_text(encoding="utf-8") == config_site_page.site_page(), (
+        "docs/config-keys.md is out of date: run `make man`"
+    )
+
+
+def test_every_config_key_has_an_anchor() -> None:
+    counts = anchors(KEYS)
+    expected = {path for path in key_paths(recipe.Recipe, "") if not path.endswith("-step")}
+    for key, table in config_keys.REGISTRIES.items():
+        for kind, component in table.items():
+            paths = key_paths(component.Config, f"-{key}-{kind}")  # type: ignore[attr-defined]
+            expected.update(path for path in paths if not path.endswith("-kind"))
+    assert len(expected) > 300
+    assert {path[1:].replace("_", "-") for path in expected} <= counts.keys()
+    assert [anchor for anchor, count in counts.items() if count > 1] == []
+
+
+def test_the_keys_of_an_alternative_are_in_its_item() -> None:
+    text = KEYS.read_text(encoding="utf-8")
+    tokenize = text.index("\n- `data.steps[]: {step: tokenize}`\n")
+    escape = text.index("`data.steps[].escape`")
+    assert text[tokenize:escape].count("\n- ") == 1 and "\n\n  - " in text[tokenize:escape]
+
+
+def test_plain_text_is_plain_text_in_markdown() -> None:
+    text = "h_l, _a_, *b*, ~~c~~, [d](e) $f$ <unk> &amp; \\\\ a | b"
+    [paragraph] = markdown.prose(f"{text} `x_*`")
+    [inline] = [token for token in MarkdownIt().parse(paragraph) if token.type == "inline"]
+    parsed = inline.children or []
+    assert {token.type for token in parsed} == {"text", "code_inline"}
+    assert "".join(token.content for token in parsed) == f"{text} x_*"
+    assert r"\$f\$" in paragraph, "a formula in MyST"
 
 
 # Fusions ------------------------------------------------------------------------------------------
