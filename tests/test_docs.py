@@ -19,6 +19,7 @@ import yaml
 from click.testing import CliRunner
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from pydantic import Field
 
 from fusetk import recipe
 from fusetk.cli.foreign import option_advice
@@ -280,6 +281,18 @@ def test_the_types_of_keys_are_words() -> None:
     words = config_keys.words_of
     assert words(list[str]) == "list of strings" and words(tuple[float, ...]) == "list of numbers"
     assert words(tuple[int, int]) == "list of 2: whole number, whole number"
+
+
+def test_the_bounds_of_keys_are_exact() -> None:
+    class Bounded(Config):
+        seed: int = Field(1, ge=0, lt=2**32)
+        rate: float | None = Field(None, gt=0, le=1e-5)
+
+    types = [config_keys.type_of(key, field) for key, field in Bounded.model_fields.items()]
+    assert types == [
+        "whole number, at least 0, below 4,294,967,296",
+        "number or null, above 0, at most 1e-05",
+    ]
 
 
 def keys_exist(path: str) -> bool:

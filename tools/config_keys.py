@@ -160,12 +160,17 @@ def type_of(name: str, field: FieldInfo) -> str:
     if is_choice(field):
         return " | ".join(REGISTRIES[name])
     bounds = [
-        f"{word} {getattr(item, bound):g}"
+        f"{word} {number(getattr(item, bound))}"
         for item in field.metadata
         for bound, word in BOUNDS.items()
         if hasattr(item, bound)
     ]
     return ", ".join([words_of(field.annotation), *bounds])
+
+
+def number(value: float) -> str:
+    """Return a bound in words. Integers are exact: a short form such as 4.29497e+09 is not."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def words_of(annotation: Any) -> str:
