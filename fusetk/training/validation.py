@@ -23,6 +23,7 @@ from fusetk.errors import ConfigError, DataError, Diverged
 from fusetk.evaluation.forward_trace import UNKNOWN_WORDS
 from fusetk.evaluation.layer_shares import mean_shares
 from fusetk.evaluation.metrics import corpus_bleu
+from fusetk.fusion.base import fusions_of_stacks
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
 from fusetk.training.buffers import SavedBuffers
@@ -216,6 +217,12 @@ def _evenly_spaced(corpus: Corpus, number: int) -> Indices:
 
 def check_shares(model: Seq2Seq) -> None:
     """Raise ConfigError if the shares of the layers cannot be computed."""
+    if not fusions_of_stacks(model):
+        raise ConfigError(
+            "training.validation.share_pairs needs a fusion of several layers, which this model "
+            "does not have: set model.encoder.fuse or model.decoder.fuse (model.stack.fuse of "
+            "coordinated), or remove share_pairs"
+        )
     try:
         mean_shares(model, [UNKNOWN_WORDS])
     except DataError as error:

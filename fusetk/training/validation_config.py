@@ -45,7 +45,8 @@ class ValidationConfig(Config):
     share_pairs: int | None = Field(None, ge=1)
     """Number of validation pairs, evenly spaced in the corpus, from which each validation computes
     the share of each layer in each fusion, as `fusetk plot-attention --what fuse --corpus` does.
-    `fusetk plot-curves --what layer_shares` draws the shares."""
+    `fusetk plot-curves --what layer_shares` draws the shares. The model must have a `fuse` of
+    several layers."""
 
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> "ValidationConfig":

@@ -22,7 +22,7 @@ from fusetk.runs import MODEL
 from fusetk.training.reporter import part_norms
 from fusetk.training.sharding import clip_gradients
 from fusetk.training.update import UpdateStats
-from fusetk.training.validation import Validator
+from fusetk.training.validation import Validator, check_shares
 from fusetk.weights import read_state
 from tests.contracts.systems import SYSTEMS
 
@@ -103,9 +103,24 @@ def test_shares_of_a_model_that_has_diverged_are_not_recorded(toy: Path) -> None
 
 
 def test_shares_of_a_model_without_fusion_are_refused(toy: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"share_pairs: neither side .* remove the key"):
+    with pytest.raises(ConfigError, match=r"share_pairs needs a fusion .* remove share_pairs$"):
         train_module.train(load(toy, [SHARES]), tmp_path / "run", "cpu", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_shares_of_a_fusion_that_cannot_be_traced_are_refused(toy: Path) -> None:
+    class Twice(torch.autograd.Function):
+        """A function without a forward-mode derivative."""
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    model = system.build(load(toy, FUSED), 20, 20)
+    fusion: Any = model.get_submodule("encoder.fuse")
+    fusion.combination = lambda history: (history, lambda layers: Twice.apply(layers[0]))
+    with pytest.raises(ConfigError, match=r"share_pairs: encoder\.fuse: .*jvp.*; remove the key"):
+        check_shares(model)
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e3, math.inf])
