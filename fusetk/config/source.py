@@ -31,8 +31,8 @@ OCTAL_OR_SEXAGESIMAL = re.compile(r"[-+]?0[0-7_]+|.*:.*")
 # YAML 1.1 ends a line at these characters, and reads U+0085 as a space. Other programs do not.
 LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
 # U+0000, which no file name can have, and surrogates, which no UTF-8 file can have. In double
-# quotes, escapes such as \0 and \uD800 write them.
-UNUSABLE = re.compile("[\0\ud800-\udfff]")
+# quotes, escapes such as \0 and \uD800 write them. A surrogate pair is one match.
+UNUSABLE = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\0\ud800-\udfff]")
 VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
 
 
@@ -398,6 +398,23 @@ def _yaml_error(node: yaml.Node, reason: str) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
 
 
+def _character_error(unusable: re.Match[str]) -> str:
+    """Return what is wrong with a match of ``UNUSABLE``, and what to write instead."""
+    first, *second = (f"U+{ord(code):04X}" for code in unusable[0])
+    if second:
+        character = unusable[0].encode("utf-16", "surrogatepass").decode("utf-16")
+        return (
+            f"{first} and {second[0]} are a surrogate pair, which YAML does not read as one "
+            f"character; write \\U{ord(character):08X} instead of both escapes"
+        )
+    if unusable[0] == "\0":
+        return f"the character {first} is not allowed; remove its escape"
+    return (
+        f"{first} is a surrogate, which is only half of a character; remove its escape, or write "
+        "the complete character instead"
+    )
+
+
 class _ScalarErrors:
     """Errors with a line for scalars that are not valid or usable, and for non-decimal numbers."""
 
@@ -420,9 +437,7 @@ class _ScalarErrors:
                 "leading zeros and colons, or in quotes if it is text",
             )
         if isinstance(value, str) and (match := UNUSABLE.search(value)):
-            raise _yaml_error(
-                node, f"the character U+{ord(match[0]):04X} is not allowed; remove its escape"
-            )
+            raise _yaml_error(node, _character_error(match))
         return value
 
 
