@@ -186,9 +186,21 @@ def _source_keys_values(
     mask: Tensor,
     parts: Sequence[tuple[Part, "_Packing"]],
 ) -> fused_decoding.SourceKeysValues:
-    """Compute the keys and values of the ``sources`` of a layer; see ``start``."""
+    """Compute the keys and values of the ``sources`` of a layer; see ``start``.
+
+    They are bf16 if the weights are bf16. A search reads them at each step, and those of many
+    sentences do not fit into a cache. With weights of int8, the logits of a search would then no
+    longer be equal to those of forced decoding.
+    """
+    project = layer.attention.project if layer.cross is None else layer.cross.project[0]
+    is_bf16 = isinstance(project, InferenceLinear) and project.matrix.dtype == torch.bfloat16
     stored = fused_decoding.SourceKeysValues.empty(
-        len(sources), mask.shape[1], layer.width, layer.attention.heads, mask.sum(1)
+        len(sources),
+        mask.shape[1],
+        layer.width,
+        layer.attention.heads,
+        mask.sum(1),
+        dtype=torch.bfloat16 if is_bf16 else torch.float32,
     )
     for n, source in enumerate(sources):
         for part, packing in parts:

@@ -56,11 +56,17 @@ def test_attention_to_earlier_tokens(width, heads, length, biased):
 
 
 def stored(
-    keys: Tensor, values: Tensor, lengths: Tensor, heads: int
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    heads: int,
+    dtype: torch.dtype = torch.float32,
 ) -> fused_decoding.SourceKeysValues:
     """Store keys and values (B, n, S, D): the first sentence with padding, the others packed."""
     _, sources, length, width = keys.shape
-    source = fused_decoding.SourceKeysValues.empty(sources, length, width, heads, lengths)
+    source = fused_decoding.SourceKeysValues.empty(
+        sources, length, width, heads, lengths, dtype=dtype
+    )
     real = torch.arange(length) < lengths[1:, None]
     first_rows = lengths[1:].cumsum(0) - lengths[1:]
     for n in range(sources):
@@ -72,12 +78,14 @@ def stored(
 
 @pytest.mark.parametrize(("width", "heads"), WIDTHS)
 @pytest.mark.parametrize(("sources", "length"), [(1, 5), (1, 33), (2, 1), (3, 16)])
-def test_attention_to_the_source(width, heads, sources, length):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_to_the_source(width, heads, sources, length, dtype):
     sentences = torch.tensor([0, 0, 2, 1, 2])
     lengths = torch.tensor([length, 1, max(length - 2, 1)])
     keys, values = torch.randn(3, sources, length, 2 * width).chunk(2, -1)
     queries, bias = torch.randn(5, width), torch.randn(width)
-    source = stored(keys, values, lengths, heads)
+    source = stored(keys, values, lengths, heads, dtype)
+    keys, values = (x.to(dtype).float() for x in (keys, values))
     weights = torch.empty(5, sources * heads, length)
     result = fused_decoding.attend_source(queries, bias, source, sentences, weights)
     q = heads_of((queries + bias)[:, None, None], heads)  # (R, 1, H, 1, d)
@@ -93,7 +101,8 @@ def test_attention_to_the_source(width, heads, sources, length):
 @pytest.mark.parametrize(("width", "heads"), WIDTHS)
 @pytest.mark.parametrize("source_length", [5, 33])
 @pytest.mark.parametrize("length", [1, 17])
-def test_attention_to_source_and_target(width, heads, source_length, length):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_to_source_and_target(width, heads, source_length, length, dtype):
     """It is the attention to their concatenation, and very small weights are 0."""
     sentences = torch.tensor([0, 0, 2, 1, 2])
     lengths = torch.tensor([source_length, 1, source_length - 2])
@@ -102,7 +111,8 @@ def test_attention_to_source_and_target(width, heads, source_length, length):
     steps = [torch.randn(5, 3 * width) for _ in range(length)]
     ancestors = torch.stack([torch.randint(5, (5,)) for _ in range(length)], 1)
     ancestors[:, -1] = torch.arange(5)
-    source = stored(keys[:, None], values[:, None], lengths, heads)
+    source = stored(keys[:, None], values[:, None], lengths, heads, dtype)
+    keys, values = (x.to(dtype).float() for x in (keys, values))
     weights = torch.empty(5, heads, source_length + length)
     result = fused_decoding.attend_mixed(steps, ancestors, source, sentences, weights)
     tokens = torch.stack([steps[t][ancestors[:, t]] for t in range(length)], 1)

@@ -9,16 +9,17 @@
 enum { AHEAD = 2 };
 
 // Prefetch the n numbers at x into the cache. Return the address after them.
-static inline const float *prefetch(const float *x, Int n) {
+template <class T>
+static inline const T *prefetch(const T *x, Int n) {
     const Int line = 64 / sizeof *x;
     for (Int j = 0; j < n; j += line) __builtin_prefetch(x + j, 0, 1);
     return x + n;
 }
 
-// The size of a head of `size` features of a sentence in a block of store_source, in numbers
+// The size of a head of `size` features of a sentence in a block of Source, in numbers
 static inline Int head_size(Int size, Int length) { return size * (padded(length) + length); }
 
-// The size of a block of store_source, in numbers. `length` is that of the longest sentence.
+// The size of a block of Source, in numbers. `length` is that of the longest sentence.
 static inline Int block_size(Int width, Int length) { return head_size(width, length); }
 
 // Replace the numbers x, which -inf pads to full vectors, by e^(x - max x). Return their sum.
@@ -45,7 +46,7 @@ static inline void mix(float *out, Int n, const float *weights, Int count, float
     for (; j + 2 * LANES <= n; j += 2 * LANES) {
         Vector a = {}, b = {};
         for (Int s = 0; s < count; s++) {
-            const float *v = row(s) + j;
+            const auto *v = row(s) + j;
             a += weights[s] * load(v);
             b += weights[s] * load(v + LANES);
         }
@@ -54,7 +55,7 @@ static inline void mix(float *out, Int n, const float *weights, Int count, float
     }
     for (; j < n; j++) {
         float a = 0;
-        for (Int s = 0; s < count; s++) a += weights[s] * row(s)[j];
+        for (Int s = 0; s < count; s++) a += weights[s] * get(row(s), j);
         out[j] = a * scale;
     }
 }
@@ -102,12 +103,13 @@ static inline void dots(
 
 // scores[s] = the scalar product of q (size) and the key of position s < count, for transposed keys
 // (size, row_step). The other numbers of the last vector are -inf.
+template <class T>
 static inline void dots_of_columns(
-    float *scores, const float *q, const float *keys, Int size, Int row_step, Int count
+    float *scores, const float *q, const T *keys, Int size, Int row_step, Int count
 ) {
     const Int vectors = vectors_of(count);
     for (Int i = 0; i < vectors; i++) {
-        const float *at = keys + i * LANES;
+        const T *at = keys + i * LANES;
         Vector a = {}, b = {}, c = {}, d = {};
         Int j = 0;
         for (; j + 4 <= size; j += 4, at += 4 * row_step) {
@@ -120,6 +122,148 @@ static inline void dots_of_columns(
         store(scores + i * LANES, (a + b) + (c + d));
     }
     for (Int s = count; s < vectors * LANES; s++) scores[s] = -INFINITY;
+}
+
+// The keys and values of `count` sources of sentences. `length` is that of the longest sentence. The
+// numbers are float or, with two `bytes`, bf16. A sentence has a block of block_size(D, length)
+// numbers for each source. For each head, a block of a sentence of l tokens has the transposed keys
+// (D / H, l rounded up to full vectors), and then the values (l, D / H). The rest of the block is
+// not used. So attention to a sentence reads consecutive memory, which is faster than rows of a
+// padded tensor. The value bias may be null.
+struct Source {
+    Int bytes, count, length;
+    const Int *lengths;
+    void *keys_values;
+    const float *value_bias;
+
+    // Call `function` with the keys and values.
+    template <class Function>
+    void with_numbers(Function function) const {
+        if (bytes == sizeof(Bf16))
+            function((Bf16 *)keys_values);
+        else
+            function((float *)keys_values);
+    }
+};
+
+template <class T>
+static void store_keys_values(
+    Int threads, Int sentences, Int heads, Int width, const Source &source, T *blocks, Int n,
+    Int first_sentence, const float *keys, const float *values, Int stride, const Int *first_rows
+) {
+    blocks += (first_sentence * source.count + n) * block_size(width, source.length);
+    const Int size = width / heads;
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+    for (Int i = 0; i < sentences; i++) {
+        const Int end = source.lengths[first_sentence + i], padded_end = padded(end);
+        const float *k = keys + first_rows[i] * stride, *v = values + first_rows[i] * stride;
+        T *to = blocks + i * source.count * block_size(width, source.length);
+        for (Int first = 0; first < width; first += size) {
+            for (Int j = first; j < first + size; j++, to += padded_end) {
+                for (Int s = 0; s < end; s++) put(to, s, k[s * stride + j]);
+                for (Int s = end; s < padded_end; s++) to[s] = 0;
+            }
+            for (Int s = 0; s < end; s++, to += size)
+                for (Int j = 0; j < size; j++) put(to, j, v[s * stride + first + j]);
+        }
+    }
+}
+
+template <class T>
+static void attend_keys_values(
+    Int threads, Int rows, Int heads, Int width, const Source &source, const T *blocks,
+    const Int *sentences, const float *queries, Int query_stride, const float *bias, float *out,
+    float *weights
+) {
+    const Int size = width / heads, length = source.length, sources = source.count;
+    const Int block = block_size(width, length);
+    const float scale = 1 / sqrtf((float)size), source_scale = 1 / sqrtf((float)sources);
+#pragma omp parallel num_threads((int)threads) if (threads > 1)
+    {
+        Scratch scratch(2 * width + padded(length));
+        float *q = scratch.at, *context = q + width, *scores = context + width;
+#pragma omp for schedule(static)
+        for (Int r = 0; r < rows; r++) {
+            const Int b = sentences[r], end = source.lengths[b], vectors = vectors_of(end);
+            const Int ahead = smaller(r + AHEAD, rows - 1), next = sentences[ahead];
+            const bool is_new = ahead > r && next != sentences[ahead - 1];
+            const float *query = queries + r * query_stride;
+            float *to = out + r * width;
+            for (Int j = 0; j < width; j++) q[j] = (query[j] + (bias ? bias[j] : 0)) * scale;
+            for (Int n = 0; n < sources; n++) {
+                const T *at = blocks + (b * sources + n) * block;
+                const T *at_next = blocks + (next * sources + n) * block;
+                for (Int h = 0; h < heads; h++) {
+                    const Int first = h * size;
+                    if (is_new) at_next = prefetch(at_next, head_size(size, source.lengths[next]));
+                    dots_of_columns(scores, q + first, at, size, padded(end), end);
+                    const float total = softmax(scores, vectors);
+                    const T *v = at + size * padded(end);
+                    mix(n ? context : to + first, size, scores, end, 1 / total,
+                        [&](Int s) { return v + s * size; });
+                    at += head_size(size, end);
+                    if (n)
+                        for (Int j = 0; j < size; j++) to[first + j] += context[j];
+                    if (weights) {
+                        float *w = weights + ((r * sources + n) * heads + h) * length;
+                        for (Int s = 0; s < length; s++) w[s] = s < end ? scores[s] / total : 0;
+                    }
+                }
+            }
+            if (sources > 1)
+                for (Int j = 0; j < width; j++) to[j] *= source_scale;
+            if (source.value_bias)
+                for (Int j = 0; j < width; j++) to[j] += source.value_bias[j];
+        }
+    }
+}
+
+template <class T>
+static void attend_keys_values_and_tokens(
+    Int threads, Int rows, Int heads, Int width, const Source &source, const T *blocks,
+    const Int *sentences, Int length, const float *current, const float *const *steps,
+    const Int *ancestors, float *out, float *weights
+) {
+    const Int source_length = source.length;
+    const Int size = width / heads;
+    const float scale = 1 / sqrtf((float)size);
+#pragma omp parallel num_threads((int)threads) if (threads > 1)
+    {
+        Scratch scratch(2 * width + padded(source_length) + padded(length)), tokens(2 * length);
+        float *q = scratch.at, *context = q + width, *scores = context + width;
+        const float **k = (const float **)tokens.at;
+#pragma omp for schedule(static)
+        for (Int r = 0; r < rows; r++) {
+            const Int b = sentences[r], end = source.lengths[b], first_token = padded(end);
+            const T *at = blocks + b * block_size(width, source_length);
+            for (Int j = 0; j < width; j++) q[j] = current[r * 3 * width + j] * scale;
+            find_keys(k, steps, ancestors + r * length, width, length);
+            for (Int h = 0; h < heads; h++) {
+                const Int first = h * size;
+                if (r + AHEAD < rows)
+                    prefetch_tokens(
+                        steps, ancestors + (r + AHEAD) * length, width, length, first, size
+                    );
+                dots_of_columns(scores, q + first, at, size, first_token, end);
+                dots(scores + first_token, q + first, k, first, size, length);
+                const Int vectors = vectors_of(end) + vectors_of(length);
+                const float inverse = 1 / softmax(scores, vectors);
+                float *to = out + r * width + first;
+                const T *v = at + size * first_token;
+                mix(to, size, scores, end, inverse, [&](Int s) { return v + s * size; });
+                at += head_size(size, end);
+                mix(context, size, scores + first_token, length, inverse,
+                    [&](Int t) { return k[t] + width + first; });
+                for (Int j = 0; j < size; j++) to[j] += context[j];
+                if (!weights) continue;
+                float *w = weights + (r * heads + h) * (source_length + length);
+                // For every small number, exp_ returns about 2e-38. Such a weight is recorded as 0.
+                const auto weight = [&](float x) { return x > 3e-38f ? x * inverse : 0; };
+                for (Int s = 0; s < source_length; s++) *w++ = s < end ? weight(scores[s]) : 0;
+                for (Int t = 0; t < length; t++) *w++ = weight(scores[first_token + t]);
+            }
+        }
+    }
 }
 
 extern "C" {
@@ -192,132 +336,50 @@ void attend_history(
     }
 }
 
-// Store the keys and values of one source of some sentences for attend_source. They are rows of
-// D numbers, `stride` numbers from row to row. Sentence i has the rows from first_rows[i] on. A
-// sentence has n blocks of block_size(D, S) numbers, one for each source, and `out` is its first
-// block for this source. For each head, a block of a sentence of l tokens has the transposed keys
-// (D / H, l rounded up to full vectors), and then the values (l, D / H). The rest of the block is
-// not used. So attention to a sentence reads consecutive memory, which is faster than rows of a
-// padded tensor.
+// Store the keys and values of source n of some sentences, from `first_sentence` on. They are rows
+// of D numbers, `stride` numbers from row to row. Sentence i of them has the rows from first_rows[i]
+// on.
 void store_source(
-    Int threads, Int sentences, Int sources, Int length, Int heads, Int width, Int stride,
-    const Int *lengths, const Int *first_rows, const float *keys, const float *values, float *out
+    Int threads, Int sentences, Int heads, Int width, const Source *source, Int n,
+    Int first_sentence, const float *keys, const float *values, Int stride, const Int *first_rows
 ) {
-    const Int size = width / heads;
-#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
-    for (Int i = 0; i < sentences; i++) {
-        const Int end = lengths[i], padded_end = padded(end);
-        const float *k = keys + first_rows[i] * stride, *v = values + first_rows[i] * stride;
-        float *to = out + i * sources * block_size(width, length);
-        for (Int first = 0; first < width; first += size) {
-            for (Int j = first; j < first + size; j++, to += padded_end) {
-                for (Int s = 0; s < end; s++) to[s] = k[s * stride + j];
-                for (Int s = end; s < padded_end; s++) to[s] = 0;
-            }
-            for (Int s = 0; s < end; s++, to += size)
-                memcpy(to, v + s * stride + first, size * sizeof *to);
-        }
-    }
+    source->with_numbers([&](auto *blocks) {
+        store_keys_values(
+            threads, sentences, heads, width, *source, blocks, n, first_sentence, keys, values,
+            stride, first_rows
+        );
+    });
 }
 
 // Attention of R rows to the n sources of their sentences. The n results are summed and multiplied
-// by n^-1/2. Keys and values are those of store_source. Row r reads the lengths[sentences[r]]
-// positions of its sentence. Queries have rows of query_stride numbers. weights (R, n, H, S) may be
-// null.
+// by n^-1/2. Row r reads the positions of sentence sentences[r]. Queries have rows of query_stride
+// numbers. weights (R, n, H, S) may be null.
 void attend_source(
-    Int threads, Int rows, Int heads, Int width, Int sources, Int length, const Int *sentences,
-    const Int *lengths, const float *queries, Int query_stride, const float *bias,
-    const float *keys_values, const float *value_bias, float *out, float *weights
+    Int threads, Int rows, Int heads, Int width, const Source *source, const Int *sentences,
+    const float *queries, Int query_stride, const float *bias, float *out, float *weights
 ) {
-    const Int size = width / heads, block = block_size(width, length);
-    const float scale = 1 / sqrtf((float)size), source_scale = 1 / sqrtf((float)sources);
-#pragma omp parallel num_threads((int)threads) if (threads > 1)
-    {
-        Scratch scratch(2 * width + padded(length));
-        float *q = scratch.at, *context = q + width, *scores = context + width;
-#pragma omp for schedule(static)
-        for (Int r = 0; r < rows; r++) {
-            const Int b = sentences[r], end = lengths[b], vectors = vectors_of(end);
-            const Int ahead = smaller(r + AHEAD, rows - 1), next = sentences[ahead];
-            const bool is_new = ahead > r && next != sentences[ahead - 1];
-            const float *query = queries + r * query_stride;
-            float *to = out + r * width;
-            for (Int j = 0; j < width; j++) q[j] = (query[j] + (bias ? bias[j] : 0)) * scale;
-            for (Int n = 0; n < sources; n++) {
-                const float *at = keys_values + (b * sources + n) * block;
-                const float *at_next = keys_values + (next * sources + n) * block;
-                for (Int h = 0; h < heads; h++) {
-                    const Int first = h * size;
-                    if (is_new) at_next = prefetch(at_next, head_size(size, lengths[next]));
-                    dots_of_columns(scores, q + first, at, size, padded(end), end);
-                    const float total = softmax(scores, vectors);
-                    const float *v = at + size * padded(end);
-                    mix(n ? context : to + first, size, scores, end, 1 / total,
-                        [&](Int s) { return v + s * size; });
-                    at += head_size(size, end);
-                    if (n)
-                        for (Int j = 0; j < size; j++) to[first + j] += context[j];
-                    if (weights) {
-                        float *w = weights + ((r * sources + n) * heads + h) * length;
-                        for (Int s = 0; s < length; s++) w[s] = s < end ? scores[s] / total : 0;
-                    }
-                }
-            }
-            if (sources > 1)
-                for (Int j = 0; j < width; j++) to[j] *= source_scale;
-            if (value_bias)
-                for (Int j = 0; j < width; j++) to[j] += value_bias[j];
-        }
-    }
+    source->with_numbers([&](const auto *blocks) {
+        attend_keys_values(
+            threads, rows, heads, width, *source, blocks, sentences, queries, query_stride, bias,
+            out, weights
+        );
+    });
 }
 
 // Attention of R rows to the source of their sentence and to their earlier tokens, in one softmax.
 // The source is as in attend_source, with n = 1. The tokens are as in attend_history, but the
 // projections include their bias. weights (R, H, S + T) may be null.
 void attend_mixed(
-    Int threads, Int rows, Int heads, Int width, Int source_length, const Int *sentences,
-    const Int *lengths, const float *keys_values, Int length, const float *current,
-    const float *const *steps, const Int *ancestors, float *out, float *weights
+    Int threads, Int rows, Int heads, Int width, const Source *source, const Int *sentences,
+    Int length, const float *current, const float *const *steps, const Int *ancestors, float *out,
+    float *weights
 ) {
-    const Int size = width / heads;
-    const float scale = 1 / sqrtf((float)size);
-#pragma omp parallel num_threads((int)threads) if (threads > 1)
-    {
-        Scratch scratch(2 * width + padded(source_length) + padded(length)), tokens(2 * length);
-        float *q = scratch.at, *context = q + width, *scores = context + width;
-        const float **k = (const float **)tokens.at;
-#pragma omp for schedule(static)
-        for (Int r = 0; r < rows; r++) {
-            const Int b = sentences[r], end = lengths[b], first_token = padded(end);
-            const float *at = keys_values + b * block_size(width, source_length);
-            for (Int j = 0; j < width; j++) q[j] = current[r * 3 * width + j] * scale;
-            find_keys(k, steps, ancestors + r * length, width, length);
-            for (Int h = 0; h < heads; h++) {
-                const Int first = h * size;
-                if (r + AHEAD < rows)
-                    prefetch_tokens(
-                        steps, ancestors + (r + AHEAD) * length, width, length, first, size
-                    );
-                dots_of_columns(scores, q + first, at, size, first_token, end);
-                dots(scores + first_token, q + first, k, first, size, length);
-                const Int vectors = vectors_of(end) + vectors_of(length);
-                const float inverse = 1 / softmax(scores, vectors);
-                float *to = out + r * width + first;
-                const float *v = at + size * first_token;
-                mix(to, size, scores, end, inverse, [&](Int s) { return v + s * size; });
-                at += head_size(size, end);
-                mix(context, size, scores + first_token, length, inverse,
-                    [&](Int t) { return k[t] + width + first; });
-                for (Int j = 0; j < size; j++) to[j] += context[j];
-                if (!weights) continue;
-                float *w = weights + (r * heads + h) * (source_length + length);
-                // For every small number, exp_ returns about 2e-38. Such a weight is recorded as 0.
-                const auto weight = [&](float x) { return x > 3e-38f ? x * inverse : 0; };
-                for (Int s = 0; s < source_length; s++) *w++ = s < end ? weight(scores[s]) : 0;
-                for (Int t = 0; t < length; t++) *w++ = weight(scores[first_token + t]);
-            }
-        }
-    }
+    source->with_numbers([&](const auto *blocks) {
+        attend_keys_values_and_tokens(
+            threads, rows, heads, width, *source, blocks, sentences, length, current, steps,
+            ancestors, out, weights
+        );
+    });
 }
 
 // total = x + y + bias, and normed = LayerNorm(total). All pointers except x may be null.
@@ -408,13 +470,6 @@ struct DecoderLayer {
     Norm norms[3];
 };
 
-// The sources that attend_source reads
-struct Source {
-    Int count, length;
-    const Int *lengths;
-    const float *keys_values, *value_bias;
-};
-
 static void apply(
     Int threads, Int rows, const BlockedMap &map, const float *bias, Int relu, const float *x,
     float *out
@@ -464,8 +519,8 @@ static void layer_of_rows(
     apply(threads, rows, project, added_bias, 0, before(x, 0), current);
     if (layer.mixed)
         attend_mixed(
-            threads, rows, layer.heads, width, source.length, sentences, source.lengths,
-            source.keys_values, length, current, steps, ancestors, y.at, 0
+            threads, rows, layer.heads, width, &source, sentences, length, current, steps,
+            ancestors, y.at, 0
         );
     else
         attend_history(
@@ -477,9 +532,8 @@ static void layer_of_rows(
     if (!layer.mixed) {
         apply(threads, rows, layer.query, 0, 0, before(after_self.at, 1), y.at);
         attend_source(
-            threads, rows, layer.heads, width, source.count, source.length, sentences,
-            source.lengths, y.at, width, layer.query.bias, source.keys_values,
-            source.value_bias, z.at, 0
+            threads, rows, layer.heads, width, &source, sentences, y.at, width, layer.query.bias,
+            z.at, 0
         );
         apply(threads, rows, layer.cross_out, 0, 0, z.at, y.at);
         after(after_self.at, y.at, layer.cross_out.bias, 1, after_cross.at);

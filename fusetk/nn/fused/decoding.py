@@ -100,10 +100,17 @@ def attend_history(
     return out
 
 
+_Source = struct(
+    "_Source",
+    ("bytes count length", INT),
+    ("lengths keys_values value_bias", POINTER),
+)
+
+
 class SourceKeysValues(NamedTuple):
     """Keys and values of n sources of B sentences, as ``attend_source`` reads them."""
 
-    keys_values: Tensor  # (B, n, numbers of a block); see store_source in decoding.cpp
+    keys_values: Tensor  # (B, n, numbers of a block), float32 or bf16; see Source in decoding.cpp
     value_bias: Tensor | None  # (D,), if it is not in the values
     lengths: Tensor  # (B,) real positions
     heads: int
@@ -118,10 +125,13 @@ class SourceKeysValues(NamedTuple):
         heads: int,
         lengths: Tensor,
         value_bias: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> "SourceKeysValues":
         """Return memory for n sources of B sentences of at most S tokens, which ``store`` fills."""
         block = width * (-(-length // LANES) * LANES + length)  # block_size in decoding.cpp
-        stored = torch.empty(len(lengths), sources, block, dtype=torch.float32)
+        stored = torch.empty(len(lengths), sources, block, dtype=dtype)
+        if value_bias is not None:
+            value_bias = value_bias.contiguous()
         return cls(stored, value_bias, lengths, heads, length)
 
     def store(
@@ -132,12 +142,17 @@ class SourceKeysValues(NamedTuple):
         They are rows (N, D), views of one tensor. ``first_rows`` (b,) has the row of the first
         token of each sentence.
         """
-        stored = self.keys_values[sentence:, source]
+        described = self.struct()
         _call(
-            "store_source", len(first_rows), self.keys_values.shape[1], self.length, self.heads,
-            keys.shape[1], keys.stride(0), self.lengths[sentence:], first_rows, keys, values,
-            stored,
+            "store_source", len(first_rows), self.heads, keys.shape[1],
+            ctypes.addressof(described), source, sentence, keys, values, keys.stride(0),
+            first_rows,
         )  # fmt: skip
+
+    def struct(self) -> ctypes.Structure:
+        stored = self.keys_values
+        pointers = map(address, (self.lengths, stored, self.value_bias))
+        return _Source(stored.element_size(), stored.shape[1], self.length, *pointers)
 
 
 def attend_source(
@@ -154,12 +169,11 @@ def attend_source(
     (R, n, H, S) is filled with the attention weights.
     """
     rows, width = queries.shape
-    sources = source.keys_values.shape[1]
     out = queries.new_empty(rows, width)
+    described = source.struct()
     _call(
-        "attend_source", rows, source.heads, width, sources, source.length, sentences,
-        source.lengths, queries, queries.stride(0), bias, source.keys_values, source.value_bias,
-        out, weights,
+        "attend_source", rows, source.heads, width, ctypes.addressof(described), sentences,
+        queries, queries.stride(0), bias, out, weights,
     )  # fmt: skip
     return out
 
@@ -183,9 +197,10 @@ def attend_mixed(
     assert source.keys_values.shape[1] == 1 and source.value_bias is None
     out = steps[-1].new_empty(rows, width)
     addresses = torch.tensor([step.data_ptr() for step in steps])
+    described = source.struct()
     _call(
-        "attend_mixed", rows, source.heads, width, source.length, sentences, source.lengths,
-        source.keys_values, length, steps[-1], addresses, ancestors.contiguous(), out, weights,
+        "attend_mixed", rows, source.heads, width, ctypes.addressof(described), sentences, length,
+        steps[-1], addresses, ancestors.contiguous(), out, weights,
     )  # fmt: skip
     return out
 
@@ -369,11 +384,6 @@ _Layer = struct(
     ("project self_out query cross_out hidden ffn_out", _Map),
     ("norms", _Norm * 3),
 )
-_Source = struct(
-    "_Source",
-    ("count length", INT),
-    ("lengths keys_values value_bias", POINTER),
-)
 
 
 class BlockedMap(NamedTuple):
@@ -440,8 +450,7 @@ def decoder_layer(
     projections = x.new_empty(rows, 3 * width)
     out = torch.empty_like(x)
     addresses = torch.tensor([step.data_ptr() for step in (*steps, projections)])
-    tensors = map(address, (source.lengths, source.keys_values, source.value_bias))
-    described = _Source(source.keys_values.shape[1], source.length, *tensors)
+    described = source.struct()
     _call(
         "decoder_layer", rows, ctypes.addressof(layer.struct), x, len(addresses), addresses,
         ancestors.contiguous(), ctypes.addressof(described), sentences, out,

@@ -50,6 +50,14 @@ static inline Vector load(const float *x) {
     return join<Vector>([=](int k) { return *(const Register *)(x + k * WIDTH); });
 }
 
+static inline Vector load(const Bf16 *x) {
+    typedef Bf16 Halves __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
+    return join<Vector>([=](int k) {
+        const Halves upper = *(const Halves *)(x + k * WIDTH);
+        return (Register)(__builtin_convertvector(upper, IntRegister) << 16);
+    });
+}
+
 // The first n < 16 numbers; the others are `rest`.
 static inline Vector load_part(const float *p, Int n, float rest) {
     Vector v = fill(rest);
