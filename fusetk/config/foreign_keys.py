@@ -214,13 +214,16 @@ FOREIGN_KEYS = {
     "nbest": "decoding.n_best",
 }
 
-# Names of systems and papers, and their kinds at the sites that have one.
+# Names of systems and papers, and their kinds, of `model` or of the sites of a stack.
 SYSTEM_KINDS = {
     "attnres": "attention-residual",
+    "convs2s": "conv",
     "dec-sa": "attention",
     "deepcrossattention": "cross",
     "denseformer": "depth-weighted",
+    "densenmt": "dense",
     "dlcl": "linear",
+    "dtmt": "recurrent",
     "enc-avg": "average",
     "enc-ffn": "ffn",
     "enc-fnn": "ffn",
@@ -228,11 +231,14 @@ SYSTEM_KINDS = {
     "gtrans": "groups",
     "hyper-connections": "hyper",
     "laurel": "laurel-low-rank",
+    "layer-wise-coordination": "coordinated",
+    "lwc": "coordinated",
     "mhc": "manifold-hyper",
     "mlrf": "attention",
     "muddformer": "mudd",
     "resformer": "value-residual",
     "rtal": "tree",
+    "shallowrnmt": "recurrent",
 }
 COUNTS_TOKENS = (
     "a number of target tokens; to count sentences, also set training.stages.0.batch.unit=sentences"

@@ -175,7 +175,7 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
     if error["type"] == "extra_forbidden":
         related = _related_keys(config, base, path)
         elsewhere = [_dotted(other) for other, _ in related if other[-1] == path[-1]]
-        reason = "unknown key" + _hint(name, classes, elsewhere)
+        reason = "unknown key" + _hint(name, config, classes, elsewhere)
     elif error["type"] == "choice" and (site := _kind_advice(config, base, path, error["input"])):
         reason = site
     else:
@@ -240,11 +240,17 @@ def _reason(error: Any, path: Place, classes: Sequence[type[BaseModel]]) -> str:
     return text
 
 
-def _hint(name: str, classes: Sequence[type[BaseModel]], elsewhere: Sequence[str]) -> str:
+def _hint(
+    name: str,
+    config: type[BaseModel],
+    classes: Sequence[type[BaseModel]],
+    elsewhere: Sequence[str],
+) -> str:
     """Return the advice about an unknown key with the path ``name``.
 
-    ``classes`` are the config classes of its section. ``elsewhere`` are the paths of the keys with
-    the same name in related sections.
+    ``config`` is the class that reported the error. ``classes`` are the config classes of the
+    section of the key. ``elsewhere`` are the paths of the keys with the same name in related
+    sections.
     """
     key = name.rpartition(".")[2]
     known = [key for config in classes for key in config.model_fields]
@@ -260,7 +266,8 @@ def _hint(name: str, classes: Sequence[type[BaseModel]], elsewhere: Sequence[str
     near = difflib.get_close_matches(key, known, 1)
     if near and not has_other_kind:
         return f"; did you mean {near[0]!r}?"
-    kinds = [field.default for config in classes if (field := config.model_fields.get("kind"))]
+    fields = [each.model_fields.get("kind") for each in (config, *classes)]
+    kinds = dict.fromkeys(field.default for field in fields if field)
     no_key = [f"kind: {kind} has no such key; " for kind in kinds if isinstance(kind, str)]
     return f"; {''.join(no_key)}known keys: {', '.join(known)}" if known else ""
 
@@ -275,12 +282,15 @@ def _kind_advice(config: type[BaseModel], base: Place, path: Place, value: Any) 
         return None
     kind = system_kind(name)
     what = f"{name!r} is" if kind == name else f"{name!r} is called {kind!r},"
-    key = next(part for part in reversed(path) if part != "kind")
+    place_of_value = (*base, *(part for part in path if part != "kind"))
+    key = place_of_value[-1]
     related = sorted(_related_keys(config, base, path), key=lambda each: each[0][-1] != key)
     for place, field in related:
         tables = [item.table for item in field.metadata if isinstance(item, component)]
         if any(kind in table for table in tables):
-            return f"{what} a kind of `{place[-1]}`: write {_dotted(place)}: {kind}"
+            keeps_options = isinstance(value, dict) and place == place_of_value
+            written = (*place, "kind") if keeps_options else place
+            return f"{what} a kind of `{place[-1]}`: write {_dotted(written)}: {kind}"
     return None
 
 

@@ -17,6 +17,7 @@ from fusetk.cli.main import COMMANDS, main
 from fusetk.config.foreign_keys import SYSTEM_KINDS
 from fusetk.errors import ConfigError
 from fusetk.fusion import FUSIONS
+from fusetk.models import MODELS
 from fusetk.models.attend import ATTENDS
 from fusetk.models.connect import CONNECTIONS
 from fusetk.models.residual import RESIDUALS
@@ -95,6 +96,12 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
             "'mlrf' is called 'attention', a kind of `fuse`: write model.decoder.fuse: attention",
         ),
         (["model.decoder.fuse=RTAL"], "write model.decoder.fuse: tree"),
+        (["model.decoder.fuse={kind: rtal, leaves: 2}"], "write model.decoder.fuse.kind: tree"),
+        (["model.encoder.fuse=DenseNMT"], "write model.encoder.connect: dense"),
+        (
+            ["model.kind=DTMT"],
+            "model: 'DTMT' is called 'recurrent', a kind of `model`: write model.kind: recurrent",
+        ),
         (["model.encoder.connect=none"], "unknown kind 'none'; did you mean 'last'?"),
         (["model.decoder.fuse={kind: none}"], "unknown kind 'none'; did you mean 'last'?"),
         (["model.decoder.attend=none"], "unknown kind 'none'; known kinds: top, "),
@@ -105,6 +112,10 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
         (["data.valid={sample: 5, every: 3}"], "data.valid: `every` excludes `sample`: write "),
         (["model.encoder.attend=top"], "unknown key; did you mean model.decoder.attend?"),
         (["model.kind=conv"], "model.heads: unknown key; kind: conv has no such key; known keys: "),
+        (
+            ["model={kind: recurrent, encoder: {connect: dense}}"],
+            "model.encoder.connect: unknown key; kind: recurrent has no such key; known keys: cell",
+        ),
         (
             ["training.stages.0.schedule.kind=constant", "training.stages.0.schedule.rate=1"],
             "schedule.warmup: unknown key; kind: constant has no such key; known keys: kind, rate",
@@ -120,7 +131,7 @@ def test_config_errors_use_our_words(toy: Path, settings: list[str], said: str) 
 
 
 def test_names_of_systems_have_a_kind() -> None:
-    kinds = {*FUSIONS, *CONNECTIONS, *RESIDUALS, *ATTENDS}
+    kinds = {*MODELS, *FUSIONS, *CONNECTIONS, *RESIDUALS, *ATTENDS}
     assert kinds.issuperset(SYSTEM_KINDS.values()) and kinds.isdisjoint(SYSTEM_KINDS)
 
 
