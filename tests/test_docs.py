@@ -543,7 +543,7 @@ def test_the_model_on_the_page_extending(toy: Path, provide_example: Callable[[s
     provide_example("my_model")
     loaded = recipe.load(toy, ["model.kind=my_model:RunningMean", "model.scale=0.5"])
     model: Any = build_model(loaded.model, 20, 20)
-    assert model.scale == 0.5
+    assert model.config.scale == 0.5
     assert not verify(model, 20, 20, ["my_model"])
 
 

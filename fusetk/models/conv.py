@@ -288,6 +288,7 @@ class Conv(Seq2Seq):
     def __init__(self, config: ConvConfig, source_size: int, target_size: int):
         """Vocabulary sizes include the special tokens."""
         super().__init__()
+        self.config = config
         dropout = config.dropout
         source_widths = config.encoder.all_widths(config.width)
         target_widths = config.decoder.all_widths(config.width)

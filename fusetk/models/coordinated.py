@@ -315,6 +315,7 @@ class Coordinated(Seq2Seq):
         Raises ConfigError if they do not allow ``tie``.
         """
         super().__init__()
+        self.config = config
         check_tying(config.tie, source_size, target_size)
         width = config.width
         depth = config.stack.layers

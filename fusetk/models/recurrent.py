@@ -188,6 +188,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         that are attended to is not a multiple of the heads.
         """
         super().__init__()
+        self.config = config
         check_tying(config.tie, source_size, target_size)
         width, norm, bias = config.width, config.layer_norm, config.linear_bias
         size = config.embedding or width

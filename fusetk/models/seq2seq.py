@@ -85,10 +85,13 @@ class ModelConfig(ComponentConfig):
 class Seq2Seq(nn.Module):
     """A translation model.
 
-    Subclasses set ``output`` and implement ``encode``, ``start``, ``decode`` and ``layers``.
+    Subclasses set ``config`` and ``output``, and implement ``encode``, ``start``, ``decode`` and
+    ``layers``.
     """
 
     Config: type[ModelConfig] = ModelConfig
+    config: Any
+    """The options, an object of the class ``Config``."""
     packs = False
     """Whether the model implements ``decode_packed``. It is False by default for a subclass that
     overrides ``encode``, ``start`` or ``decode`` and not ``decode_packed``, so that training

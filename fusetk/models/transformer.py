@@ -531,6 +531,7 @@ class Transformer(Seq2Seq):
         Raises ConfigError if they do not allow ``tie``.
         """
         super().__init__()
+        self.config = config
         check_tying(config.tie, source_size, target_size)
         width = config.width
         self.source = TransformerEmbedding(config, source_size)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusetk.data.batch import Batch
-from fusetk.models import MODELS, Seq2Seq
+from fusetk.models import MODELS, Seq2Seq, build_model
 from fusetk.models.residual import RESIDUALS
 from fusetk.training.update import UpdateStats, accumulate_gradients, batch_loss, optimizer_step
 from tests.contracts.systems import (
@@ -14,7 +14,9 @@ from tests.contracts.systems import (
     DEFAULTS,
     NO_GRADIENT,
     SEARCHED,
+    SOURCE_SIZE,
     SYSTEMS,
+    TARGET_SIZE,
     kinds_tested_elsewhere,
     outside_fusions,
     sides,
@@ -65,6 +67,12 @@ def test_defaults_are_the_connections_without_options(kind: str) -> None:
         for site, default in DEFAULTS.items():
             if hasattr(config, site):
                 assert getattr(config, site).kind == default
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_has_its_options(kind: str) -> None:
+    config = MODELS[kind].Config.model_validate({**BACKBONES[kind].sizes, "kind": kind})
+    assert build_model(config, SOURCE_SIZE, TARGET_SIZE).config is config
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
