@@ -126,6 +126,7 @@ def draw(
     if size:
         _check_room(figure)
     separate(figure, numbers)
+    _remove_negative_ticks(figure)
     return figure
 
 
@@ -268,6 +269,20 @@ def _draw_panels(
         if len(runs) <= MOST_NUMBERS:
             numbers.append([_write_best(axes, star, options.style) for star in stars])
     return numbers
+
+
+def _remove_negative_ticks(figure: "Figure") -> None:
+    """Remove the ticks below 0 of panels without negative values.
+
+    The room for the numbers beside the stars may extend the axis of such a panel below 0.
+    """
+    for axes in figure.axes:
+        panels = axes.get_shared_y_axes().get_siblings(axes)
+        lines = [line.get_ydata() for panel in panels for line in panel.lines]
+        values = np.concatenate([np.asarray(line, float) for line in lines])
+        bottom, top = axes.get_ylim()
+        if bottom < 0 and np.nanmin(values, initial=0.0) >= 0:
+            axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top])
 
 
 def _draw_curve(axes: "Axes", curve: Curve, options: _CurveOptions) -> None:

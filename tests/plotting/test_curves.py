@@ -432,6 +432,18 @@ def test_an_integer_that_is_too_large_for_a_float_is_infinite(tmp_path: Path) ->
     assert curve.value.tolist() == [math.inf, 1.0]
 
 
+@pytest.mark.parametrize("lowest", [3.0, -3.0])
+def test_room_for_numbers_adds_no_negative_ticks(lowest: float) -> None:
+    runs = {
+        str(i): [train(1, 0.0, ppl=50.0), valid(1, 0.0, ppl=20.0), valid(2, 0.0, ppl=lowest + i)]
+        for i in range(5)
+    }
+    [axes] = draw(curves(runs, ["ppl"]), "updates", 1).axes
+    bottom, _ = axes.get_ylim()
+    ticks = [tick for tick in axes.get_yticks() if tick >= bottom]
+    assert bottom < 0 and (min(ticks) < 0) == (lowest < 0)
+
+
 def test_the_number_beside_a_star_is_short() -> None:
     """The perplexity of a training that has diverged has 305 digits."""
     records = [valid(1, 9.0, ppl=math.exp(700)), valid(2, 9.0, ppl=math.exp(699))]
