@@ -104,6 +104,8 @@ HYPOTHESIS = "give the translations without an option: fusetk score HYP -r REF"
 PREFIXES = "data.train lists prefixes; data.source and data.target are the suffixes of the files"
 TORCHRUN = "torchrun --nproc-per-node N starts N processes"
 CONFIG = "give the config without an option: fusetk {command} CONFIG"
+RUN = "give the run without an option: fusetk {command} RUN"
+RUN_COMMANDS = ("average", "explore", "export", "plot-curves", "serve")
 VOCABULARIES = "fusetk prep makes the vocabularies, and a run folder keeps them"
 # Options without an equivalent in these commands, and the advice for each.
 OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -133,10 +135,12 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "lm_path": (("decode",), "fusetk has no language models"),
     "log_file": (("train",), "the log is always written to log.txt in the run folder"),
+    "m": (RUN_COMMANDS, RUN),
     "max_length": (("train", "prep"), MAX_LENGTH),
     "max_length_crop": (("train", "prep"), MAX_LENGTH),
     "maxi_batch": (("train", "decode"), "decode sorts --chunk lines, and train the complete epoch"),
     "mini_batch_fit": (("train",), "the key training.stages.0.batch.size of the config is exact"),
+    "model": (RUN_COMMANDS, RUN),
     "multi_node": (("train",), "torchrun starts the processes on each host: see --help"),
     "no_shuffle": (("train",), "training.seed and the epoch always determine the order of batches"),
     "normalize": (("train",), "it is a key of the config: use --set decoding.normalize=VALUE"),
@@ -150,6 +154,7 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "ratio": (("decode",), "fusetk has no such stop condition; see --stop"),
     "remove_bpe": (("decode",), "subwords are always joined"),
     "restrict_lexicon": (("decode",), "fusetk has no lexical shortlists"),
+    "run": (RUN_COMMANDS, RUN),
     "score_reference": (("decode",), "use fusetk rescore"),
     "share_embeddings": (
         ("train",),
@@ -190,6 +195,7 @@ COMMANDS: Mapping[str, str] = {
     "help": "--help",
     "interactive": "decode",
     "learn-bpe": "text learn-bpe",
+    "mbr": "decode --mbr",
     "plot": "plot-attention",
     "prepare": "prep",
     "preprocess": "prep",
