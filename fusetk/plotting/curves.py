@@ -35,6 +35,12 @@ TITLES = {
     "layer_shares": "share in the fusion",
 }
 BY_LAYER = ("grad_norms", "layer_shares")  # each has a curve for each layer
+# Quantities that validations record only with a key of the config.
+KEYS = {
+    "bleu": "training.validation.bleu",
+    "layer_shares": "training.validation.share_pairs",
+    "train_accuracy": "training.validation.train_pairs",
+}
 
 ON_TRAINING_PAIRS = "train_"  # prefix of the results of a validation on training pairs
 
@@ -143,6 +149,8 @@ def curves(
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"available: {available}"
+            if key in KEYS and "valid" in kinds:
+                hint = f"set {KEYS[key]} before training to record it"
             raise DataError(f"no run has {key!r} in its {metrics}; {hint}")
     if not quantities:
         raise DataError(f"the runs have no {metrics} to draw; available: {available}")

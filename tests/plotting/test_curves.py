@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from fusetk.cli.main import main
 from fusetk.errors import DataError
 from fusetk.plotting.curve_figure import draw, plot
-from fusetk.plotting.curves import curves, read_curve_records, smooth
+from fusetk.plotting.curves import KEYS, curves, read_curve_records, smooth
 from fusetk.plotting.style import STYLES, Size
+from fusetk.training.validation_config import ValidationConfig
 
 
 def write(run: Path, *lines: dict[str, Any] | str) -> Path:
@@ -297,7 +298,7 @@ def test_curves_of_layers(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "layers.json").read_text())
     assert (document[0]["group"], document[0]["layer"]) == ("encoder", "l1")
     empty = write(tmp_path / "c", valid(3, 3.0, layer_shares={"decoder.fuse": {"l1": None}}))
-    with pytest.raises(DataError, match="no run has 'layer_shares'"):
+    with pytest.raises(DataError, match=r"no run has 'layer_shares'.*set .*share_pairs"):
         curves({"c": read_curve_records(empty)}, ["layer_shares"])
 
 
@@ -449,6 +450,11 @@ def test_the_number_beside_a_star_is_short() -> None:
     records = [valid(1, 9.0, ppl=math.exp(700)), valid(2, 9.0, ppl=math.exp(699))]
     [axes] = draw(curves({"a": records}, ["ppl"]), "updates", 1).axes
     assert [text.get_text() for text in axes.texts] == ["3.731e+303"]
+
+
+def test_the_keys_of_quantities_exist() -> None:
+    known = {f"training.validation.{key}" for key in ValidationConfig.model_fields}
+    assert known.issuperset(KEYS.values())
 
 
 def test_over_epochs(tmp_path: Path) -> None:
