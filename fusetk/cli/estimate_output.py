@@ -83,4 +83,6 @@ def _source(document: dict[str, Any]) -> str:
 def _hours(hours: float | None) -> str:
     if hours is None:
         return "unknown hours: set end.updates, end.hours, or end.epochs with --pairs"
+    if hours < 1:
+        return f"{60 * hours:.2g} minutes"
     return f"{hours:,.2f} hours" if hours < 100 else f"{hours:,.0f} hours"

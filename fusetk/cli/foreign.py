@@ -119,6 +119,11 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "data_weighting": (("train",), "fusetk has no weights of sentences or words"),
     "dist": (("train",), TORCHRUN),
     "distributed_world_size": (("train", "decode"), TORCHRUN),
+    "dry_run": (
+        ("run", "train"),
+        "fusetk describe CONFIG --config prints all settings, fusetk estimate CONFIG the cost; "
+        "fusetk run CONFIG --smoke tests all steps",
+    ),
     "dropout_src": (("train",), "fusetk has no dropout of source words"),
     "dropout_steps": (("train",), "give training.stages several stages, each with a dropout"),
     "dropout_trg": (("train",), "fusetk has no dropout of target words"),

@@ -49,6 +49,10 @@ from tools.manual import commands
         (f"train a.yaml -r {__file__}", f"--run: '{__file__}' is a file; give a folder"),
         ("score a -r b --metric bleu", "--metric: unknown value 'bleu'; did you mean 'sacrebleu'?"),
         ("text tokenise", "unknown command 'text tokenise'; did you mean tokenize?"),
+        (
+            "run a --dry-run",
+            "unknown option --dry-run; fusetk describe CONFIG --config prints ",
+        ),
         ("mbr -m a", "unknown command 'mbr'; did you mean `fusetk decode --mbr`?"),
         ("export -m a", "unknown option -m; give the run without an option: fusetk export RUN"),
         ("plot-curves --run a", "unknown option --run; give the run without an option: "),

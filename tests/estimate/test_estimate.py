@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -304,6 +305,14 @@ def test_a_small_share_is_not_rounded_to_zero() -> None:
     common = ["estimate", str(RECIPE), "--device", "h100", "--src-vocab-size", "60"]
     result = CliRunner().invoke(main, [*common, "--pairs", "500", "--share", "0.005"])
     assert "0.5% of its peak" in result.stdout
+
+
+def test_a_short_training_is_not_rounded_to_zero() -> None:
+    words = ("--device", "h100", "--src-vocab-size", "60", "--pairs", "500")
+    short = ("--set", "training.stages.0.end={updates: 1}")
+    printed = CliRunner().invoke(main, ["estimate", str(RECIPE), *words, *short]).stdout
+    [minutes] = re.findall(r"training: (\S+) minutes", printed)
+    assert float(minutes) == pytest.approx(60 * run(RECIPE, *words, *short)["hours"], rel=0.05)
 
 
 def test_an_estimate_from_a_data_sheet_has_a_note() -> None:
