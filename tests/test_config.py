@@ -292,6 +292,15 @@ def test_one_sentence_each(tmp_path: Path, text: str, said: str) -> None:
         parse(tmp_path, text)
 
 
+def test_null_removes_a_test_set_of_an_extended_config(tmp_path: Path) -> None:
+    data = "data: {source: de, target: en, folder: f, train: [t], valid: [v], test: {a: [x]}}\n"
+    (tmp_path / "base.yaml").write_text(data)
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: base.yaml\ndata: {test: {a: null, b: [y]}}\n")
+    merged = DataConfig.model_validate(load_document(own).values["data"])
+    assert merged.test == {"b": [str(tmp_path / "y")]}
+
+
 def test_a_chain_of_extends_has_a_limit(tmp_path: Path) -> None:
     (tmp_path / "0.yaml").write_text("encoder: {layers: 3}\n")
     for number in range(1, source.LONGEST_CHAIN + 1):

@@ -34,6 +34,12 @@ def _listed(value: Any) -> Any:
 Files = Annotated[list[str], Field(min_length=1, max_length=2), BeforeValidator(_listed)]
 
 
+def _without_null(sets: Any) -> Any:
+    if not isinstance(sets, dict):
+        return sets
+    return {name: prefixes for name, prefixes in sets.items() if prefixes is not None}
+
+
 class Every(Config):
     """Use every n-th training pair for validation, counted after all steps."""
 
@@ -198,8 +204,10 @@ class DataConfig(Config):
     """Number of references of the validation text. With 4, `MT06.en` has the first reference, and
     `MT06.en1`, `MT06.en2` and `MT06.en3` the others. They count for the BLEU of validations only;
     the loss is that of the first reference."""
-    test: dict[str, list[str]] = {}
-    """Test sets: a mapping of names to lists of file prefixes."""
+    test: Annotated[dict[str, list[str]], BeforeValidator(_without_null)] = {}
+    """Test sets: a mapping of names to lists of file prefixes.
+
+    A name with the value null removes the test set of an extended config."""
     steps: list[Step] = []
     """Prep steps, applied to each line in this order."""
     bpe: BPEConfig | None = None
