@@ -68,7 +68,7 @@ class Int8KernelLinear(KernelLinear):
 class ScreenedLinear(KernelLinear):
     """``KernelLinear`` of float32 or bf16 that finds its best outputs with products of int8.
 
-    The results are exact. The map needs a quarter more memory than W in float32.
+    The best outputs are those of the exact product. The map also stores W in int8.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
@@ -84,16 +84,17 @@ class ScreenedLinear(KernelLinear):
             float(exact.norm(dim=1).amax()),
             float(largest_bias),
         )
-        self.has_finite_norms = all(map(math.isfinite, self.screen[1:]))
+        # The squares of smaller numbers would underflow in the norms.
+        self.has_bounds = all(map(math.isfinite, self.screen[1:])) and self.screen.norm > 1e-15
 
     def screens(self, x: Tensor) -> bool:
-        """Whether ``best`` can find the best outputs for x (R, width).
+        """Whether ``best`` can find the best outputs for x (R, width), with work for all threads.
 
-        In a product of a few rows, the threads share the outputs of a row. ``best`` does not.
+        In a product of a few rows, the threads share the outputs. In ``best`` they share the rows.
         """
         enough = len(x) >= fused_decoding.BLOCK_ROWS * torch.get_num_threads()
         dtypes = self.matrix.dtype, torch.int8
-        return enough and self.has_finite_norms and all(map(fused_decoding.has_products, dtypes))
+        return enough and self.has_bounds and all(map(fused_decoding.has_products, dtypes))
 
     def best(self, x: Tensor, forbidden: Tensor, only: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return ``fused_decoding.screened_best`` for float32 x (R, width)."""

@@ -397,7 +397,7 @@ def test_best_tokens_of_a_map(rows, biased, dtype):
 @pytest.mark.parametrize("spread", [1.0, 0.02, 0.0])
 @pytest.mark.parametrize("exact", ["nothing", "weight", "x"])
 def test_a_screen_finds_the_best_outputs(dtype, width, biased, spread, exact):
-    """With a spread of 0.02, the int8 product alone finds other tokens; with 0, all are equal."""
+    """With a spread of 0.02, the int8 product finds other tokens. With 0, all logits are equal."""
     weight = torch.randn(width) + spread * torch.randn(133, width)
     bias = spread * torch.randn(133) if biased else None
     x, forbidden, only = torch.randn(200, width), torch.tensor([0, 3]), torch.full((200,), -1)
@@ -428,6 +428,21 @@ def test_a_screen_of_unusual_rows():
     weight = torch.randn(40, 24)
     weight[7, 3] = math.inf
     assert not ScreenedLinear(weight, None).screens(torch.randn(999, 24))
+
+
+@needs_products(torch.int8)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("factor", "weight_factor"), [(1e-25, 1), (1, 1e-25), (1e25, 1)])
+def test_a_screen_of_very_small_and_large_numbers(dtype, factor, weight_factor):
+    """Their squares underflow or are infinite."""
+    weight = weight_factor * (torch.randn(24) + 0.02 * torch.randn(133, 24))
+    x, forbidden, only = factor * torch.randn(200, 24), torch.tensor([0]), torch.full((200,), -1)
+    only[5] = 7
+    linear = ScreenedLinear(weight.to(dtype), None)
+    assert linear.screens(torch.randn(32 * torch.get_num_threads(), 24)) == (weight_factor == 1)
+    if weight_factor == 1:
+        expected = fused_decoding.best_tokens_of_map(x, linear.blocked, None, forbidden, only, 1)
+        assert torch.equal(linear.best(x, forbidden, only)[1], expected[1])
 
 
 @pytest.mark.parametrize("place", [0, 17, 36])

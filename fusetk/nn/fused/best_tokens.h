@@ -102,7 +102,7 @@ struct RowChoice {
         limit = only >= 0 ? highest : logits[count - 1];
     }
 
-    // Insert the tokens of a block with the logits x into the best tokens.
+    // Insert the tokens of a block, whose logits are x, into the best tokens.
     void insert(Int first, const float *x) {
         for (Int j = 0; j < BLOCK; j++) {
             Int place = count - 1;
@@ -164,8 +164,8 @@ void best_tokens(
 
 }  // extern "C"
 
-// Read the logits (rows, size) that a map computes from x (rows, width). `begin(choice, r)` begins
-// the choice of row r, and `finish(choice, r)` gets it when it has read all logits. Each thread has
+// Call `add` of a choice for each row of the logits (rows, size) that a map computes from x (rows,
+// width). begin(choice, r) is called before row r, and finish(choice, r) after it. Each thread has
 // the logits of BLOCK tokens for at most CHUNK rows at a time.
 template <class Choice, class T, class Begin, class Finish>
 static void read_logits(
@@ -238,12 +238,12 @@ FOR_TYPES(BEST_TOKENS)
 
 #ifdef INT8_VECTORS
 
-// The tokens of a row that may have the highest exact logit. `add` reads rounded logits, which
-// differ from the exact ones by at most margin / 2.
+// The allowed tokens of a row that may have the highest exact logit. `add` reads the logits of a
+// product of int8. They differ from the exact ones by at most margin / 2.
 struct Candidates {
     enum { MOST = 64 };
-    float highest, margin;  // `highest` is that of the rounded logits of the allowed tokens
-    float limit;            // highest - margin: candidates have at least this logit
+    float highest, margin;  // the highest int8 logit of an allowed token
+    float limit;            // highest - margin; the int8 logit of a candidate is not lower
     Int only, count;
     bool unknown;  // whether the margin is not finite, or there were more than MOST candidates
     Int tokens[MOST];
@@ -262,7 +262,8 @@ struct Candidates {
     void add(Int first, Int columns, const float *x, const float *bias, const TokenRules &rules) {
         Vector parts[2];
         load_block(columns, x, bias, parts);
-        if (contains_true(larger(parts[0], parts[1]) >= fill(limit))) add_candidates(first, parts, rules);
+        if (contains_true(larger(parts[0], parts[1]) >= fill(limit)))
+            add_candidates(first, parts, rules);
     }
 
     NOT_INLINED void add_candidates(Int first, const Vector *parts, const TokenRules &rules) {
@@ -294,19 +295,23 @@ struct Candidates {
     }
 };
 
-// A matrix W' of int8: W (size, width), rounded
+// W' is W (size, width), rounded to int8.
 struct Screen {
     Map<int8_t> map;
     float error, norm, bias;  // the largest |w - w'|, |w| and |bias| of all outputs
 
-    // Twice the largest difference between w x + b and w' x' + b, as they are computed. x' is the
-    // rounded x. |w x - w' x'| = |(w - w') x' + w (x - x')| <= |w - w'| |x'| + |w| |x - x'|. The
-    // products have inputs of this relative `precision`.
+    // Return an upper bound of twice the difference between the logits w x + b and w' x' + b, as the
+    // products compute them. x' is x, rounded to int8.
+    // |w x - w' x'| = |(w - w') x' + w (x - x')| <= |w - w'| |x'| + |w| |x - x'|.
+    // `precision` is the relative error of the inputs of the exact product. Its sums, the scaling
+    // of the sums of int8 and the bias add at most width * FLT_EPSILON. 2.002 instead of 2 covers
+    // the rounding of this function. There is no bound for a row whose squares would underflow.
     float margin(
         Int width, const float *x, const Rows<int8_t> &rows, Int row, float precision
     ) const {
         const uint8_t *with_offset = (const uint8_t *)rows.at + row * map.width;
         const float scale = rows.scale[row];
+        if (scale < 1e-15f) return INFINITY;
         Vector squares = {}, errors = {};
         for (Int k = 0; k < width; k += LANES) {
             const Int n = smaller(width - k, LANES);
@@ -315,14 +320,14 @@ struct Screen {
             squares += v * v;
             errors += rest * rest;
         }
-        const float rounding = sqrtf(sum(errors));        // |x - x'|
+        const float rounding = sqrtf(sum(errors));            // |x - x'|
         const float length = sqrtf(sum(squares)) + rounding;  // at least |x| and |x'|
         const float relative = precision + width * FLT_EPSILON;
         return 2.002f * (error * length + norm * rounding + relative * (norm * length + bias));
     }
 };
 
-// The candidate of a row with the highest exact logit
+// The candidate of a row with the highest exact logit; of equal logits, the lower token
 template <class T>
 static Int best_candidate(
     const Candidates &choice, Int row, const Rows<T> &x, const Map<T> &map
@@ -341,7 +346,8 @@ static Int best_candidate(
 
 enum { UNKNOWN = -1 };  // instead of a token
 
-// Find the scores and the best tokens of the rows of x that have the token UNKNOWN.
+// Find the scores and the best tokens of the rows of x that have the token UNKNOWN, by the exact
+// product.
 template <class T>
 static void best_of_unknown(
     Int threads, Int rows, Int width, const float *x, const Map<T> &map, const TokenRules &rules,
@@ -351,13 +357,16 @@ static void best_of_unknown(
     for (Int r = 0; r < rows; r++) unknown += token[r] == UNKNOWN;
     if (!unknown) return;
     Scratch inputs(unknown * width), logits(unknown), log_z(unknown);
-    Int *tokens = (Int *)malloc(unknown * sizeof(Int));
+    Int *tokens = (Int *)malloc(2 * unknown * sizeof(Int)), *only = tokens + unknown;
     Int i = 0;
-    for (Int r = 0; r < rows; r++)
-        if (token[r] == UNKNOWN) memcpy(inputs.at + i++ * width, x + r * width, width * sizeof(float));
+    for (Int r = 0; r < rows; r++) {
+        if (token[r] != UNKNOWN) continue;
+        memcpy(inputs.at + i * width, x + r * width, width * sizeof(float));
+        only[i++] = rules.only ? rules.only[r] : -1;
+    }
     const Rows<T> own(threads, unknown, width, inputs.at);
-    const TokenRules all = {rules.num_forbidden, rules.forbidden, 0};
-    best_of_map(threads, unknown, own, map, all, {1, logits.at, tokens, log_z.at});
+    const TokenRules own_rules = {rules.num_forbidden, rules.forbidden, only};
+    best_of_map(threads, unknown, own, map, own_rules, {1, logits.at, tokens, log_z.at});
     i = 0;
     for (Int r = 0; r < rows; r++) {
         if (token[r] != UNKNOWN) continue;
@@ -367,8 +376,10 @@ static void best_of_unknown(
     free(tokens);
 }
 
-// The best token of each row of the logits that a map computes from x, as best_of_map finds it.
-// The score is 0, NaN for a row with NaN, or -inf for a row without an allowed token.
+// The best token of each row of the logits that a map computes from x, as best_of_map finds it. The
+// map uses no tiles. Tiles add in another order, so with them best_of_map may choose another one of
+// two tokens whose logits are equal up to rounding. The score is 0, NaN for a row with NaN, or -inf
+// for a row without an allowed token.
 template <class T>
 static void screened_best(
     Int threads, Int rows, Int width, const float *x, const Map<T> &map, const Screen &screen,
