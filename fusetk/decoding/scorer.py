@@ -113,13 +113,14 @@ class Scorer:
         """Read one token of each hypothesis (R,) and return the ``count`` best next tokens.
 
         A smaller vocabulary has fewer. Only the tokens that ``rules`` allows are among them.
-        Without ``scores``, ``count`` must be 1, and the logit of a token and log_z may be 0. The
-        property ``supports_best`` must be True.
+        The property ``supports_best`` must be True. Without ``scores``, ``count`` must be 1, and
+        the logits of tokens and log_z may be 0.
         """
         [features], next_states, attention = self._read(tokens, states)
         output: Any = self.models[0].output
         count = min(count, output.out_features)
-        if not scores and isinstance(output, ScreenedLinear) and output.screens(features):
+        can_screen = isinstance(output, ScreenedLinear) and not is_patched(output)
+        if can_screen and not scores and output.screens(features):
             score, token = output.best(features.float(), rules.forbidden, rules.only)
             return BestTokens(score, token, torch.zeros_like(score), next_states, attention)
         rows = rows_in_piece(output.out_features, features.device)

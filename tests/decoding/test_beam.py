@@ -15,7 +15,7 @@ from fusetk.decoding.token_mask import length_bounds, unrestricted
 from fusetk.errors import Diverged
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import KernelLinear
-from fusetk.nn.int8 import Int8Linear
+from fusetk.nn.int8 import Int8Linear, ScreenedLinear
 from fusetk.nn.output import OutputProjection
 from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
 
@@ -105,6 +105,19 @@ def test_the_search_runs_the_hooks_of_the_output_projection(kind):
     model.output.register_forward_hook(lambda _module, _inputs, logits: -2 * logits)
     for source, hypotheses in zip(SOURCES, search([model], *batch(SOURCES), settings), strict=True):
         same(hypotheses, exhaustive(model, source, TOKENS, 5, settings)[:7])
+
+
+def test_greedy_search_without_scores_runs_the_hooks_of_the_output_projection(monkeypatch):
+    if not fused_decoding.has_products(torch.int8):
+        pytest.skip("the processor has no products of int8")
+    monkeypatch.setattr(ScreenedLinear, "screens", lambda linear, x: True)
+    model = Echo(seed=0)
+    model.output = ScreenedLinear(model.output.weight, model.output.bias)
+    model.output.register_forward_hook(lambda _module, _inputs, logits: -2 * logits)
+    results, expected = (
+        search([model], *batch(SOURCES), config(beam=1), scores=scores) for scores in (False, True)
+    )
+    assert [h[0].ids for h in results] == [h[0].ids for h in expected]
 
 
 @pytest.mark.parametrize("stop", ["exact", "beam", "first"])
