@@ -6,7 +6,7 @@ that of the model's width. Position encodings are those of Vaswani et al. 2017, 
 prints other exponents for the cosines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -199,8 +199,12 @@ class CoordinatedLayer(TransformerLayer):
         output = self.feed_forward(self.attention_residual.after(stream, y))
         return output, x if self.target_projects_source else keys_values
 
+    @property
+    def source_maps(self) -> list[Callable[[Tensor], Tensor]]:
+        return [self.source_keys_values]
+
     def source_keys_values(self, source: Tensor) -> Tensor:
-        """Return the keys and values (B, S, 2D) for the tensor that the source layer returned."""
+        """Return the keys and values (..., 2D) for the tensor that the source layer returned."""
         if self.cross is not None:
             return self.cross.keys_values([source])
         return self.attention.keys_values(source) if self.target_projects_source else source
@@ -367,15 +371,10 @@ class Coordinated(Seq2Seq):
         return history, output, tuple(state for state in states if state is not None)
 
     def start(self, memory: Memory) -> State:
-        layers = self._target_layers()
-        sources = [
-            [source if layer.cross is not None else layer.source_keys_values(source)]
-            for layer, source in zip(layers, memory.layer_sources, strict=True)
-        ]
         return cpu_inference.start(
-            layers,
+            self._target_layers(),
             CoordinatedLayer,
-            sources,
+            [[source] for source in memory.layer_sources],
             memory.mask,
             partial(self._start_with_caches, memory.layer_sources, memory.mask),
         )

@@ -72,6 +72,10 @@ class DecoderLayerModules(LayerModules, Protocol):
         """None: attention to source and target is one sub-layer."""
 
     @property
+    def source_maps(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        """The maps of the layer's sources to keys and values: (..., width) -> (..., 2D)."""
+
+    @property
     def gate(self) -> nn.Module | None: ...
     @property
     def source_name(self) -> str:
@@ -81,7 +85,7 @@ class DecoderLayerModules(LayerModules, Protocol):
 
 
 class SharedState(NamedTuple):
-    """The tensors of a search state that all hypotheses share."""
+    """The parts of a search state that all hypotheses share."""
 
     sentences: Tensor  # (B,), the numbers of the sentences
     keys_values: tuple[fused_decoding.SourceKeysValues, ...]  # for each layer
@@ -89,8 +93,7 @@ class SharedState(NamedTuple):
     # compute all parts of the layer and attention to the source is a sub-layer.
     steps: tuple[tuple[Tensor, ...], ...]
     layers: tuple["StepLayer", ...]
-    restart: Callable[[], State]
-    """Return the first state of the ordinary code of the layers."""
+    restart: Callable[[], State]  # returns the first state of the layers' ordinary code
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "SharedState":
         """Return the same object: the selection of hypotheses changes ``Hypotheses`` only."""
@@ -156,10 +159,9 @@ def start(
 ) -> State:
     """Return the state of one empty hypothesis of each sentence.
 
-    Each layer has n ``sources`` (B, S, width), the inputs of ``cross.project``. A layer without
-    ``cross`` has one, its keys and values (B, S, 2D). ``mask`` is (B, S). Kernels compute layers
-    that are exactly of the class ``kind``. If they cannot compute all layers, the state is that of
-    ``restart``, a member of ``SharedState``.
+    Each layer has n ``sources`` (B, S, width), one for each of its ``source_maps``. ``mask`` is
+    (B, S). Kernels compute layers that are exactly of the class ``kind``. If they cannot compute
+    all layers, the result is that of ``restart``, which ``SharedState`` describes.
     """
     if not all(is_exactly(layer, kind) for layer in layers):
         return restart()
@@ -188,9 +190,9 @@ def _source_keys_values(
 ) -> fused_decoding.SourceKeysValues:
     """Compute the keys and values of the ``sources`` of a layer; see ``start``.
 
-    They are bf16 if the weights are bf16. A search reads them at each step, and those of many
-    sentences do not fit into a cache. With weights of int8, the logits of a search would then no
-    longer be equal to those of forced decoding.
+    They are bf16 if the weights are bf16, because a search reads them at each step, and those of
+    many sentences do not fit into a processor's cache. With weights of int8 they are float32, so
+    that the logits of a search are equal to those of forced decoding.
     """
     project = layer.attention.project if layer.cross is None else layer.cross.project[0]
     is_bf16 = isinstance(project, InferenceLinear) and project.matrix.dtype == torch.bfloat16
@@ -202,12 +204,9 @@ def _source_keys_values(
         mask.sum(1),
         dtype=torch.bfloat16 if is_bf16 else torch.float32,
     )
-    for n, source in enumerate(sources):
+    for n, (source_map, source) in enumerate(zip(layer.source_maps, sources, strict=True)):
         for part, packing in parts:
-            rows = packing.pack(source[part])
-            if layer.cross is not None:
-                rows = layer.cross.project[n](rows)
-            keys, values = rows.chunk(2, 1)
+            keys, values = source_map(packing.pack(source[part])).chunk(2, 1)
             stored.store(keys, values, packing.first_rows, n, part[0].start)
     return stored
 
@@ -404,10 +403,10 @@ def _groups(lengths: Sequence[int], max_tokens: int) -> list[Part]:
 
 
 class _Packing(NamedTuple):
-    """The tokens of B sentences as N rows without most of the padding."""
+    """B sentences as N rows: the real tokens, or all positions if few of them are padding."""
 
     mask: Tensor  # (B, S)
-    real: Tensor | None  # (N,) the real tokens as indices of B * S rows; None if little is padding
+    real: Tensor | None  # (N,) the real tokens as indices of B * S rows; None: all positions
     first_rows: Tensor  # (B,) the row of the first token of each sentence
 
     @classmethod
@@ -424,7 +423,7 @@ class _Packing(NamedTuple):
         return rows if self.real is None else rows[self.real]
 
     def unpack(self, rows: Tensor) -> Tensor:
-        """(N, D) -> (B, S, D), with 0 in the padding."""
+        """(N, D) -> (B, S, D). Positions without a row become 0."""
         if self.real is not None:
             shape = self.mask.numel(), rows.shape[1]
             rows = rows.new_zeros(shape).index_copy_(0, self.real, rows)

@@ -4,7 +4,7 @@ Code other than its ``forward`` may compute a layer. A table in ``CONTRIBUTING.m
 ("Which code computes a layer") names the code for each situation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -424,6 +424,10 @@ class TransformerDecoderLayer(TransformerLayer):
 
     def sublayers(self) -> list[tuple[Residual, nn.Module]]:
         return [*super().sublayers(), (self.cross_residual, self.cross)]
+
+    @property
+    def source_maps(self) -> list[Callable[[Tensor], Tensor]]:
+        return list(self.cross.project)
 
     @property
     def source_name(self) -> str:
