@@ -62,7 +62,7 @@ class MbrTranslator(Translator):
     """A translator whose best translations have the highest expected utility."""
 
     def __init__(self, translator: Translator, similarity: Utility, n_best: int = 1):
-        """The translations of ``translator`` are the candidates.
+        """The translations of ``translator`` are the candidates. They always have scores.
 
         ``n_best`` is the number of translations that are returned.
         """

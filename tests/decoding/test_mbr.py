@@ -112,6 +112,8 @@ def test_the_command(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for row, best in zip(rows, expected, strict=True):
         texts = [(found["text"], found["utility"]) for found in row["translations"]]
         assert texts == [(found.text, pytest.approx(found.utility)) for found in best]
+    text_output = call("--mbr", "chrf", "--candidates", 6)
+    assert text_output.splitlines() == [row["text"] for row in rows]
     sampled = call("--mbr", "bleu", "--sample", "--candidates", 5, "--n-best", 2)
     assert sampled.count("Utility= ") in (2, 3, 4) and sampled == call(
         "--mbr", "bleu", "--sample", "--candidates", 5, "--n-best", 2
