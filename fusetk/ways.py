@@ -355,7 +355,7 @@ def slower_than_float32(dtype: torch.dtype, training: bool = False) -> bool:
 
 
 def _run_projection(dtype: torch.dtype, way: Way) -> Callable[[], object]:
-    """Return a function that finds the best tokens of hypotheses, as many as no call before."""
+    """Return a function that finds the best tokens of one hypothesis more in each call."""
     linear = _linear(dtype, way, PROJECTION)
     forbidden, best = torch.tensor([0, 2]), 6
     rows = count(ROWS)
@@ -409,7 +409,7 @@ def _measure_screen(dtype: torch.dtype) -> Way:
 
 
 def _run_best_token(dtype: torch.dtype, way: Way) -> Callable[[], object]:
-    """Return a function that finds the best token of hypotheses, as many as no call before.
+    """Return a function that finds the best token of one hypothesis more in each call.
 
     The features are rows of the matrix, so one logit is much higher than the others.
     """

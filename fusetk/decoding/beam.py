@@ -106,8 +106,8 @@ def search(
     vocabulary, the maximum length or the requests allow fewer. ``models`` must be in evaluation
     mode; several models are an ensemble. ``src`` (token ids) and ``src_mask`` have the shape
     (B, S); every sentence ends with EOS. ``requests`` has one request for each sentence, which must
-    fit into the positions of the models. Without ``scores``, those of the hypotheses are NaN, which
-    makes greedy search faster. Raises Diverged if a model returns NaN.
+    fit into the positions of the models. Without ``scores``, greedy search is faster, and the
+    scores of hypotheses are NaN. Raises Diverged if a model returns NaN.
     """
     groups = config.groups
     mask = TokenMask(models, src_mask, config, requests, groups)
@@ -143,7 +143,7 @@ def search(
     if scores:
         return hypotheses
     return [
-        [Hypothesis(hypothesis.ids, math.nan, math.nan) for hypothesis in n_best]
+        [hypothesis._replace(score=math.nan, normalized=math.nan) for hypothesis in n_best]
         for n_best in hypotheses
     ]
 

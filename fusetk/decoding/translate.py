@@ -79,8 +79,8 @@ class Translator:
 
     The models must be in evaluation mode; the translator uses them on their device and in their
     precision. No call changes the result of another one, so several threads may use one translator.
-    ``names`` are the names of the models, for errors. Without ``scores``, translations have the
-    score NaN, unless they are samples, and greedy search is faster. Raises ConfigError if a model
+    ``names`` are the names of the models, for errors. Without ``scores``, greedy search is faster,
+    and the scores of translations are NaN, except those of samples. Raises ConfigError if a model
     is in training mode, or does not have the attention heads of ``extras``.
     """
 

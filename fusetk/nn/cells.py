@@ -74,7 +74,7 @@ class Cell(nn.Module):
         and the third gate (l or g) are sigmoids of the sum of their columns of ``x`` and ``a``.
         With ``norm`` the sum is normalised first, each gate by itself. The bias b is not in the
         equations of Meng and Zhang 2019. The kernels of ``fusetk.nn.fused`` compute the same
-        equations in the place of this method, unless ``FUSETK_KERNELS=off`` is set.
+        equations instead of this method, unless ``FUSETK_KERNELS=off`` is set.
 
         GRU:   c = tanh(W_x x + r . (W_h h + b)),            h' = (1 - z) . h + z . c
         T-GRU: the same without x

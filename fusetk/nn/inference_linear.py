@@ -17,8 +17,8 @@ in_kernels = {
     torch.bfloat16: {"maps": False, "projection": False},
     torch.int8: {"maps": False, "projection": False},
 }
-# Whether greedy search without scores excludes most tokens by products of int8, by type of the
-# weights of the output projection, if this is in the kernels; fusetk.machine measures it.
+# Whether products of int8 exclude tokens in greedy search without scores, by type of the weights of
+# the output projection. This needs a projection in the kernels. fusetk.machine measures it.
 screens = {torch.float32: False, torch.bfloat16: False}
 
 

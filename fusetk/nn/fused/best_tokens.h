@@ -300,8 +300,8 @@ struct Screen {
     Map<int8_t> map;
     float error, norm, bias;  // the largest |w - w'|, |w| and |bias| of all outputs
 
-    // Return an upper bound of twice the difference between the logits w x + b and w' x' + b, as the
-    // products compute them. x' is x, rounded to int8.
+    // Return an upper bound of twice the difference between the logits w x + b and w' x' + b, as
+    // the products compute them. x' is x, rounded to int8.
     // |w x - w' x'| = |(w - w') x' + w (x - x')| <= |w - w'| |x'| + |w| |x - x'|.
     // `precision` is the relative error of the inputs of the exact product. Its sums, the scaling
     // of the sums of int8 and the bias add at most width * FLT_EPSILON. 2.002 instead of 2 covers

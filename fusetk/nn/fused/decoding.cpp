@@ -124,8 +124,8 @@ static inline void dots_of_columns(
     for (Int s = count; s < vectors * LANES; s++) scores[s] = -INFINITY;
 }
 
-// The keys and values of `count` sources of sentences. `length` is that of the longest sentence. The
-// numbers are float or, with two `bytes`, bf16. A sentence has a block of block_size(D, length)
+// The keys and values of `count` sources of some sentences. `length` is that of the longest one. A
+// number has `bytes` bytes: it is float or bf16. A sentence has a block of block_size(D, length)
 // numbers for each source. For each head, a block of a sentence of l tokens has the transposed keys
 // (D / H, l rounded up to full vectors), and then the values (l, D / H). The rest of the block is
 // not used. So attention to a sentence reads consecutive memory, which is faster than rows of a
@@ -336,9 +336,9 @@ void attend_history(
     }
 }
 
-// Store the keys and values of source n of some sentences, from `first_sentence` on. They are rows
-// of D numbers, `stride` numbers from row to row. Sentence i of them has the rows from first_rows[i]
-// on.
+// Store the keys and values of source n for some sentences, from `first_sentence` on. A row of D
+// numbers begins `stride` numbers after the row before. The rows of sentence first_sentence + i
+// begin with row first_rows[i].
 void store_source(
     Int threads, Int sentences, Int heads, Int width, const Source *source, Int n,
     Int first_sentence, const float *keys, const float *values, Int stride, const Int *first_rows

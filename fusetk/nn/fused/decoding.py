@@ -1,8 +1,8 @@
 """The computations of a Transformer in inference: calls of ``decoding.cpp``.
 
 These are products, attention, norms, the choice of tokens, and a whole decoder layer. All tensors
-are float32 on CPU, except blocked matrices. ``add_norm`` and the attention add the bias of the
-product before them.
+are float32 on CPU, except blocked matrices and the stored keys and values of the source.
+``add_norm`` and the attention add the bias of the product before them.
 """
 
 import ctypes
@@ -127,7 +127,7 @@ class SourceKeysValues(NamedTuple):
         value_bias: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> "SourceKeysValues":
-        """Return memory for n sources of B sentences of at most S tokens, which ``store`` fills."""
+        """Return memory that ``store`` fills, for n sources of B sentences of at most S tokens."""
         block = width * (-(-length // LANES) * LANES + length)  # block_size in decoding.cpp
         stored = torch.empty(len(lengths), sources, block, dtype=dtype)
         if value_bias is not None:
@@ -137,10 +137,10 @@ class SourceKeysValues(NamedTuple):
     def store(
         self, keys: Tensor, values: Tensor, first_rows: Tensor, source: int = 0, sentence: int = 0
     ) -> None:
-        """Store the keys and values of one source of b sentences, from ``sentence`` on.
+        """Store the keys and values of source number ``source`` for b sentences.
 
-        They are rows (N, D), views of one tensor. ``first_rows`` (b,) has the row of the first
-        token of each sentence.
+        ``sentence`` is the number of the first one. Keys and values are rows (N, D), views of one
+        tensor. ``first_rows`` (b,) has the row of the first token of each sentence.
         """
         described = self.struct()
         _call(
@@ -150,6 +150,7 @@ class SourceKeysValues(NamedTuple):
         )  # fmt: skip
 
     def struct(self) -> ctypes.Structure:
+        """Return the C struct. It does not keep the tensors."""
         stored = self.keys_values
         pointers = map(address, (self.lengths, stored, self.value_bias))
         return _Source(stored.element_size(), stored.shape[1], self.length, *pointers)
@@ -331,14 +332,12 @@ def best_tokens_of_map(
 
 
 class Screen(NamedTuple):
-    """A matrix of int8 that replaces W (V, D) where the exact product is not needed."""
+    """W (V, D) rounded to int8, and the bounds of its products; see Screen in best_tokens.h."""
 
     blocked: BlockedMatrix
-    # The greatest norm of a row of (W minus the replacement), of a row of W, and the greatest
-    # absolute value of the bias; see Screen::margin in best_tokens.h.
-    error: float
-    norm: float
-    bias: float
+    error: float  # the largest norm of a row of W minus the rounded W
+    norm: float  # the largest norm of a row of W
+    bias: float  # the largest absolute value of the bias
 
 
 def screened_best(
@@ -349,11 +348,12 @@ def screened_best(
     forbidden: Tensor,
     only: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the best tokens (R, 1) of ``best_tokens_of_map``, and numbers (R, 1) about them.
+    """Return scores (R, 1), and the best tokens (R, 1) that ``best_tokens_of_map`` finds.
 
-    The product with ``screen`` excludes the tokens that cannot be the best one, and only the rest
-    are compared exactly. A number is 0, NaN if x (R, D) or its logits have NaN, or -inf if no token
-    is allowed. W is of float32 or bf16.
+    A score is 0, NaN if the row of x (R, D) or its logits have NaN, or -inf if no token is allowed.
+    The product with ``screen`` excludes the tokens that cannot be the best one. Exact logits decide
+    between the others. W is of float32 or bf16. With tiles, ``best_tokens_of_map`` may find another
+    token of bf16 W if two logits are equal up to rounding.
     """
     rows, width = x.shape
     matrix, size, map_width, _, _ = blocked
