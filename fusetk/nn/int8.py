@@ -6,7 +6,7 @@ the inputs changes the result.
 """
 
 import math
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -68,33 +68,33 @@ class Int8KernelLinear(KernelLinear):
 class ScreenedLinear(KernelLinear):
     """``KernelLinear`` of float32 or bf16 that finds its best outputs with products of int8.
 
-    The best outputs are those of the exact product. The map also stores W in int8.
+    The best outputs are those of the exact product. After the first use, the map also has W in
+    int8.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None):
-        """``weight`` (out, width) already has the type of the products."""
-        super().__init__(weight, bias)
-        exact = weight.detach().float()
-        rounded, scale = quantize(exact)
-        error = (exact - rounded * scale[:, None]).norm(dim=1).amax()
-        largest_bias = torch.zeros(1) if bias is None else bias.detach().float().abs().amax()
-        self.screen = fused_decoding.Screen(
+    @cached_property
+    def screen(self) -> fused_decoding.Screen:
+        weight = self.weight.float()
+        rounded, scale = quantize(weight)
+        error = (weight - rounded * scale[:, None]).norm(dim=1).amax()
+        return fused_decoding.Screen(
             fused_decoding.to_blocks(rounded, scale),
             float(error),
-            float(exact.norm(dim=1).amax()),
-            float(largest_bias),
+            float(weight.norm(dim=1).amax()),
+            0.0 if self.bias is None else float(self.bias.abs().amax()),
         )
-        # The squares of smaller numbers would underflow in the norms.
-        self.has_bounds = all(map(math.isfinite, self.screen[1:])) and self.screen.norm > 1e-15
 
     def screens(self, x: Tensor) -> bool:
         """Whether ``best`` can find the best outputs for x (R, width), with work for all threads.
 
         In a product of a few rows, the threads share the outputs. In ``best`` they share the rows.
         """
-        enough = len(x) >= fused_decoding.BLOCK_ROWS * torch.get_num_threads()
-        dtypes = self.matrix.dtype, torch.int8
-        return enough and self.has_bounds and all(map(fused_decoding.has_products, dtypes))
+        if len(x) < fused_decoding.BLOCK_ROWS * torch.get_num_threads():
+            return False
+        if not all(map(fused_decoding.has_products, (self.matrix.dtype, torch.int8))):
+            return False
+        # The squares of smaller numbers would underflow in the norms.
+        return all(map(math.isfinite, self.screen[1:])) and self.screen.norm > 1e-15
 
     def best(self, x: Tensor, forbidden: Tensor, only: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return ``fused_decoding.screened_best`` for float32 x (R, width)."""
