@@ -209,7 +209,7 @@ def _child(
         os._exit(code or 0)
 
 
-def _fail(*given: object) -> None:
+def _fail(*given: object, **options: object) -> None:
     raise RuntimeError("this one is broken")
 
 
