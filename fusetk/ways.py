@@ -31,6 +31,7 @@ from fusetk.nn.inference_linear import (
 )
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear, ScreenedLinear
 from fusetk.nn.nested import select
+from fusetk.nn.output import MIN_ROWS
 from fusetk.nn.precision import float32_by_default
 from fusetk.special_tokens import UNK
 
@@ -91,8 +92,7 @@ LIBRARIES = ("MKL", "oneDNN")  # MKL is PyTorch's default
 LARGE_WAYS = ("library", KERNELS)  # the library is the chosen one of LIBRARIES
 MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
 PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
-TOKENS = 1000  # rows of the first measured products of a training
-PIECE_TOKENS = 200  # rows of those of the loss, which computes the logits of parts of a batch
+TOKENS = 1000  # rows of the first measured products of a training; the loss has MIN_ROWS
 ROWS = 200  # the first number of rows in products of a search: a typical number of hypotheses
 SOURCE_SHAPE = 40, 16  # sentences that these hypotheses translate, and tokens of each
 
@@ -123,7 +123,7 @@ def _run_training_products(way: Way) -> Callable[[], object]:
     """
     multiply = products.matmul if way == KERNELS else torch.mm
     maps = [
-        (torch.ones(shape), PIECE_TOKENS if shape == PROJECTION else TOKENS)
+        (torch.ones(shape), MIN_ROWS if shape == PROJECTION else TOKENS)
         for shape in (*MAPS, PROJECTION)
     ]
     further_rows = count()

@@ -6,14 +6,22 @@ from torch.nn import functional as F
 
 from fusetk.nn.parameter import unset_parameter
 
-PIECE = 1 << 21  # numbers computed at a time: 8 MB in float32, which fits into a processor's cache
+# Logits are computed in pieces of rows that fit into a processor's cache. But each piece reads the
+# matrix, and in training it also adds to the gradient of the matrix. So a piece has at least
+# MIN_ROWS rows, if they have at most MAX_PIECE numbers.
+PIECE = 1 << 21  # numbers: 8 MB in float32
+MIN_ROWS = 512
+MAX_PIECE = 1 << 24  # numbers: 64 MB in float32
 PIECE_GPU = 1 << 27
 
 
 def rows_in_piece(vocabulary: int, device: torch.device) -> int:
     """Return the number of rows of logits (rows, V) to compute at a time, at least 1."""
-    piece = PIECE if device.type == "cpu" else PIECE_GPU
-    return max(1, piece // vocabulary)
+    if device.type == "cpu":
+        rows = max(PIECE // vocabulary, min(MIN_ROWS, MAX_PIECE // vocabulary))
+    else:
+        rows = PIECE_GPU // vocabulary
+    return max(1, rows)
 
 
 class OutputProjection(nn.Module):

@@ -81,7 +81,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         cross_entropy = fused_transformer.cross_entropy if in_kernels else plain_cross_entropy
         with without_autocast(features):
             matrix = weight.to(dtype)
-            gradients = _Gradients(features, weight, bias) if with_gradient else None
+            gradients = _Gradients(features, weight, bias, in_kernels) if with_gradient else None
             bias_grad = None if gradients is None else gradients.bias
             sums = features.new_zeros(3, dtype=torch.float32)
             rows = rows_in_piece(len(weight), features.device)
@@ -112,7 +112,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 class _Gradients:
     """The gradients of features, weight and bias, accumulated over pieces."""
 
-    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None):
+    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, in_kernels: bool):
+        self._in_kernels = in_kernels
         self.features = torch.empty_like(features)
         self.weight = torch.zeros_like(weight, dtype=torch.float32)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
@@ -126,6 +127,8 @@ class _Gradients:
         """
         if grad_logits.dtype == torch.float32:
             self.weight.addmm_(grad_logits.T, features)
+        elif self._in_kernels:
+            fused_transformer.add(self.weight, grad_logits.T @ features)
         else:
             self.weight.add_(grad_logits.T @ features)
         self.features[start : start + rows] = (grad_logits @ matrix)[:rows]

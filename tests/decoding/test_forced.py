@@ -65,7 +65,7 @@ def test_scores_do_not_depend_on_batches_and_pieces(monkeypatch: pytest.MonkeyPa
     expected = flat(score_targets(models, PAIRS))
     assert flat(score_targets(models, PAIRS, batch_tokens=1)) == pytest.approx(expected, abs=1e-5)
     assert flat(score_targets(models, PAIRS[::-1])[::-1]) == pytest.approx(expected, abs=1e-5)
-    monkeypatch.setattr("fusetk.nn.output.PIECE", 5 * 6)
+    monkeypatch.setattr("fusetk.decoding.target_scores.rows_in_piece", lambda *_: 5)
     for model in models:
         model.output.register_forward_hook(lambda module, read, logits: rows.append(logits.shape))
     assert flat(score_targets(models, PAIRS)) == pytest.approx(expected, abs=1e-5)

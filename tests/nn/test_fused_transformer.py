@@ -108,6 +108,16 @@ def test_cross_entropy(with_bias, training) -> None:
 
 
 @fused
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 700])
+def test_addition(dtype: torch.dtype, rows: int) -> None:
+    total, x = torch.randn(rows, 23), torch.randn(rows, 23).to(dtype)
+    expected = total + x
+    fused_transformer.add(total, x)
+    assert total.equal(expected)
+
+
+@fused
 def test_gradients_of_very_small_logits() -> None:
     results = []
     for function in (fused_transformer.cross_entropy, plain_cross_entropy):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusetk.nn.output import OutputProjection
+from fusetk.nn.output import MAX_PIECE, MIN_ROWS, PIECE, OutputProjection, rows_in_piece
 from fusetk.training.loss import loss
 
 
@@ -40,7 +40,7 @@ def test_value_and_gradient_are_the_formulas(
     features, output, targets = case
     if not bias:
         output.bias = None
-    monkeypatch.setattr("fusetk.nn.output.PIECE", rows * 13)
+    monkeypatch.setattr("fusetk.training.loss.rows_in_piece", lambda *_: rows)
     inputs = [features.requires_grad_(), *output.parameters()]
     expected = plain(features, output, targets, smoothing)
     expected_grads = torch.autograd.grad(expected / 7, inputs)
@@ -76,8 +76,12 @@ def test_improbable_words_have_a_finite_loss(case: tuple[Tensor, OutputProjectio
     assert torch.isfinite(grad).all()
 
 
-def test_bf16_is_near(case: tuple[Tensor, OutputProjection, Tensor]) -> None:
+@pytest.mark.parametrize("rows", [10, 100])
+def test_bf16_is_near(
+    case: tuple[Tensor, OutputProjection, Tensor], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     features, output, targets = case
+    monkeypatch.setattr("fusetk.training.loss.rows_in_piece", lambda *_: rows)
     exact = torch.autograd.grad(
         loss(features.requires_grad_(), output, targets, 0.1).smoothed, [features, output.weight]
     )
@@ -86,6 +90,14 @@ def test_bf16_is_near(case: tuple[Tensor, OutputProjection, Tensor]) -> None:
     found = torch.autograd.grad(low.smoothed, [features, output.weight])
     for one, other in zip(found, exact, strict=True):
         assert one.dtype == torch.float32 and (one - other).norm() / other.norm() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "rows"),
+    [(300, PIECE // 300), (10_000, MIN_ROWS), (100_000, MAX_PIECE // 100_000), (MAX_PIECE + 1, 1)],
+)
+def test_pieces_are_large_enough_and_limited(vocabulary: int, rows: int) -> None:
+    assert rows_in_piece(vocabulary, torch.device("cpu")) == rows
 
 
 def test_an_output_projection_has_no_initial_values() -> None:

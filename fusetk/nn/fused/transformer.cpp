@@ -439,6 +439,25 @@ extern "C" void packed_attention(const Attention *a, int backward) {
     a->bf16 ? run_attention<Bf16>(*a, backward) : run_attention<float>(*a, backward);
 }
 
+// Sums of gradients --------------------------------------------------------------------------------
+
+// total += x
+struct Addition {
+    Int threads, bf16, count;
+    float *total;  // (count)
+    const void *x; // (count), T
+};
+
+template <class T>
+static void run_add(const Addition &a) {
+    const T *x = (const T *)a.x;
+    float *total = a.total;
+#pragma omp parallel for simd num_threads(a.threads) if (a.count > 8192)
+    for (Int i = 0; i < a.count; i++) total[i] += get(x, i);
+}
+
+extern "C" void add(const Addition *a) { a->bf16 ? run_add<Bf16>(*a) : run_add<float>(*a); }
+
 // Loss --------------------------------------------------------------------------------------------
 
 // Cross-entropy of rows of logits. The target distribution is `other` for each token, and

@@ -47,6 +47,7 @@ _Activation = struct(
     ("grad partial", POINTER),
 )
 _ColumnSum = struct("_ColumnSum", ("threads bf16 rows width", INT), ("x partial", POINTER))
+_Addition = struct("_Addition", ("threads bf16 count", INT), ("total x", POINTER))
 _Segment = struct("_Segment", ("keys_values", POINTER), ("stride", INT), ("offsets grad", POINTER))
 _Attention = struct(
     "_Attention",
@@ -101,6 +102,15 @@ def column_sum(x: Tensor) -> Tensor:
     partial = _partial(x.shape[1])
     _call("column_sum", fill(_fill_shape(_ColumnSum(), x, *x.shape), x=x, partial=partial))
     return partial.sum(0)
+
+
+def add(total: Tensor, x: Tensor) -> None:
+    """Add ``x`` (M, N), in float32 or bf16, to ``total`` (M, N). Both are contiguous.
+
+    PyTorch's ``total.add_(x)`` first copies an x of bf16 to float32.
+    """
+    bf16 = x.dtype == torch.bfloat16
+    _call("add", fill(_Addition(), bf16=bf16, count=x.numel(), total=total, x=x))
 
 
 def residual(
