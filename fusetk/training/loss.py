@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.fused import transformer as fused_transformer
+from fusetk.nn.fused.products import matmul_into
 from fusetk.nn.output import OutputProjection, rows_in_piece
 from fusetk.nn.packed_layout import row_multiple
 from fusetk.nn.precision import product_dtype, without_autocast
@@ -86,10 +87,13 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             sums = features.new_zeros(3, dtype=torch.float32)
             rows = rows_in_piece(len(weight), features.device)
             rows = max(multiple, rows - rows % multiple)
+            # One buffer: the system maps and clears the memory of each large new tensor.
+            buffer = matrix.new_empty(min(rows, len(targets) + multiple), len(matrix))
             for start in range(0, len(targets), rows):
                 y = targets[start : start + rows]
                 piece = _padded(features[start : start + rows].to(dtype), multiple)
-                logits = piece @ matrix.T
+                logits = buffer[: len(piece)]
+                matmul_into(logits, piece, matrix.T)
                 sums += cross_entropy(
                     logits[: len(y)], bias, y, gap, other, bias_grad, with_gradient
                 )

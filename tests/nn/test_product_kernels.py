@@ -75,6 +75,14 @@ def calls(monkeypatch):
     assert not calls, "the operators of torch are restored"
 
 
+@pytest.mark.parametrize("columns", [64, 20])
+def test_a_product_in_given_memory_is_that_of_the_operator(calls, columns):
+    a, b = torch.randn(100, 30), torch.randn(30, columns)
+    out = torch.full((100, columns), torch.nan)
+    products.matmul_into(out, a, b)
+    assert out.equal(a @ b) and len(calls) == 2 * (columns == 64)
+
+
 def test_linear_maps_and_their_gradients_use_the_kernels(calls, monkeypatch):
     x = torch.randn(4, 30, 40, requires_grad=True)
     weight = torch.randn(70, 40, requires_grad=True)

@@ -73,6 +73,17 @@ def _call(a: Tensor, b: Tensor, bias: Tensor | None, add: bool, out: Tensor) -> 
     )
 
 
+def matmul_into(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """Write a b to ``out`` (M, N), which is contiguous and shares no memory with a and b.
+
+    It uses the kernels if PyTorch's products use them, so the result is that of ``a @ b``.
+    """
+    if _users and a.is_cpu and usable(a, b):
+        _call(a, b, None, False, out)
+    else:
+        torch.mm(a, b, out=out)
+
+
 # PyTorch's operators ------------------------------------------------------------------------------
 
 _users = 0  # calls of ``replace`` that are not undone
