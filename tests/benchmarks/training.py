@@ -17,7 +17,7 @@ pass counts as two forward passes.
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
     if recipe.training.compile:
         compile_layers(model)
     optimizer = optim.build(stage.optimizer, model.parameters())
-    clock = time.process_time if arguments.processor_time else time.perf_counter
+    clock = chosen_clock(arguments)
     training = recipe.training.model_copy(update={"precision": precision})
     graphs = CudaGraphs.of(model, training)
     multiple = length_multiple(device, precision, graphs is not None)
@@ -104,6 +104,10 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
         epoch += 1
 
 
+def chosen_clock(arguments: argparse.Namespace) -> Callable[[], float]:
+    return time.process_time if arguments.processor_time else time.perf_counter
+
+
 def ways_to_compute(arguments: argparse.Namespace) -> Choices | None:
     """Return the ways of this machine with large products by the library; None: all its ways."""
     if not arguments.library_products:
@@ -121,7 +125,8 @@ def limits(path: str, precision: str, arguments: argparse.Namespace) -> Iterator
     )
     coefficients = multiply_adds(build(recipe, arguments.vocabulary))
     forward = float((terms(source, target) @ coefficients).sum() / target.sum())
-    for rate in product_rates(device_of(arguments.device), precision):
+    device = device_of(arguments.device)
+    for rate in product_rates(device, precision, chosen_clock(arguments)):
         yield rate / (3 * forward)
 
 
