@@ -11,8 +11,9 @@ from fusetk.nn.fused import products
 
 pytestmark = pytest.mark.skipif(not products.available(), reason="there is no C++ compiler")
 
-# M, N and K: multiples of the block sizes of the kernels, and other sizes
-SHAPES = [(64, 32, 16), (65, 33, 1), (71, 50, 17), (130, 95, 300), (200, 77, 2100)]
+# M, N and K: multiples of the block sizes of the kernels, and other sizes. The kernels divide B
+# into parts in the last two products.
+SHAPES = [(64, 32, 16), (65, 33, 1), (71, 50, 17), (130, 95, 300), (200, 77, 2100), (70, 999, 600)]
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def test_products_with_transposed_factors(rows, columns, count):
         assert products.usable(a, b)
         exact = a.double() @ b.double()
         bias, out = torch.randn(columns), torch.randn(rows, columns)
-        tolerance = {"rtol": 1e-5, "atol": 1e-6 * count**0.5 + 1e-5}
+        tolerance = {"rtol": 1e-5, "atol": 2e-6 * count**0.5 + 1e-5}
 
         def close(result: Tensor, expected: Tensor, tolerance=tolerance) -> None:
             torch.testing.assert_close(result, expected.float(), **tolerance)

@@ -2,9 +2,9 @@
 
 #include "blocked_products.h"
 
-// Number of rows of B that are stored in blocks at once. It limits the memory of a product with
-// long sums.
-enum { DEPTH = 1024 };
+// Parts of B are stored in blocks, one after the other: at most DEPTH rows and PANEL numbers (2 MB).
+// Each chunk of A reads all blocks of a part, so they should stay in a cache.
+enum { DEPTH = 1024, PANEL = 1 << 19 };
 
 // Store the GROUP columns of B (count, size) from n on as blocked_products.h says. Columns beyond
 // the last one are 0. One of the steps of B is 1.
@@ -86,36 +86,43 @@ void float32_matmul(
     Int stride
 ) {
     const Strided a = {a_at, a_row_step, a_step}, b = {b_at, b_row_step, b_step};
-    Scratch blocks(up(size, BLOCK) * smaller(count, DEPTH));
+    const Int depth = smaller(count, DEPTH);
+    const Int panel = smaller(up(size, BLOCK), PANEL / depth / BLOCK * BLOCK);
+    Scratch blocks(panel * depth);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
         // A copy of a chunk of A, if A is stored by columns: the numbers of a row are far from each
         // other there.
-        Scratch tiles(a.step == 1 ? 0 : up(CHUNK, MOST_ROWS) * smaller(count, DEPTH));
-        for (Int start = 0; start < count; start += DEPTH) {
-            const Int part = smaller(count - start, DEPTH);
-            const bool last = start + part == count;
+        Scratch tiles(a.step == 1 ? 0 : up(CHUNK, MOST_ROWS) * depth);
+        for (Int start = 0; start < count; start += depth)
+            for (Int column = 0; column < size; column += panel) {
+                const Int part = smaller(count - start, depth);
+                const Int columns = smaller(size - column, panel);
+                const bool last = start + part == count;
 #pragma omp for schedule(static)
-            for (Int n = 0; n < up(size, BLOCK); n += GROUP)
-                store_group(submatrix(b, start, 0), part, size, n, blocks.at + n * part);
-            Strided copy = {};
-            Int copied_chunk = -1;
-#pragma omp for collapse(2) schedule(static)
-            for (Int chunk = 0; chunk < rows; chunk += CHUNK)
-                for (Int n = 0; n < size; n += BLOCK) {
-                    const Int chunk_rows = smaller(rows - chunk, CHUNK);
-                    const Strided from = submatrix(a, chunk, start);
-                    if (a.step != 1 && copied_chunk != chunk) {
-                        copy = copy_to_tiles(from, chunk_rows, part, tiles.at);
-                        copied_chunk = chunk;
-                    }
-                    multiply(
-                        chunk_rows, smaller(size - n, BLOCK), part, a.step == 1 ? from : copy,
-                        blocks.at + n * part, last && bias ? bias + n : 0, add || start,
-                        out + chunk * stride + n, stride
+                for (Int n = 0; n < up(columns, BLOCK); n += GROUP)
+                    store_group(
+                        submatrix(b, start, column), part, columns, n, blocks.at + n * part
                     );
-                }
-        }
+                Strided copy = {};
+                Int copied_chunk = -1;
+#pragma omp for collapse(2) schedule(static)
+                for (Int chunk = 0; chunk < rows; chunk += CHUNK)
+                    for (Int n = 0; n < columns; n += BLOCK) {
+                        const Int chunk_rows = smaller(rows - chunk, CHUNK);
+                        const Strided from = submatrix(a, chunk, start);
+                        if (a.step != 1 && copied_chunk != chunk) {
+                            copy = copy_to_tiles(from, chunk_rows, part, tiles.at);
+                            copied_chunk = chunk;
+                        }
+                        multiply(
+                            chunk_rows, smaller(columns - n, BLOCK), part,
+                            a.step == 1 ? from : copy, blocks.at + n * part,
+                            last && bias ? bias + column + n : 0, add || start,
+                            out + chunk * stride + column + n, stride
+                        );
+                    }
+            }
     }
 }
 
