@@ -110,7 +110,7 @@ def search(
     scores of hypotheses are NaN. Raises Diverged if a model returns NaN.
     """
     groups = config.groups
-    mask = TokenMask(models, src_mask, config, requests, groups)
+    mask = TokenMask(models, src_mask, config, requests)
     heads = AttentionHeads() if config.coverage_penalty else None
     scorer = Scorer(models, config.ensemble_mean, heads)
     states = scorer.start(src, src_mask)

@@ -57,9 +57,8 @@ class TokenMask:
         src_mask: Tensor,
         config: SearchConfig,
         requests: Sequence[EncodedRequest] | None,
-        groups: int = 1,
     ):
-        """``src_mask`` (B, S) includes EOS. Each sentence has ``groups`` adjacent searches."""
+        """``src_mask`` (B, S) includes EOS. The groups of a sentence are adjacent searches."""
         requests = requests or unrestricted(len(src_mask))
         minima, limits = length_bounds(models, src_mask, config, requests)
         self.forbidden = [PAD, BOS, UNK] if config.forbid_unknown else [PAD, BOS]
@@ -71,7 +70,7 @@ class TokenMask:
 
         def per_search(values: Sequence[int] | Sequence[list[int]]) -> Tensor:
             tensor = torch.tensor(values, device=src_mask.device, dtype=torch.long)
-            return tensor.repeat_interleave(groups, 0)
+            return tensor.repeat_interleave(config.groups, 0)
 
         self.limit = per_search(limits)  # (U,), includes EOS
         self.minimum = per_search(minima)  # (U,), excludes EOS
@@ -84,7 +83,10 @@ class TokenMask:
         if any(request.constraints for request in requests):
             continued = frozenset().union(*(request.continued for request in requests))
             self.constraints = Constraints(
-                [request.constraints for request in requests], continued, groups, src_mask.device
+                [request.constraints for request in requests],
+                continued,
+                config.groups,
+                src_mask.device,
             )
 
     def apply(
