@@ -403,17 +403,10 @@ class Coordinated(Seq2Seq):
         return tuple(Cache(tensor[:, :length], length) for tensor in keys_values)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
-        hypotheses = state.per_hypothesis
-        if isinstance(hypotheses, cpu_inference.Hypotheses):
-            restarts = hypotheses.is_at_start and cpu_inference.ordinary_code_is_better(
-                self._target_layers(), tgt_in
-            )
-            if not restarts:
-                output, state = cpu_inference.decode_in_steps(
-                    self.stack, self.target, tgt_in, state
-                )
-                return self._features(output), state
-            state = hypotheses.shared.restart()
+        state = cpu_inference.restarted_if_better(state, self._target_layers(), tgt_in)
+        if isinstance(state.per_hypothesis, cpu_inference.Hypotheses):
+            output, state = cpu_inference.decode_in_steps(self.stack, self.target, tgt_in, state)
+            return self._features(output), state
         keys_values, mask, caches = state.per_sentence
         source_slots = mask.shape[1] if self.mixed else 0
         past = caches[0].length - source_slots

@@ -135,6 +135,23 @@ def ordinary_code_is_better(layers: Sequence[DecoderLayerModules], tgt_in: Tenso
     )
 
 
+def restarted_if_better(
+    state: State, layers: Sequence[DecoderLayerModules], tgt_in: Tensor
+) -> State:
+    """Return the first state of the ordinary code, if it should read the tokens ``tgt_in`` (R, T).
+
+    Otherwise return ``state``. ``layers`` are the decoder layers.
+    """
+    hypotheses = state.per_hypothesis
+    if (
+        isinstance(hypotheses, Hypotheses)
+        and hypotheses.is_at_start
+        and ordinary_code_is_better(layers, tgt_in)
+    ):
+        return hypotheses.shared.restart()
+    return state
+
+
 class StepContext(NamedTuple):
     """The context of a decoder layer for one token of each of R hypotheses."""
 

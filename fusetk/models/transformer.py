@@ -650,17 +650,10 @@ class Transformer(Seq2Seq):
         ]
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
-        hypotheses = state.per_hypothesis
-        if isinstance(hypotheses, cpu_inference.Hypotheses):
-            restarts = hypotheses.is_at_start and cpu_inference.ordinary_code_is_better(
-                self._decoder_layers(), tgt_in
-            )
-            if not restarts:
-                output, state = cpu_inference.decode_in_steps(
-                    self.decoder, self.target, tgt_in, state
-                )
-                return self._features(output), state
-            state = hypotheses.shared.restart()
+        state = cpu_inference.restarted_if_better(state, self._decoder_layers(), tgt_in)
+        if isinstance(state.per_hypothesis, cpu_inference.Hypotheses):
+            output, state = cpu_inference.decode_in_steps(self.decoder, self.target, tgt_in, state)
+            return self._features(output), state
         keys_values, mask, caches = state.per_sentence
         slots, visible = cache_mask(
             state.per_hypothesis, len(mask), caches[0].length, tgt_in.shape[1]
