@@ -367,8 +367,8 @@ class Coordinated(Seq2Seq):
         top = len(stack.layers) - 1
         contexts = [SourceContext(mask, is_top=i == top) for i in range(len(stack.layers))]
         with additional_loss.reading_source():
-            history, output, states = stack(embedding, contexts)
-        return history, output, tuple(state for state in states if state is not None)
+            result = stack(embedding, contexts)
+        return result.history, result.output, result.layer_states
 
     def start(self, memory: Memory) -> State:
         return cpu_inference.start(
@@ -413,15 +413,14 @@ class Coordinated(Seq2Seq):
         slots, visible = cache_mask(state.per_hypothesis, len(mask), past, tgt_in.shape[1])
         if self.mixed:
             visible = with_source(visible, mask, past, tgt_in.numel() // len(mask))
-        _, output, states = self.stack(
+        result = self.stack(
             self.target(tgt_in, state.step),
             self._target_contexts(caches, visible, keys_values, mask),
             keep_states=not self.stack.recomputes,
         )
-        features = self._features(output)
-        caches = tuple(cache for cache in states if cache is not None)
         step = state.step + tgt_in.shape[1]
-        return features, State((keys_values, mask, caches), slots, step)
+        new = State((keys_values, mask, result.layer_states), slots, step)
+        return self._features(result.output), new
 
     def decode_packed(
         self, src: Tensor, source_layout: PackedLayout, tgt_in: Tensor, target_layout: PackedLayout

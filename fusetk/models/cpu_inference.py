@@ -247,9 +247,9 @@ def decode_in_steps(
             StepContext(source, sentences, ancestors, earlier, layer)
             for source, earlier, layer in zip(shared.keys_values, steps, shared.layers, strict=True)
         ]
-        _, output, projections = stack(embed(tokens, step), stack.per_module(contexts))
-        steps = tuple(item for item in projections if item is not None)
-        outputs.append(output)
+        result = stack(embed(tokens, step), stack.per_module(contexts))
+        steps = result.layer_states
+        outputs.append(result.output)
         step += 1
     hypotheses = Hypotheses(sentences, ancestors, shared._replace(steps=steps))
     return torch.cat(outputs, 1), State(None, hypotheses, step)

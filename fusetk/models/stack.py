@@ -133,6 +133,11 @@ class StackOutput(NamedTuple):
     states: tuple[Any, ...]
     """The state of each module of ``layers``."""
 
+    @property
+    def layer_states(self) -> tuple[Any, ...]:
+        """The state of each layer, without added summary layers, which have none."""
+        return tuple(state for state in self.states if state is not None)
+
 
 LayerFactory = Callable[[PlannedModule, str, int], Layer]
 """Function ``(planned, name, input_width)`` that builds one module; ``name`` is the prefix of the

@@ -663,12 +663,12 @@ class Transformer(Seq2Seq):
             for cache, source in zip(caches, keys_values, strict=True)
         )
         # Recomputed layers keep no caches, which would take the memory that recomputation saves.
-        _, output, states = self.decoder(
+        result = self.decoder(
             self.target(tgt_in, state.step), contexts, keep_states=not self.decoder.recomputes
         )
-        caches = tuple(cache for cache in states if cache is not None)
         step = state.step + tgt_in.shape[1]
-        return self._features(output), State((keys_values, mask, caches), slots, step)
+        new = State((keys_values, mask, result.layer_states), slots, step)
+        return self._features(result.output), new
 
     def _features(self, output: Tensor) -> Tensor:
         """Return the input (..., D) of the output projection for the result of the decoder."""
