@@ -280,7 +280,8 @@ class ConvDecoderLayer(ConvLayer):
 class Conv(Seq2Seq):
     """Encoder and decoder of gated convolutions, with attention in every decoder layer.
 
-    The linear maps of fusions have PyTorch's initial weights, because ConvS2S has no fusions.
+    With dense connections it is DenseNMT, otherwise ConvS2S (Gehring et al. 2017). The linear
+    maps of fusions have PyTorch's initial weights, because ConvS2S has no fusions.
     """
 
     Config = ConvConfig

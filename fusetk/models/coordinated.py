@@ -301,7 +301,7 @@ def build_source_stack(config: CoordinatedConfig) -> Stack:
 
 
 class Coordinated(Seq2Seq):
-    """Model with one stack for source and target, or with two stacks of the same depth.
+    """One stack for source and target, or two stacks of the same depth (He et al. 2018).
 
     In layer i, source positions attend to the source positions of the layer below. Target positions
     attend to the source positions and, up to their own, to the target positions of the layer below.

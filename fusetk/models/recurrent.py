@@ -44,7 +44,7 @@ class TransitionConfig(Config):
     """The lowest cell, which reads the input."""
     depth: int = Field(1, ge=0, le=MOST_LAYERS)
     """Number of T-GRU cells above the lowest cell, which read the state only. With 0 and `cell:
-    gru`, this part of the model is shallow (Table 4)."""
+    gru`, this part of the model is that of ShallowRNMT (Table 4 of the paper)."""
 
 
 class RecurrentEncoderConfig(TransitionConfig):
@@ -89,8 +89,8 @@ class RecurrentConfig(ModelConfig):
     """Apply layer normalisation to each gate before its sigmoid."""
     linear_bias: bool = True
     """Add a bias to the linear map H of L-GRU and LAU. H(x) = W x has none in Meng and Zhang 2019
-    (Equations 15 and 16) and in the authors' code, but the paper's parameter counts need one. False
-    is an error if all cells that read an input are GRUs, which have no such map."""
+    (Equation 15) and in the authors' code, but the paper's parameter counts need one. False is an
+    error if all cells that read an input are GRUs, which have no such map."""
     positions: Literal["sinusoidal", "none"] = "sinusoidal"
     """Add sines and cosines, times 1 / sqrt(features), to embeddings."""
     first_target_position: Literal[0, 1] = 1
@@ -176,7 +176,10 @@ class RecurrentEmbedding(nn.Module):
 
 
 class Recurrent(DerivedTensor, Seq2Seq):
-    """A bidirectional encoder, and a decoder of two transitions with attention between them."""
+    """A bidirectional encoder, and a decoder of two transitions with attention between them.
+
+    ShallowRNMT and DTMT (Meng and Zhang 2019) are such models.
+    """
 
     Config = RecurrentConfig
     operations_depend_on_lengths = True

@@ -523,7 +523,7 @@ class TransformerEmbedding(nn.Module):
 
 
 class Transformer(Seq2Seq):
-    """Encoder and decoder of self-attention layers."""
+    """Encoder and decoder of self-attention layers (Vaswani et al. 2017)."""
 
     Config = TransformerConfig
     packs = True
