@@ -253,7 +253,7 @@ def _check_data(recipe: Recipe, run: Path, last: Path, prepared: Mapping[str, An
 def _check_prepared_text(recipe: Recipe, run: Path, last: Path, option: str) -> None:
     """Raise ConfigError if prep would replace the prepared text that the run was trained on.
 
-    If the folder has other text, or none, this is no error here: training reports it.
+    If the folder has other text, or none, this is not an error here: training reports it.
     """
     folder = Path(recipe.data.folder)
     try:

@@ -357,7 +357,7 @@ def changed(
 
     ``origins`` has the names of the options that give the settings, for errors. Raises ConfigError
     for an unknown setting, an invalid value, and a setting that has no effect, also if its value is
-    the default. A default that replaces another value of ``config`` is no error.
+    the default. A default that replaces another value of ``config`` is not an error.
     """
     places: dict[Place, Origin] = {
         (key,): Origin(origin, Path()) for key, origin in (origins or {}).items()

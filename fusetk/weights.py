@@ -34,7 +34,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
     """Read the tensors of one file of a checkpoint.
 
-    Raises CheckpointError if the file is missing, has a wrong checksum or is no file of tensors,
+    Raises CheckpointError if the file is missing, has a wrong checksum or is not a file of tensors,
     and UnreadableFile if the system cannot read it.
     """
     expected = runs.read_state(folder)["sha256"].get(file)

@@ -381,7 +381,7 @@ def test_the_readme_says_which_fusions_have_a_gain() -> None:
         "README.md": [
             "four systems of layer fusion have three seeds. Three of the four have a *gain*",
             "eighteen systems of layer fusion have three seeds, and none has a gain.",
-            "more than a GRU, which is no gain.",
+            "more than a GRU, which is not a gain.",
         ],
         "results/README.md": [
             "**Three systems of layer fusion have a gain** over their baseline",
