@@ -227,14 +227,12 @@ class Recurrent(DerivedTensor, Seq2Seq):
         self.project = None
         if config.project_context:
             self.project = nn.Linear(context_width, width, bias=False)
-        self.context_width = width if config.project_context else context_width
-        self.decoder = Transition(
-            decoder.cell, decoder.depth, self.context_width, width, 1, norm, bias
-        )
+        input_width = width if config.project_context else context_width
+        self.decoder = Transition(decoder.cell, decoder.depth, input_width, width, 1, norm, bias)
         decoder_widths = [size] + [width] * (query.depth + decoder.depth + 2)
         self.decoder_fuse = build_fusion(decoder.fuse, decoder_widths, width, "decoder.fuse")
         share_layer_embedding(self.encoder_fuse, self.decoder_fuse)
-        self.readout = nn.Linear(size + self.decoder_fuse.out_width + self.context_width, size)
+        self.readout = nn.Linear(size + self.decoder_fuse.out_width + input_width, size)
         self.candidate_dropout = Dropout(config.candidate_dropout)
         self.output_dropout = Dropout(config.output_dropout)
         matrix = None if config.tie == "none" else self.target.tokens.weight
