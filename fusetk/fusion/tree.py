@@ -60,8 +60,8 @@ class TreeFusionConfig(AggregateConfig):
 class TreeFusion(LayerFusion):
     """phi(Z) is the root of a binary tree whose leaves are the highest layers.
 
-    For leaves h_1 to h_4: n_1 = AGG(h_1, h_2) + h_0, n_2 = AGG(h_3, h_4) + n_1,
-    phi(Z) = AGG(n_1, n_2). Larger trees are built by recursion.
+    For leaves h_1 to h_4 and the input h_0 of h_1: n_1 = AGG(h_1, h_2) + h_0,
+    n_2 = AGG(h_3, h_4) + n_1, phi(Z) = AGG(n_1, n_2). Larger trees are built by recursion.
     """
 
     Config = TreeFusionConfig

@@ -1,9 +1,9 @@
 """Layer-wise coordination (He et al. 2018).
 
 One stack serves both languages. Layer i of the target reads layer i - 1 of source and target.
-Attention divides by the square root of a head's width, as in Vaswani et al. 2017. The paper prints
-that of the model's width. Position encodings are those of Vaswani et al. 2017, too. The paper
-prints other exponents for the cosines.
+Attention divides by the square root of a head's width, as in Vaswani et al. 2017. The paper divides
+by the square root of the model's width (Equations 1 and 3). Position encodings are those of Vaswani
+et al. 2017, too. The paper prints other exponents for the cosines (section 3).
 """
 
 from collections.abc import Callable, Sequence
