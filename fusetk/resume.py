@@ -24,6 +24,7 @@ from fusetk.runs import (
 )
 from fusetk.training import checkpoint, schedule
 from fusetk.training.progress import Progress, read_progress
+from fusetk.training.validation_config import scores_translations
 from fusetk.weights import read_state
 
 # Patterns of keys that may change when a run is resumed. They do not affect the trained model.
@@ -33,7 +34,7 @@ CHANGEABLE_KEYS = (
     *NEUTRAL_KEYS,
     r"training\.stages\.\d+\.end\..*",  # but see _ends_earlier_stage
 )
-SEARCH_KEYS = r"decoding\..*"  # changeable unless BLEU selects the best checkpoint
+SEARCH_KEYS = r"decoding\..*"  # changeable unless translations select the best checkpoint
 # Changeable unless validation affects a learning rate, or the start or end of a stage.
 VALIDATION_KEYS = r"training\.validation\.every_(updates|epochs)"
 
@@ -163,7 +164,7 @@ def _changeable_keys(recipe: Recipe) -> list[str]:
         or any(stage.end.patience for stage in stages[:-1])
     )
     patterns = list(CHANGEABLE_KEYS)
-    if recipe.training.validation.metric != "bleu":
+    if not scores_translations(recipe.training.validation.metric):
         patterns.append(SEARCH_KEYS)
     if not validation_decides:
         patterns.append(VALIDATION_KEYS)

@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from fusetk.cli.common_options import inform
-from fusetk.cli.parameters import FilePath
+from fusetk.cli.parameters import FilePath, Parsed
+from fusetk.training.validation_config import checked_metric
 
 
 @click.command(
@@ -29,8 +30,9 @@ from fusetk.cli.parameters import FilePath
 )
 @click.option(
     "--metric",
-    type=click.Choice(["loss", "ppl", "accuracy", "bleu"]),
-    help="Metric that ranks checkpoints for --best. Default: training.validation.metric.",
+    type=Parsed("NAME", checked_metric),
+    help="Metric that ranks checkpoints for --best, of those that the validations computed: loss, "
+    "ppl, accuracy, bleu, or the value of training.validation.metric, which is the default.",
 )
 @click.option(
     "--update",

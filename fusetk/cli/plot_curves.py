@@ -38,10 +38,11 @@ from fusetk.plotting.style import STYLES, Size
 @click.option(
     "--what",
     metavar="NAME,...",
-    help=f"Quantities of metrics.jsonl: {', '.join(TITLES)}. Each has a panel."
+    help=f"Quantities of metrics.jsonl: {', '.join(TITLES)}, and the metric of"
+    " `training.validation.metric`. Each has a panel."
     f" {' and '.join(BY_LAYER)} have a panel for each stack or fusion of each run, with a curve for"
     " each layer."
-    f" Default: {', '.join(DEFAULT)}, if the runs have them.",
+    f" Default: {', '.join(DEFAULT)} and other metrics of translations, if the runs have them.",
 )
 @click.option(
     "--x",

@@ -142,10 +142,3 @@ def score(
             )
     built = make_metrics(references, metrics, MetricOptions(lowercase, tokenize, compound_split))
     return [metric.score(statistics_of(metric, hypotheses)) for metric in built]
-
-
-def corpus_bleu(hypotheses: Sequence[str], *references: Sequence[str]) -> float:
-    """Return multi-bleu, 0 to 100, of tokenised lines against references; 0 for no lines."""
-    if not hypotheses:
-        return 0.0
-    return score(hypotheses, references, [MultiBleu.name])[0].value

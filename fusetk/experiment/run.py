@@ -9,17 +9,14 @@ from typing import IO, Any, NamedTuple
 
 from fusetk import sections
 from fusetk.data.batch_config import UNITS
+from fusetk.data.steps.lowercase import lowercases_target
 from fusetk.errors import ConfigError
 from fusetk.evaluation.metrics import scores_tokens
 from fusetk.experiment import STEPS, counts, launch
 from fusetk.experiment.places import Places
 from fusetk.experiment.products import Products
 from fusetk.experiment.references import detokenize, write_references
-from fusetk.experiment.scoring import (
-    decoded_checkpoints,
-    lowercases_target,
-    metrics_of,
-)
+from fusetk.experiment.scoring import decoded_checkpoints, metrics_of
 from fusetk.files import checksum, lock, open_lock_file, write_if_changed
 from fusetk.recipe import Recipe
 from fusetk.resume import check_config
@@ -231,7 +228,7 @@ class Experiment:
         for reference in references:
             arguments += ["-r", reference]
         arguments += [f"--metric={metric}" for metric in metrics]
-        if text.suffix == ".raw" and lowercases_target(self.recipe):
+        if text.suffix == ".raw" and lowercases_target(self.recipe.data.steps):
             arguments.append("--lowercase")
         label = checkpoint.name
         self._call(*arguments, "--run", self.places.run, "--set-name", name, "--checkpoint", label)

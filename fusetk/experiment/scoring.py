@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fusetk.data.steps.base import line_steps
-from fusetk.data.steps.lowercase import Lowercase
+from fusetk.data.steps.lowercase import lowercases_target
 from fusetk.data.steps.tokenize import Tokenize
 from fusetk.errors import ConfigError
 from fusetk.evaluation.metrics import METRICS, metric_class, scores_tokens
@@ -22,7 +22,7 @@ def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
     and ConfigError if it needs the source (COMET), or if it would score parts of words.
     """
     published = recipe.paper.metric if recipe.paper else None
-    default = "multi-bleu-lc" if lowercases_target(recipe) else "multi-bleu"
+    default = "multi-bleu-lc" if lowercases_target(recipe.data.steps) else "multi-bleu"
     splitter = _splitter(recipe)
     if splitter:
         default = "sacrebleu"
@@ -65,11 +65,6 @@ def _at_most(name: str, existing: int) -> str:
     """Return the name of an average of at most ``existing`` checkpoints, or another name."""
     number = num_averaged(name)
     return name if number is None else average_name(min(number, existing))
-
-
-def lowercases_target(recipe: Recipe) -> bool:
-    """Whether the preparation lowercases the target text."""
-    return any(isinstance(step, Lowercase) for step in line_steps(recipe.data.steps, "target"))
 
 
 def _splitter(recipe: Recipe) -> str | None:

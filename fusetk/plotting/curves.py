@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from fusetk.errors import DataError
+from fusetk.evaluation.metrics import METRICS as TRANSLATION_METRICS
+from fusetk.evaluation.metrics import is_lower_better
 from fusetk.runs import (
     HIGHER_IS_BETTER,
     LOWER_IS_BETTER,
@@ -21,7 +23,8 @@ from fusetk.runs import (
 )
 
 RECORD_KINDS = ("train", "valid")
-DEFAULT = ("loss", "ppl", "accuracy", "bleu")  # drawn by default, if the runs have them
+# Drawn by default, if the runs have them, before other metrics of translations.
+DEFAULT = ("loss", "ppl", "accuracy", "bleu")
 TITLES = {
     "loss": "loss per token (nats)",
     "smoothed": "loss with label smoothing",
@@ -80,14 +83,15 @@ class Curve:
     def best(self) -> int | None:
         """Return the index of the best value.
 
-        None for training curves, and for quantities for which no direction is better.
+        None for training curves, for quantities for which no direction is better, and for metrics
+        outside fusetk, which are not imported.
         """
         is_finite = np.isfinite(self.value)
         if self.kind != "valid" or not is_finite.any():
             return None
-        if self.what not in LOWER_IS_BETTER | HIGHER_IS_BETTER:
+        if self.what not in LOWER_IS_BETTER | HIGHER_IS_BETTER | TRANSLATION_METRICS.keys():
             return None
-        sign = 1 if self.what in HIGHER_IS_BETTER else -1
+        sign = -1 if self.what in LOWER_IS_BETTER or is_lower_better(self.what) else 1
         return int(np.argmax(np.where(is_finite, sign * self.value, -np.inf)))
 
 
@@ -133,7 +137,8 @@ def curves(
 ) -> list[Curve]:
     """Return the curves of each quantity in ``what``, run after run.
 
-    An empty ``what`` means the quantities in DEFAULT that some run has. The training curve of a
+    An empty ``what`` means the quantities in DEFAULT, and the metrics of translations, that some
+    run has. The training curve of a
     quantity that only validations compute on training pairs (`train_accuracy`) is theirs. Raises
     DataError if no run has a quantity.
     """
@@ -143,7 +148,9 @@ def curves(
     }
     known = _quantities([record for records in of_kind.values() for record in records])
     available = ", ".join(known) or "none"
-    quantities = list(dict.fromkeys(what)) or [key for key in DEFAULT if key in known]
+    quantities = list(dict.fromkeys(what)) or [
+        key for key in (*DEFAULT, *TRANSLATION_METRICS) if key in known
+    ]
     metrics = f"{' or '.join(kinds)} metrics"
     for key in quantities:
         if key not in known:

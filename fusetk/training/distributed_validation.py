@@ -75,7 +75,12 @@ class DistributedValidation:
         if None in parts:
             self.checkpoints.interrupt(progress, optimizer, stop.signal)
         complete = [part for part in parts if part is not None]
-        return ValidationResults(self.validator.combine(complete), complete[0].layer_shares)
+        try:
+            metrics = self.validator.combine(complete)
+        except Exception:  # of a metric outside fusetk
+            self.checkpoints.save(progress, optimizer, interrupted=True)
+            raise
+        return ValidationResults(metrics, complete[0].layer_shares)
 
     def _validate_part(self, stop: Stop) -> tuple[PartialResults | None, Exception | None]:
         """Return the results of this process, None after a signal or an error, and the error."""

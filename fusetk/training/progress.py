@@ -11,10 +11,10 @@ from typing import Any
 from fusetk.config import outside_error
 from fusetk.errors import FusetkError, class_name
 from fusetk.processes import World
-from fusetk.runs import LOWER_IS_BETTER, STATE
+from fusetk.runs import STATE
 from fusetk.training.config import EndConfig
 from fusetk.training.schedule import Schedule
-from fusetk.training.validation_config import ValidationConfig, ranking_key
+from fusetk.training.validation_config import ValidationConfig, is_lowest_best, ranking_key
 from fusetk.weights import damaged, read_state
 
 
@@ -176,7 +176,7 @@ def update_schedule(
     name = class_name(schedule)
     try:
         state = schedule.after_validation(
-            progress.schedule_state, value, metric in LOWER_IS_BETTER, progress.stage_epoch
+            progress.schedule_state, value, is_lowest_best(metric), progress.stage_epoch
         )
     except Exception as error:
         raise FusetkError(

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from fusetk.data.sampler import UpdateSize
 from fusetk.display import REFRESHES, Task
+from fusetk.evaluation.metrics import METRICS
 from fusetk.processes import World
 from fusetk.runs import OTHER_PARTS
 from fusetk.training.log import Log
 from fusetk.training.progress import Progress
 from fusetk.training.update import UpdateStats
-from fusetk.training.validation_config import perplexity
+from fusetk.training.validation_config import BLEU, perplexity
+
+TWO_DECIMALS = {"ppl", BLEU, *METRICS}  # results of a validation; others have four decimals
 
 
 class Updates(Task):
@@ -253,7 +256,7 @@ class Reporter:
             },
         )
         values = "  ".join(
-            f"{name} {_rounded(value, 2 if name in ('ppl', 'bleu') else 4)}"
+            f"{name} {_rounded(value, 2 if name in TWO_DECIMALS else 4)}"
             for name, value in results.items()
         )
         if is_best:

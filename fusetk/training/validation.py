@@ -1,4 +1,4 @@
-"""Validation: loss, perplexity, accuracy and BLEU on held-out text."""
+"""Validation: loss, perplexity, accuracy, and metrics of translations, on held-out text."""
 
 import math
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import Indices, cut
+from fusetk.data.steps.lowercase import lowercases_target
 from fusetk.data.text import read_lines
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.translate import Translator
@@ -22,13 +23,20 @@ from fusetk.display import Task
 from fusetk.errors import ConfigError, DataError, Diverged
 from fusetk.evaluation.forward_trace import UNKNOWN_WORDS
 from fusetk.evaluation.layer_shares import mean_shares
-from fusetk.evaluation.metrics import corpus_bleu
+from fusetk.evaluation.metric import MetricOptions, statistics_of
+from fusetk.evaluation.metrics import make_metrics, scores_tokens
+from fusetk.evaluation.multi_bleu import MultiBleu
 from fusetk.fusion.base import fusions_of_stacks
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
 from fusetk.training.buffers import SavedBuffers
 from fusetk.training.update import autocast, batch_loss
-from fusetk.training.validation_config import ValidationConfig, perplexity
+from fusetk.training.validation_config import (
+    BLEU,
+    ValidationConfig,
+    perplexity,
+    scores_translations,
+)
 
 
 class LossSums(NamedTuple):
@@ -43,22 +51,53 @@ class PartialResults(NamedTuple):
     """The results of one process."""
 
     sums: LossSums  # of its part of the validation corpus
-    # By position in the corpus; empty without BLEU, None if training has diverged.
+    # By position in the corpus, before the steps are undone. Empty without a metric of
+    # translations, None if training has diverged.
     translations: dict[int, str] | None
     train: LossSums | None = None  # of the training pairs; None without ``train_pairs``
     # Fusion -> layer -> share; None without ``share_pairs``, and in processes other than rank 0.
     layer_shares: dict[str, dict[str, float]] | None = None
 
 
+class TranslationMetric:
+    """A metric of translations, with the references of the validation text (one or more)."""
+
+    def __init__(self, name: str, folder: Path, pipeline: Pipeline):
+        """``name`` is the metric of a config; ``folder`` is the prepared folder.
+
+        Raises DataError if a metric outside fusetk cannot be built.
+        """
+        name = MultiBleu.name if name == BLEU else name
+        reads_words = scores_tokens(name)
+        self.convert = pipeline.unsplit if reads_words else pipeline.raw
+        ending = "txt" if reads_words else "raw"
+        stem = f"valid.{pipeline.target_language}"
+        files = [folder / f"{stem}.{ending}"]
+        while (path := folder / f"{stem}{len(files)}.{ending}").exists():
+            files.append(path)
+        self.references = [
+            [pipeline.unsplit(line) if reads_words else line for line in read_lines(file)]
+            for file in files
+        ]
+        lowercase = not reads_words and lowercases_target(pipeline.steps)
+        [self.metric] = make_metrics(self.references, [name], MetricOptions(lowercase=lowercase))
+
+    def score(self, translations: Sequence[str]) -> float:
+        """Return the score of translations before the steps are undone."""
+        lines = [self.convert(line) for line in translations]
+        return self.metric.score(statistics_of(self.metric, lines)).value
+
+
 class Validator:
-    """The validation corpus, its references (one or more), and the computation of the metrics."""
+    """The validation corpus, and the computation of the metrics."""
 
     def __init__(
         self, config: ValidationConfig, search: SearchConfig, folder: Path, pipeline: Pipeline
     ):
-        """``folder`` is the prepared folder, and ``search`` has the settings for BLEU.
+        """``folder`` is the prepared folder, and ``search`` has the settings for translations.
 
-        Raises ConfigError if there are no validation pairs.
+        Raises ConfigError if there are no validation pairs, and DataError if a metric outside
+        fusetk cannot be built.
         """
         self.corpus = Corpus.open(folder, "valid")
         if not len(self.corpus):
@@ -68,12 +107,9 @@ class Validator:
         self.config = config
         self.search = search
         self.pipeline = pipeline
-        self.translates = config.bleu or config.metric == "bleu"
-        name = f"valid.{pipeline.target_language}"
-        files = [folder / f"{name}.txt"]
-        while (path := folder / f"{name}{len(files)}.txt").exists():
-            files.append(path)
-        self.references = [[pipeline.unsplit(line) for line in read_lines(file)] for file in files]
+        names = [BLEU] if config.bleu else []
+        names += [config.metric] if scores_translations(config.metric) else []
+        self.metrics = {name: TranslationMetric(name, folder, pipeline) for name in names}
         self.batches = self._batches(self.corpus, np.arange(len(self.corpus)))
         self.share_pairs = _evenly_spaced(self.corpus, config.share_pairs or 0)
         self.train_corpus: Corpus | None = None
@@ -103,7 +139,7 @@ class Validator:
                     sums = self._loss_sums(model, world, self.corpus, self.batches, done)
                     train = self._train_sums(model, world, done)
                 model.eval()
-                translations = self._translations(model, world, done) if self.translates else {}
+                translations = self._translations(model, world, done) if self.metrics else {}
                 shares = self._layer_shares(model, done) if world.first else None
             return PartialResults(sums, translations, train, shares)
         finally:
@@ -111,31 +147,32 @@ class Validator:
 
     def _num_pairs(self) -> int:
         """Return the number of pairs that are processed; a pair counts once for each use."""
-        pairs = len(self.corpus) * (2 if self.translates else 1)
+        pairs = len(self.corpus) * (2 if self.metrics else 1)
         return pairs + sum(map(len, self.train_batches)) + len(self.share_pairs)
 
     def combine(self, parts: Sequence[PartialResults]) -> dict[str, float]:
         """Return the metrics over the parts of all processes: loss per token, ppl and accuracy.
 
-        BLEU is included if it is configured. It is NaN if training has diverged.
+        The metrics of translations that are configured follow. They are NaN if training has
+        diverged.
         """
         loss, accuracy = _means([part.sums for part in parts])
         results = {"loss": loss, "ppl": perplexity(loss), "accuracy": accuracy}
         if self.train_corpus is not None:
             train = _means([part.train for part in parts if part.train is not None])
             results["train_loss"], results["train_accuracy"] = train
-        if self.translates:
-            results["bleu"] = self._bleu([part.translations for part in parts])
+        if self.metrics:
+            results |= self._scores([part.translations for part in parts])
         return results
 
-    def _bleu(self, parts: Sequence[dict[int, str] | None]) -> float:
+    def _scores(self, parts: Sequence[dict[int, str] | None]) -> dict[str, float]:
         translations: dict[int, str] = {}
         for part in parts:
             if part is None:
-                return math.nan
+                return dict.fromkeys(self.metrics, math.nan)
             translations |= part
         hypotheses = [translations[i] for i in range(len(self.corpus))]
-        return corpus_bleu(hypotheses, *self.references)
+        return {name: metric.score(hypotheses) for name, metric in self.metrics.items()}
 
     def _train_sums(self, model: Seq2Seq, world: World, done: Task) -> LossSums | None:
         """Return the sums of the training pairs; None without ``train_pairs``."""
@@ -201,9 +238,7 @@ class Validator:
             return None
         vocabulary = self.pipeline.target_vocab
         texts = [
-            self.pipeline.unsplit(self.pipeline.join(vocabulary.decode(n_best[0].ids)))
-            if n_best
-            else ""
+            self.pipeline.join(vocabulary.decode(n_best[0].ids)) if n_best else ""
             for n_best in hypotheses
         ]
         return dict(zip(positions, texts, strict=True))

@@ -83,7 +83,9 @@ def test_validation_bleu_is_that_of_words(toy: Path, tmp_path: Path) -> None:
     pipeline = prepared(toy, tmp_path, "data.bpe=null")
     config = ValidationConfig(bleu=True)
     validator = Validator(config, SearchConfig(), tmp_path / "p", pipeline)
-    assert validator.references == [ENGLISH]
+    metric = validator.metrics["bleu"]
+    assert metric.references == [ENGLISH]
+    assert metric.convert("▁car pet s") == "carpets"
 
 
 @pytest.mark.parametrize(("side", "words"), [("both", 2), ("target", 2), ("source", 5)])

@@ -10,7 +10,7 @@ import pytest
 
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import MetricOptions
-from fusetk.evaluation.metrics import METRICS, corpus_bleu, is_lower_better, make_metrics, score
+from fusetk.evaluation.metrics import METRICS, is_lower_better, make_metrics, score
 from fusetk.evaluation.multi_bleu import split_compounds, split_words
 from fusetk.evaluation.texts import ignored_options
 
@@ -218,12 +218,6 @@ def test_split_hyphens_are_joined() -> None:
         0.0,
     ) and "case:lc" in lower.signature
     assert lower.details.startswith("100.0/100.0/100.0/0.0") or lower.hypothesis_length == 3
-
-
-def test_corpus_bleu() -> None:
-    hypotheses, streams = corpus(4)
-    assert corpus_bleu(hypotheses, streams[0]) == multi_bleu(hypotheses, streams[:1])
-    assert corpus_bleu([], []) == 0
 
 
 def test_the_library_gives_the_same_numbers() -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from fusetk.cli.main import main
 from fusetk.errors import DataError
 from fusetk.plotting.curve_figure import draw, plot
-from fusetk.plotting.curves import KEYS, curves, read_curve_records, smooth
+from fusetk.plotting.curves import KEYS, Curve, curves, read_curve_records, smooth
 from fusetk.plotting.style import STYLES, Size
 from fusetk.training.validation_config import ValidationConfig
 
@@ -466,3 +466,14 @@ def test_over_epochs(tmp_path: Path) -> None:
     without = [{"kind": "train", "update": 1, "loss": 2.0}]
     with pytest.raises(DataError, match="no epochs"):
         plot(curves({"a": without}, ["loss"]), tmp_path / "a.png", x="epochs")
+
+
+@pytest.mark.parametrize(("what", "best"), [("ter", 1), ("chrf", 0), ("my_metric:Mine", None)])
+def test_the_best_value_of_a_metric_of_translations(what: str, best: int | None) -> None:
+    steps = np.array([1.0, 2.0])
+    assert Curve("run", "valid", what, steps, steps, np.array([9.0, 8.0])).best() == best
+
+
+def test_metrics_of_translations_are_drawn_by_default() -> None:
+    record = {"kind": "valid", "update": 1, "epoch": 1.0, "loss": 2.0, "seconds": 3.0, "ter": 60.0}
+    assert [curve.what for curve in curves({"run": [record]})] == ["loss", "ter"]

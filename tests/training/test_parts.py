@@ -125,7 +125,14 @@ def test_dropout_draws_new_numbers_at_each_update(toy: Path) -> None:
 
 @pytest.mark.parametrize(
     ("metric", "better", "worse"),
-    [("loss", 1.0, 2.0), ("ppl", 1.0, 2.0), ("accuracy", 0.2, 0.1), ("bleu", 20.0, 10.0)],
+    [
+        ("loss", 1.0, 2.0),
+        ("ppl", 1.0, 2.0),
+        ("accuracy", 0.2, 0.1),
+        ("bleu", 20.0, 10.0),
+        ("chrf++", 20.0, 10.0),
+        ("ter", 10.0, 20.0),
+    ],
 )
 def test_a_better_validation_has_a_lower_key(metric: str, better: float, worse: float) -> None:
     best = ranking_key(metric, {"loss": 6.0, metric: better})
