@@ -62,7 +62,8 @@ def run_and_checkpoint(path: Path) -> tuple[Path, str]:
         reason = "there is no such folder"
         if path.exists():
             reason = f"it has no {CONFIG}" if path.is_dir() else "it is a file"
-        raise CheckpointError(f"{path} is not a run folder: {reason}{_similar_run(path)}")
+        hint = _similar_run(path) or "; give the folder of a training (fusetk train --run)"
+        raise CheckpointError(f"{path} is not a run folder: {reason}{hint}")
     names = [
         name
         for name in ("best", "last")
@@ -105,6 +106,8 @@ def _alternative(run: Path) -> str:
     """Return the advice to use the newest complete checkpoint of a run, if there is one."""
     if folder := newest_intact(run):
         return f"; use {folder}, the newest complete one"
+    if not checkpoint_folders(run):
+        return ": wait for its first validation, or continue its training with fusetk train"
     return "; there is no other complete checkpoint: train again in a new run folder"
 
 

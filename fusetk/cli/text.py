@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from fusetk.cli.common_options import inform
+from fusetk.cli.parameters import FilePath
 from fusetk.cli.text_filter import filter_pairs
 from fusetk.cli.text_line_commands import LINE_COMMANDS
 from fusetk.cli.text_options import count_option, make_command, path_option
@@ -31,12 +32,14 @@ command.add_command(filter_pairs)
 
 
 @command.command("learn-bpe")
+@click.argument("files", nargs=-1, metavar="[FILE]...", type=FilePath(path_type=Path))
 @path_option(
     "-i",
     "--input",
     "inputs",
     multiple=True,
-    help="Read this file; repeat the option to count several files together.",
+    help="Read this file; repeat the option to count several files together. Files can also be "
+    "given without -i.",
 )
 @path_option("-o", "--output", help="Write the codes to this file instead of standard output.")
 @count_option("-s", "--merges", default=10000, help="Number of merges to learn.")
@@ -46,22 +49,27 @@ command.add_command(filter_pairs)
     help="Smallest number of occurrences of a pair of symbols that is merged.",
 )
 def learn_bpe(
-    inputs: tuple[Path, ...], output: Path | None, merges: int, min_frequency: int
+    files: tuple[Path, ...],
+    inputs: tuple[Path, ...],
+    output: Path | None,
+    merges: int,
+    min_frequency: int,
 ) -> None:
     """Learn byte pair encoding from tokenised text."""
     from fusetk.data.bpe import fewer_merges_message, learn, word_frequencies
 
+    inputs += files
     if inputs.count(Path("-")) > 1:
-        raise DataError("-i - is given twice, but standard input can be read only once")
-    files = inputs or (None,)
+        raise DataError("- is given twice, but standard input can be read only once")
+    sources = inputs or (None,)
     if output and is_file(output):
-        check_inputs_and_output([file or Path("-") for file in files], output)
-    counts = word_frequencies(chain.from_iterable(map(lines_of, files)))
+        check_inputs_and_output([source or Path("-") for source in sources], output)
+    counts = word_frequencies(chain.from_iterable(map(lines_of, sources)))
     if not counts:
-        source = inputs[0] if inputs else "standard input"
-        raise DataError(f"{source} has no words to learn from; give text with words")
+        name = inputs[0] if inputs else "standard input"
+        raise DataError(f"{name} has no words to learn from; give text with words")
     codes = learn(counts, merges, min_frequency)
     if message := fewer_merges_message(codes, merges, min_frequency):
         inform(message)
-    with output_to(output, *files) as out:
+    with output_to(output, *sources) as out:
         out.writelines(f"{line}\n" for line in codes)

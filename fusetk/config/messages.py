@@ -7,6 +7,7 @@ from typing import Any
 
 from fusetk.errors import quantity
 
+MOST_SHOWN = 60  # characters of a value in ``shortened``
 WHOLE_NUMBER = "must be a whole number"
 NUMBER = "must be a number"
 TEXT = "must be text"
@@ -99,6 +100,11 @@ def shown(value: object) -> str:
     if isinstance(value, list):
         return "a list" if value else "an empty list"
     return repr(value)
+
+
+def shortened(text: str) -> str:
+    """Return a text, without its end if it is long."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _advice(required: str, value: object) -> str:

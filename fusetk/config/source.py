@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TextIO
 
 import yaml
 
-from fusetk.config.messages import shown
+from fusetk.config.messages import shortened, shown
 from fusetk.config.schema import NULL_WORDS, Config
 from fusetk.errors import ConfigError, quantity
 from fusetk.files import is_stream, similar_names
@@ -216,7 +216,7 @@ def _parse_yaml(path: Path, text: str) -> Document:
     if not isinstance(values, dict):
         raise ConfigError(
             f"{path}: a config must be a mapping of sections (model: ..., training: ...), "
-            f"but the file holds {shown(values)}"
+            f"but the file holds {shortened(shown(values))}"
         )
     return Document(values, origins)
 

@@ -107,6 +107,10 @@ def read(folder: Path) -> dict[str, Any]:
     path = folder / NAME
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+    except NotADirectoryError:
+        raise DataError(
+            f"{folder} is not a folder: name the folder of fusetk prep in data.folder"
+        ) from None
     except FileNotFoundError:
         raise DataError(
             f"{folder} has no {NAME}: it is not prepared, or prep was interrupted; run fusetk prep"

@@ -187,9 +187,11 @@ def locate(prefix: str, language: str) -> Path:
     if has_plain and has_compressed:
         raise DataError(f"both {plain} and {compressed.name} exist; remove or rename one of them")
     if not has_plain and not has_compressed:
-        if Path(prefix).is_file():
-            short = prefix.removesuffix(".gz").removesuffix(f".{language}")
+        short = prefix.removesuffix(".gz").removesuffix(f".{language}")
+        if Path(prefix).is_file() and short != prefix:
             advice = f"; {prefix} is a file: give the prefix without the suffix, {short}"
+        elif Path(prefix).is_dir():
+            advice = f"; {prefix} is a folder: give the prefix of text files in it, {prefix}/PREFIX"
         else:
             advice = _near(plain)
         raise DataError(f"neither {plain} nor {compressed.name} exists{advice}")

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from fusetk import config
 from fusetk.config import Config
+from fusetk.config.messages import unknown_choice
 from fusetk.errors import ConfigError
 
 SETS = Path(__file__).parent / "sets"
@@ -82,7 +83,7 @@ def read(name: str, texts: Sequence[str] = ()) -> DatasetConfig:
     Raises ConfigError if there is no data set of this name, or if it lacks one of the texts.
     """
     if name not in names():
-        raise ConfigError(f"there is no data set {name!r}; the data sets are {', '.join(names())}")
+        raise ConfigError(unknown_choice("data set", name, names()))
     dataset = config.parse(config.load(SETS / f"{name}.yaml"), DatasetConfig)
     if not texts:
         return dataset

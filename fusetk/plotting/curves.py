@@ -20,6 +20,7 @@ from fusetk.runs import (
     OTHER_PARTS,
     check_metrics,
     read_metrics,
+    run_and_checkpoint,
 )
 
 RECORD_KINDS = ("train", "valid")
@@ -99,14 +100,12 @@ def read_curve_records(run: Path) -> Records:
     """Return the records of a run, sorted by update.
 
     A resumed run may repeat an update: the later record counts. A damaged last line, as after the
-    kill of a run, is skipped with a warning. Raises DataError if the folder has no metrics, or if
-    another line is damaged.
+    kill of a run, is skipped with a warning. Raises CheckpointError if there is no such folder, and
+    DataError if the folder has no metrics, or if another line is damaged.
     """
     path = run / METRICS
     if not run.is_dir():
-        if run.exists():
-            raise DataError(f"{run} is not a run folder")
-        raise DataError(f"the run folder {run} does not exist")
+        run_and_checkpoint(run)  # raises CheckpointError
     try:
         path.open("rb").close()
     except FileNotFoundError:

@@ -184,6 +184,11 @@ def read_rows(paths: Iterable[Path], run_folders: Iterable[Path] = ()) -> list[P
             published[row.paper.table] = known[row.paper.table]
             titles.update(dict.fromkeys(known))
     if not rows:
+        for path in paths:
+            if (path / CONFIG).is_file():
+                raise ConfigError(
+                    f"{path} is a run: give the recipe first, fusetk report RECIPE --runs {path}"
+                )
         raise ConfigError(
             f"{', '.join(map(str, paths))}: no config here has a paper.row, so there is nothing to "
             "report: give recipes of a paper's table; for a table of your own runs, give each row "

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fusetk.errors import CheckpointError, join_names
 from fusetk.files import locked
-from fusetk.runs import MODEL, checkpoint_name, checkpoints, read_state_if_valid
+from fusetk.runs import MODEL, checkpoint_name, checkpoints, find_checkpoint, read_state_if_valid
 from fusetk.training import checkpoint
 from fusetk.training.checkpoints import regular_checkpoints
 from fusetk.training.progress import Progress
@@ -30,6 +30,8 @@ def choose(
     ``last_checkpoints``. Raises CheckpointError if the run has fewer checkpoints, or if none has
     ``metric``.
     """
+    if not checkpoints(run):
+        find_checkpoint(run)  # raises an error that says what to do
     if updates:
         return sorted(_of_updates(run, updates))
     if best:

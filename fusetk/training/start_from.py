@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.vocab import Vocabulary
-from fusetk.errors import ConfigError, first_names
+from fusetk.errors import CheckpointError, ConfigError, first_names
 from fusetk.runs import EMA, MODEL, TEXT, find_checkpoint
 from fusetk.weights import read_state, read_weights, saved_tensors
 
@@ -63,7 +63,10 @@ def start_checkpoint(path: Path) -> tuple[Path, Path]:
     A run that is being trained may move its links at any time. Raises CheckpointError if there is
     no checkpoint.
     """
-    run, folder = find_checkpoint(path)
+    try:
+        run, folder = find_checkpoint(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"training.start_from: {error}") from None
     return run, folder.resolve()
 
 

@@ -104,7 +104,10 @@ def test_the_error_names_the_process_that_failed(ended: dict[str, list[EndedProc
 def test_an_error_of_all_processes_is_reported_once(ended: dict[str, list[EndedProcess]]) -> None:
     first, second = ended["no run"]
     assert first.code == second.code == 2 and second.said == ""
-    assert first.said == "fusetk: none is not a run folder: there is no such folder\n"
+    assert first.said == (
+        "fusetk: none is not a run folder: there is no such folder; give the folder of a training "
+        "(fusetk train --run)\n"
+    )
 
 
 def test_lines_before_a_broken_line_are_written(ended: dict[str, list[EndedProcess]]) -> None:

@@ -74,7 +74,7 @@ def test_curves_in_the_numbers(runs: Path) -> None:
         (["x/base", "-o", "a.jpg"], ".png, .pdf, .svg"),
         (["x/base", "-o", "nowhere/a.png"], "the folder nowhere does not exist"),
         (["x", "-o", "a.png"], "x has no metrics.jsonl"),
-        (["z", "-o", "a.png"], "the run folder z does not exist"),
+        (["z", "-o", "a.png"], "z is not a run folder: there is no such folder"),
         (["x/base", "-o", "a.png", "--what", "blue"], "did you mean 'bleu'"),
         (["x/base", "-o", "a.png", "--names", "a,b"], "2 names for 1 run;"),
         (["x/base", "x/base", "-o", "a.png"], "two runs have the name '/"),

@@ -73,9 +73,18 @@ def test_bpe_learned_applied_removed(tmp_path: Path) -> None:
     assert out(*options, "--threshold", 3, text="hund\n") == "h@@ u@@ n@@ d\n"
 
 
+def test_learn_bpe_reads_files_as_arguments_too(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("hund hund katze\n")
+    options = ("learn-bpe", "-s", 3)
+    together = out(*options, "-i", tmp_path / "a", "-i", tmp_path / "b")
+    assert out(*options, tmp_path / "a", tmp_path / "b") == together
+    assert out(*options, "-i", tmp_path / "a", tmp_path / "b") == together
+
+
 def test_standard_input_cannot_be_read_twice() -> None:
     result = call("learn-bpe", "-i", "-", "-i", "-", text="a a\n")
-    assert result.exit_code == 2 and "-i - is given twice" in result.stderr
+    assert result.exit_code == 2 and "- is given twice" in result.stderr
 
 
 @pytest.mark.parametrize(

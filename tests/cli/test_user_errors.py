@@ -428,3 +428,48 @@ def test_a_prefix_with_the_suffix_of_its_file(toy: Path, tmp_path: Path) -> None
 def test_numbers_are_finite(words: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2 and "is not a finite number" in result.output
+def test_a_folder_or_a_file_without_suffix_is_no_prefix(toy: Path, tmp_path: Path) -> None:
+    file = tmp_path / "plain"
+    file.touch()
+    for prefix, advice in (
+        (tmp_path, f"{tmp_path} is a folder: give the prefix of text "),
+        (file, ""),
+    ):
+        settings = ["--set", f"data.train=[{prefix}]", "--set", f"data.folder={tmp_path / 'a'}"]
+        said = refused("prep", str(toy), *settings)
+        assert said.startswith(f"neither {prefix}.de nor ") and advice in said
+        assert "without the suffix" not in said
+
+
+@pytest.mark.parametrize("words", [["decode", "-m"], ["average", "--last", "2"]])
+def test_a_run_without_a_checkpoint(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    advice = "has no checkpoints/best or checkpoints/last: wait for its first validation, or"
+    assert advice in refused(*words, str(tmp_path))
+
+
+def test_a_run_in_place_of_a_recipe(toy: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(toy.read_text())
+    advice = f"{tmp_path} is a run: give the recipe first, fusetk report RECIPE --runs {tmp_path}"
+    assert refused("report", str(tmp_path)) == advice
+
+
+def test_the_prepared_folder_is_a_file(toy: Path, tmp_path: Path) -> None:
+    settings = ["--set", f"data.folder={toy}", "-r", str(tmp_path / "run")]
+    advice = f"{toy} is not a folder: name the folder of fusetk prep in data.folder"
+    assert refused("train", str(toy), *settings) == advice
+
+
+def test_the_error_of_a_missing_start_names_the_key(toy: Path, tmp_path: Path) -> None:
+    settings = ["--set", f"training.start_from={tmp_path / 'no'}", "-r", str(tmp_path / "run")]
+    said = refused("train", str(toy), *settings)
+    assert said.startswith(f"training.start_from: {tmp_path / 'no'} is not a run folder: ")
+    assert said.endswith("give the folder of a training (fusetk train --run)")
+
+
+def test_a_long_text_in_place_of_a_config_is_shortened(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("word " * 1000)
+    said = refused("prep", str(tmp_path / "a.yaml"))
+    assert "must be a mapping of sections" in said and said.endswith("word...") and len(said) < 400
+
+

@@ -549,7 +549,7 @@ def test_a_data_set_makes_all_texts_that_its_recipe_reads(config, name):
 
 def test_wrong_calls_are_one_sentence(tmp_path):
     for arguments, message in (
-        (["nothing"], "there is no data set 'nothing'"),
+        (["nothing"], "unknown data set 'nothing'; known: iwslt14-de-en, "),
         (["--raw", tmp_path], "--raw needs a data set: fusetk dataset NAME --raw DIR"),
         (
             ["nist-zh-en", "--no-fetch", "--any-data"],

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from fusetk.cli.main import main
-from fusetk.errors import DataError
+from fusetk.errors import CheckpointError, DataError
 from fusetk.plotting.curve_figure import draw, plot
 from fusetk.plotting.curves import KEYS, Curve, curves, read_curve_records, smooth
 from fusetk.plotting.style import STYLES, Size
@@ -139,7 +139,7 @@ def test_invalid_utf_8_is_an_error(tmp_path: Path) -> None:
 
 
 def test_runs_without_metrics(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere does not exist"):
+    with pytest.raises(CheckpointError, match="nowhere is not a run folder: there is no such "):
         read_curve_records(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no metrics\.jsonl"):
         read_curve_records(tmp_path)
@@ -148,7 +148,7 @@ def test_runs_without_metrics(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no complete line"):
         read_curve_records(write(tmp_path / "b", '{"kind'))
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="not a run folder"):
+    with pytest.raises(CheckpointError, match="is not a run folder: it is a file"):
         read_curve_records(tmp_path / "file")
 
 
