@@ -9,8 +9,8 @@ from fusetk.cli.common_options import inform
 from fusetk.cli.options import (
     device_option,
     json_option,
-    model_option,
     quiet_option,
+    run_argument,
     threads_option,
     tokenized_option,
     use_threads,
@@ -24,7 +24,7 @@ from fusetk.errors import DataError, quantity
     "ablate",
     epilog="Example: fusetk ablate -m runs/my -i raw/valid.de -r raw/valid.en",
 )
-@model_option
+@run_argument("model")
 @click.option(
     "-i",
     "--input",

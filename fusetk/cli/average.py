@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from fusetk.cli.common_options import inform
-from fusetk.cli.parameters import FilePath, Parsed
+from fusetk.cli.options import runs_argument
+from fusetk.cli.parameters import Parsed
 from fusetk.training.validation_config import checked_metric
 
 
@@ -14,7 +15,7 @@ from fusetk.training.validation_config import checked_metric
     epilog="Example: fusetk average runs/demo --last 5, "
     "then fusetk decode -m runs/demo/checkpoints/average",
 )
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FilePath(path_type=Path))
+@runs_argument("runs")
 @click.option(
     "--last",
     type=click.IntRange(1),

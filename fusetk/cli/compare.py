@@ -7,7 +7,13 @@ import click
 from fusetk import DEVICE
 from fusetk.cli.common_options import inform_of_warning
 from fusetk.cli.compare_output import print_comparison
-from fusetk.cli.options import device_option, threads_option, tokenized_option, use_threads
+from fusetk.cli.options import (
+    device_option,
+    runs_argument,
+    threads_option,
+    tokenized_option,
+    use_threads,
+)
 from fusetk.cli.parameters import FilePath
 from fusetk.evaluation.compare import SENTENCE_METRICS
 from fusetk.reporting.comparison import check_metric, compare, read_inputs, write_comparison
@@ -18,8 +24,7 @@ from fusetk.reporting.comparison import check_metric, compare, read_inputs, writ
     epilog="Example: fusetk compare runs/transformer runs/coordinated -i raw/test.de "
     "-r raw/test.en --top 20",
 )
-@click.argument("first", metavar="RUN", type=FilePath(path_type=Path))
-@click.argument("second", metavar="RUN", type=FilePath(path_type=Path))
+@runs_argument("runs", "RUN RUN2", least=2, most=2)
 @click.option(
     "-i",
     "--input",
@@ -53,8 +58,7 @@ from fusetk.reporting.comparison import check_metric, compare, read_inputs, writ
 @device_option
 @threads_option
 def command(
-    first: Path,
-    second: Path,
+    runs: tuple[Path, ...],
     source: str,
     reference: str | None,
     metric: str | None,
@@ -67,8 +71,8 @@ def command(
 ) -> None:
     """Translate the same sentences with two runs and show the differences.
 
-    RUN is a run folder, whose best checkpoint is used, a checkpoint, or a text file with finished
-    translations, line by line. Each run uses the search settings of its own config.
+    RUN and RUN2 are each a run folder, whose best checkpoint is used, a checkpoint, or a text file
+    with finished translations, line by line. Each run uses the search settings of its own config.
 
     With a reference, sentences are sorted by score difference, the largest gain of the second run
     first; without a reference, they keep their order. Scores are chrF by default, because BLEU of a
@@ -85,6 +89,7 @@ def command(
         "--tokenized": tokenized and reference is None,
     }
     given_options = [name for name, present in model_options.items() if present]
+    first, second = runs
     inputs = read_inputs((first, second), source, reference, output, given_options)
     if inputs.has_runs:
         use_threads(threads)

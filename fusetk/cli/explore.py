@@ -1,17 +1,25 @@
 """``fusetk explore``."""
 
+from pathlib import Path
+
 import click
 
 from fusetk.cli.common_options import inform, inform_of_warning
-from fusetk.cli.options import device_option, raw_option, threads_option, use_threads
+from fusetk.cli.options import (
+    device_option,
+    raw_option,
+    runs_argument,
+    threads_option,
+    use_threads,
+)
 from fusetk.cli.server_options import check_libraries, host_option, limit_option, port_option
-from fusetk.errors import ConfigError, join_names
+from fusetk.errors import join_names
 
 EXAMPLE = "Example: fusetk explore runs/base runs/fused --open"
 
 
 @click.command("explore", epilog=EXAMPLE)
-@click.argument("runs", metavar="RUN [RUN2]", nargs=-1, required=True)
+@runs_argument("paths", "RUN [RUN2]", most=2)
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a web browser.")
 @host_option
 @port_option
@@ -24,7 +32,7 @@ EXAMPLE = "Example: fusetk explore runs/base runs/fused --open"
 @device_option
 @threads_option
 def command(
-    runs: tuple[str, ...],
+    paths: tuple[Path, ...],
     open_page: bool,
     host: str,
     port: int,
@@ -47,10 +55,7 @@ def command(
     Standard output gets the URL of the page. Only this machine can read it, unless --host is given.
     Ctrl-C ends the service. The page needs no network; docs/explore.md describes its requests.
     """
-    if len(runs) > 2:
-        raise ConfigError(
-            f"{len(runs)} RUNs are given, but the page shows at most two: give one or two"
-        )
+    runs = [str(path) for path in paths]
     check_libraries()
     from fusetk.serving import server
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fusetk.cli.common_options import inform, inform_of_warning
-from fusetk.cli.options import raw_option
+from fusetk.cli.options import raw_option, run_argument
 from fusetk.cli.parameters import FilePath
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float16", "int8_float32")
@@ -28,7 +28,7 @@ class ExportFormat(click.Choice[str]):
 
 
 @click.command("export", epilog=EXAMPLE)
-@click.argument("run", metavar="RUN", type=FilePath(path_type=Path))
+@run_argument("run")
 @click.option(
     "--to",
     "form",

@@ -44,7 +44,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "length_penalty": ("-n",),
     "length_penalty_alpha": ("-n",),
     "lenpen": ("-n",),
-    "m": ("--run", "--model"),
+    "m": ("--run", "--runs"),
     "max_len_a": ("--max-length-factor",),
     "max_len_b": ("--max-length-extra",),
     "max_length": ("--max-length-extra",),
@@ -54,7 +54,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "min_len": ("--min-length",),
     "min_length": ("--min-length",),
     "mini_batch": ("--batch-tokens",),
-    "model": ("--run", "--model"),
+    "model": ("--run", "--model", "--runs"),
     "model_dir": ("--run", "--model"),
     "models": ("--model",),
     "n_best": ("--n-best",),
@@ -81,6 +81,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "ref": ("--reference",),
     "replace_unk": ("--replace-unknown",),
     "report_align": ("--alignment",),
+    "run": ("--model", "--runs"),
+    "runs": ("--model",),
     "sampling": ("--sample",),
     "sampling_topk": ("--top-k",),
     "sampling_topp": ("--top-p",),
@@ -104,8 +106,8 @@ HYPOTHESIS = "give the translations without an option: fusetk score HYP -r REF"
 PREFIXES = "data.train lists prefixes; data.source and data.target are the suffixes of the files"
 TORCHRUN = "torchrun --nproc-per-node N starts N processes"
 CONFIG = "give the config without an option: fusetk {command} CONFIG"
-RUN = "give the run without an option: fusetk {command} RUN"
-RUN_COMMANDS = ("average", "explore", "export", "plot-curves", "serve")
+CONFIG_OF_RUN = "give the config of the run without an option: fusetk {command} RUN/config.yaml"
+CONFIG_COMMANDS = ("describe", "estimate", "prep", "run")
 VOCABULARIES = "fusetk prep makes the vocabularies, and a run folder keeps them"
 # Options without an equivalent in these commands, and the advice for each.
 OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -140,12 +142,12 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "lm_path": (("decode",), "fusetk has no language models"),
     "log_file": (("train",), "the log is always written to log.txt in the run folder"),
-    "m": (RUN_COMMANDS, RUN),
+    "m": (CONFIG_COMMANDS, CONFIG_OF_RUN),
     "max_length": (("train", "prep"), MAX_LENGTH),
     "max_length_crop": (("train", "prep"), MAX_LENGTH),
     "maxi_batch": (("train", "decode"), "decode sorts --chunk lines, and train the complete epoch"),
     "mini_batch_fit": (("train",), "the key training.stages.0.batch.size of the config is exact"),
-    "model": (RUN_COMMANDS, RUN),
+    "model": (CONFIG_COMMANDS, CONFIG_OF_RUN),
     "multi_node": (("train",), "torchrun starts the processes on each host: see --help"),
     "no_shuffle": (("train",), "training.seed and the epoch always determine the order of batches"),
     "normalize": (("train",), "it is a key of the config: use --set decoding.normalize=VALUE"),
@@ -159,7 +161,7 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "ratio": (("decode",), "fusetk has no such stop condition; see --stop"),
     "remove_bpe": (("decode",), "subwords are always joined"),
     "restrict_lexicon": (("decode",), "fusetk has no lexical shortlists"),
-    "run": (RUN_COMMANDS, RUN),
+    "run": (CONFIG_COMMANDS, CONFIG_OF_RUN),
     "score_reference": (("decode",), "use fusetk rescore"),
     "share_embeddings": (
         ("train",),

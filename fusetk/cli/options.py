@@ -1,6 +1,6 @@
 """Options that several commands share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import click
 
 from fusetk import DEVICE, PRECISIONS
 from fusetk.cli.common_options import keep_quiet
-from fusetk.cli.parameters import Decorator, FilePath, flag_of
+from fusetk.cli.parameters import Decorator, FilePath, all_of, flag_of
 from fusetk.decoding.ensemble import SETTINGS, check_ensemble_settings
 from fusetk.processor import usable_processors
 
@@ -43,14 +43,6 @@ SET_HELP = "Change a key of the config, for example training.seed=3. Repeatable;
 config_argument: Decorator = click.argument("config", type=FilePath(dir_okay=False))
 set_option: Decorator = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP
-)
-model_option: Decorator = click.option(
-    "-m",
-    "--model",
-    required=True,
-    metavar="RUN",
-    type=FilePath(path_type=Path),
-    help="A run folder (its best checkpoint is used) or a checkpoint.",
 )
 models_option: Decorator = click.option(
     "-m",
@@ -103,6 +95,86 @@ running_options: tuple[Decorator, ...] = (
     threads_option,
     quiet_option,
 )
+
+
+RUNS = "fusetk.runs"  # key of Context.meta: the runs of -m
+NUMBERS = ("no run", "one run", "two runs")
+
+
+def runs_argument(
+    name: str, metavar: str = "RUN...", least: int = 1, most: int | None = None
+) -> Decorator:
+    """Return an argument of ``least`` to ``most`` runs, and an option -m that means the same.
+
+    The parameter ``name`` is a tuple of paths.
+    """
+
+    def all_runs(
+        context: click.Context, parameter: click.Parameter, value: tuple[Path, ...]
+    ) -> tuple[Path, ...]:
+        return _all_runs(context, parameter, value, least, most)
+
+    return _argument_and_option(name, metavar, all_runs, "The same as RUN; repeatable.")
+
+
+def run_argument(name: str) -> Decorator:
+    """Return an argument RUN, and an option -m that means the same."""
+
+    def only_run(
+        context: click.Context, parameter: click.Parameter, value: tuple[Path, ...]
+    ) -> Path:
+        return _all_runs(context, parameter, value, 1, 1)[0]
+
+    text = "A run folder (its best checkpoint is used) or a checkpoint; the same as RUN."
+    return _argument_and_option(name, "RUN", only_run, text)
+
+
+def _argument_and_option(
+    name: str, metavar: str, callback: Callable[..., Any], help_text: str
+) -> Decorator:
+    """Return an argument of runs with a callback, and an option -m, whose help is a text."""
+
+    def store(context: click.Context, parameter: click.Parameter, value: tuple[Path, ...]) -> None:
+        context.meta[RUNS] = value
+
+    path = FilePath(path_type=Path)
+    argument = click.argument(name, nargs=-1, metavar=metavar, type=path, callback=callback)
+    option = click.option(
+        *("-m", "--model", "model_option"),
+        metavar="RUN",
+        multiple=True,
+        type=path,
+        is_eager=True,  # read before the argument
+        expose_value=False,
+        callback=store,
+        help=help_text,
+    )
+    return all_of([argument, option])
+
+
+def _all_runs(
+    context: click.Context,
+    parameter: click.Parameter,
+    arguments: tuple[Path, ...],
+    least: int,
+    most: int | None,
+) -> tuple[Path, ...]:
+    """Return the runs of the arguments or of -m. Raises UsageError for a wrong number of runs."""
+    options: tuple[Path, ...] = context.meta.get(RUNS, ())
+    if arguments and options:
+        raise click.UsageError(
+            f"{arguments[0]} is given as an argument, and {options[0]} with -m: give all runs in "
+            "the same way"
+        )
+    runs = arguments or options
+    if len(runs) < least:
+        raise click.MissingParameter(ctx=context, param=parameter)
+    if most and len(runs) > most:
+        allowed = dict.fromkeys((NUMBERS[least], NUMBERS[most]))
+        raise click.UsageError(
+            f"{len(runs)} runs are given ({', '.join(map(str, runs))}): give {' or '.join(allowed)}"
+        )
+    return runs
 
 
 def check_ensemble(options: Mapping[str, Any], models: Sequence[str]) -> None:

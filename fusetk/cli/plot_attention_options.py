@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fusetk.cli.options import device_option, model_option, tokenized_option
+from fusetk.cli.options import device_option, run_argument, tokenized_option
 from fusetk.cli.parameters import Decorator, FilePath, Parsed, all_of
 from fusetk.cli.picture_options import size_option, style_option
 from fusetk.plotting.choices import WHATS, parse_head, parse_step
@@ -14,7 +14,7 @@ from fusetk.plotting.style import parse_top
 
 SECTIONS = {
     "Model, text and output": [
-        *("model", "output", "sources", "targets", "source_file", "target_file"),
+        *("model_option", "output", "sources", "targets", "source_file", "target_file"),
         *("lines", "tokenized", "device"),
     ],
     "What is drawn": ["what", "layer", "head", "step", "corpus"],
@@ -22,7 +22,7 @@ SECTIONS = {
 }
 
 OPTIONS: tuple[Decorator, ...] = (
-    model_option,
+    run_argument("model"),
     click.option(
         "-s",
         "--source",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from fusetk.cli.options import runs_argument
 from fusetk.cli.parameters import FilePath
 from fusetk.cli.picture_options import check_picture, size_option, style_option
 from fusetk.errors import DataError, quantity
@@ -26,7 +27,7 @@ from fusetk.plotting.style import STYLES, Size
     epilog="Example: fusetk plot-curves runs/base runs/deep --what loss,bleu --smooth 5"
     " -o curves.png",
 )
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FilePath(path_type=Path))
+@runs_argument("runs")
 @click.option(
     "-o",
     "--output",

@@ -1,5 +1,7 @@
 """``fusetk serve``."""
 
+from pathlib import Path
+
 import click
 
 from fusetk.cli.common_options import inform, inform_of_warning, is_quiet
@@ -7,6 +9,7 @@ from fusetk.cli.options import (
     device_option,
     precision_option,
     raw_option,
+    runs_argument,
     threads_option,
     use_threads,
 )
@@ -20,7 +23,7 @@ EXAMPLE = (
 
 
 @click.command("serve", epilog=EXAMPLE)
-@click.argument("models", metavar="RUN...", nargs=-1, required=True)
+@runs_argument("paths")
 @host_option
 @port_option
 @limit_option("max-sentences", 64, "Largest number of sentences in a request.")
@@ -35,7 +38,7 @@ EXAMPLE = (
 @device_option
 @threads_option
 def command(
-    models: tuple[str, ...],
+    paths: tuple[Path, ...],
     host: str,
     port: int,
     max_sentences: int,
@@ -76,6 +79,7 @@ def command(
             f"--queue {queue} is less than --max-sentences {max_sentences}: raise "
             "--queue or lower --max-sentences"
         )
+    models = [str(path) for path in paths]
     check_libraries()
     from fusetk.serving import server
 

@@ -3,14 +3,18 @@
 import ast
 import difflib
 import re
+import shlex
+from contextlib import suppress
 from pathlib import Path
 
 import click
 from click.exceptions import NoArgsIsHelpError
 
 from fusetk import runs
+from fusetk.cli.common_options import INPUT
 from fusetk.cli.foreign import option_advice
 from fusetk.config.messages import NUMBER, WHOLE_NUMBER, unknown_choice
+from fusetk.errors import FusetkError
 
 
 def usage_sentence(error: click.UsageError, context: click.Context) -> str | None:
@@ -46,7 +50,8 @@ def parameter_name(parameter: click.Parameter) -> str:
     """Return the longest name of an option, without its synonyms, or the name of an argument."""
     if isinstance(parameter, click.Option):
         return next((name for name in parameter.opts if name.startswith("--")), parameter.opts[0])
-    return parameter.make_metavar(click.Context(click.Command(None))).strip("[].")
+    metavar = parameter.make_metavar(click.Context(click.Command(None))).removesuffix("...")
+    return re.sub(r"^\[(.*)\]$", r"\1", metavar)
 
 
 def _unknown_option(name: str, context: click.Context) -> str:
@@ -64,12 +69,24 @@ def _missing(error: click.MissingParameter, context: click.Context) -> str:
     if parameter is None:
         return error.format_message().rstrip(".")
     name = parameter_name(parameter)
+    if name == "--model" and (run := _run_argument(context)):
+        return f"{run} is a run: give it with -m: {_command(context)} -m {shlex.quote(run)}"
     if isinstance(parameter, click.Argument):
         arguments = [each for each in context.command.params if isinstance(each, click.Argument)]
         value = f"{name}: {_command(context)} {' '.join(map(parameter_name, arguments))}"
     else:
         value = f"{name} {parameter.make_metavar(context).strip('[].')}"
     return f"give {value}; {_help_advice(context)}"
+
+
+def _run_argument(context: click.Context) -> str | None:
+    """Return an argument of a command that is a run or a checkpoint, not a text; or None."""
+    for file in (context.meta.get(INPUT), *context.params.get("files", ())):
+        with suppress(FusetkError):
+            if file:
+                runs.run_and_checkpoint(Path(file))
+                return str(file)
+    return None
 
 
 def _bad_option(error: click.BadOptionUsage, context: click.Context) -> str:

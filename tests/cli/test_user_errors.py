@@ -54,8 +54,19 @@ from tools.manual import commands
             "unknown option --dry-run; fusetk describe CONFIG --config prints ",
         ),
         ("mbr -m a", "unknown command 'mbr'; did you mean `fusetk decode --mbr`?"),
-        ("export -m a", "unknown option -m; give the run without an option: fusetk export RUN"),
-        ("plot-curves --run a", "unknown option --run; give the run without an option: "),
+        ("export -m a", "give --output DIR; fusetk export --help lists the options"),
+        ("export -m a b", "b is given as an argument, and a with -m: give all runs in the same w"),
+        ("ablate a b -i c -r d", "2 runs are given (a, b): give one run"),
+        ("explore a b c", "3 runs are given (a, b, c): give one run or two runs"),
+        ("explore", "give RUN [RUN2]: fusetk explore RUN [RUN2]; fusetk explore --help lists"),
+        ("compare -m a -i b", "give RUN RUN2: fusetk compare RUN RUN2; fusetk compare --help"),
+        ("plot-curves --run a", "unknown option --run; use --model"),
+        ("train a -m b", "unknown option -m; use --run"),
+        ("report -m a b", "unknown option -m; use --runs"),
+        (
+            "describe -m a",
+            "unknown option -m; give the config of the run without an option: fusetk describe RUN/",
+        ),
         ("average a", "give exactly one of --last, --best and --update"),
     ],
 )
@@ -273,9 +284,36 @@ def test_values_may_follow_a_short_option_without_a_space(words: str) -> None:
     assert "unknown option" not in result.stderr
 
 
-def test_a_missing_argument_is_shown_with_the_others() -> None:
-    result = CliRunner().invoke(main, ["compare", "a"])
-    assert "give RUN: fusetk compare RUN RUN;" in result.stderr
+def test_a_run_in_place_of_the_text_is_recognised(tmp_path: Path) -> None:
+    run_folder = tmp_path / "my run"
+    run_folder.mkdir()
+    (run_folder / "config.yaml").touch()
+    for command in ("decode", "rescore"):
+        advice = f"{run_folder} is a run: give it with -m: fusetk {command} -m '{run_folder}'"
+        assert refused(command, str(run_folder)) == advice
+        assert refused(command, __file__).startswith("give --model RUN")
+
+
+@pytest.mark.parametrize(
+    ("words", "rest", "expected"),
+    [
+        ("average", "--last 1", "a/x is not a run folder"),
+        ("ablate", "-i b -r c", "a/x is not a run folder"),
+        ("compare", "-i b", "a/x is neither a run folder nor a file"),
+        ("explore", "--port 0", "a/x is not a run folder"),
+        ("export", "-o b", "a/x is not a run folder"),
+        ("plot-attention", "-s x -o b.json", "a/x is not a run folder"),
+        ("plot-curves", "-o b.json", "a/x is not a run folder"),
+        ("serve", "--port 0", "a/x is not a run folder"),
+    ],
+)
+def test_every_command_reads_runs_as_arguments_and_with_m(
+    words: str, rest: str, expected: str
+) -> None:
+    runs = ["a/x", "a/y"] if words == "compare" else ["a/x"]
+    options = [word for run in runs for word in ("-m", run)]
+    assert expected in refused(words, *runs, *rest.split())
+    assert expected in refused(words, *options, *rest.split())
 
 
 def test_an_unknown_device_of_an_estimate_is_refused_with_the_known_ones(toy: Path) -> None:
