@@ -37,15 +37,21 @@ from fusetk.ways import (
 )
 
 
+def without_auto(name: str) -> str:
+    """Return the name of a device; for ``auto`` it is cuda if this machine has it, else cpu."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def device_of(name: str) -> torch.device:
-    """Return the device ``cpu``, ``cuda``, ``cuda:1``, ...; ``auto`` is CUDA if it is available.
+    """Return the device ``cpu``, ``cuda``, ``cuda:1``, ... or ``auto``.
 
     Also limit PyTorch's threads to the processors that this process may use, unless OMP_NUM_THREADS
     is set. For ``cpu``, also configure the memory allocator, adapt spinning to other programs and
     apply ``choices``. Raises ConfigError if the device does not exist or is not supported.
     """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = without_auto(name)
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -52,6 +52,7 @@ ALLOWED = {
     "exploring": {"serving", "system", "plotting", "evaluation", "decoding", "models", "data"},
     "datasets": {"data"},
     "experiment": {
+        "machine",
         "resume",
         "recipe",
         "sections",

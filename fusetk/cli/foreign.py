@@ -122,9 +122,9 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "dist": (("train",), TORCHRUN),
     "distributed_world_size": (("train", "decode"), TORCHRUN),
     "dry_run": (
-        ("run", "train"),
+        ("train",),
         "fusetk describe CONFIG --config prints all settings, fusetk estimate CONFIG the cost; "
-        "fusetk run CONFIG --smoke tests all steps",
+        "fusetk run CONFIG --dry-run the steps; fusetk run CONFIG --smoke tests all steps",
     ),
     "dropout_src": (("train",), "fusetk has no dropout of source words"),
     "dropout_steps": (("train",), "give training.stages several stages, each with a dropout"),

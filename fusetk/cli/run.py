@@ -35,6 +35,7 @@ def command(
     threads: int | None,
     slurm: bool,
     sbatch: tuple[str, ...],
+    dry_run: bool,
     smoke: bool,
     until: str,
     average: int | None,
@@ -43,7 +44,8 @@ def command(
     """Run all steps of CONFIG, from raw text to the scores and the table of its paper.
 
     The steps are prep, train, average, decode (all test sets), score and report. A published score
-    of CONFIG determines the metric and the checkpoint. The command of each step is printed.
+    of CONFIG determines the metric and the checkpoint. The command of each step is printed, after a
+    plan: the folders, the device, and for each step whether it is done.
 
     With several seeds, the command runs all steps with the first seed, then with the next one. The
     table has the mean of their scores.
@@ -64,6 +66,9 @@ def command(
     if raw is None:
         raise ConfigError("give the folder of the raw text with --raw")
     _check(config, overrides, seeds, device, devices, slurm, smoke, sbatch, until)
+    if dry_run and (slurm or smoke):
+        other = "--slurm" if slurm else "--smoke"
+        raise ConfigError(f"--dry-run and {other} exclude each other: omit one of them")
     start = time.monotonic()
     all_settings = [[*overrides, f"training.seed={seed}"] for seed in seeds] or [[*overrides]]
     recipes = [load_recipe(config, settings) for settings in all_settings]
@@ -85,28 +90,38 @@ def command(
         device=device,
         devices=devices,
         threads=threads,
-        until=until,
+        until="prep" if slurm else until,  # the jobs do the other steps
         row=Path(os.path.abspath(config)) if is_row(recipes[0]) else None,
         quiet=is_quiet(),
         any_data=any_data,
     )
+    experiments = []
     for settings, recipe in zip(all_settings, recipes, strict=True):
         where = places(Path(config), recipe, out)
         if smoke and not where.out.name:
             raise ConfigError(
                 f"--smoke cannot make a folder beside --out {where.out}: give another --out"
             )
-        provide_raw_text(recipe_with_folders(recipe, raw, where), raw, dataset, any_data, inform)
+        if not (dry_run and dataset):  # --dataset would make the text
+            local = recipe_with_folders(recipe, raw, where)
+            provide_raw_text(local, raw, dataset, any_data, inform)
         if smoke:
             # Not below OUT, so that no report finds the meaningless scores there.
             where = where._replace(out=where.out.with_name(f"{where.out.name}.smoke"))
             recipe = smoke_recipe(config, settings, recipe, raw, where)
         else:
             recipe = recipe_with_folders(recipe, raw, where)
+        experiments.append(Experiment(recipe, where, options, inform))
+    plans = [line for experiment in experiments for line in experiment.plan()]
+    if dry_run:
+        click.echo("\n".join(plans))
+        return
+    inform("\n".join(plans))
+    for experiment in experiments:
         if slurm:
-            submit(Experiment(recipe, where, options._replace(until="prep"), inform), sbatch)
+            submit(experiment, sbatch)
         else:
-            Experiment(recipe, where, options, inform).run()
+            experiment.run()
     if smoke:
         steps = "all steps" if until == STEPS[-1] else f"all steps up to {until}"
         inform(f"smoke test: {steps} passed in {time.monotonic() - start:.0f} s")

@@ -11,7 +11,7 @@ from fusetk.experiment import STEPS
 SECTIONS = {
     "Text and output": ["raw", "dataset", "any_data", "out", "overrides", "seeds", "jobs"],
     "Devices": ["device", "devices", "threads", "slurm", "sbatch"],
-    "Steps": ["smoke", "until", "average", "metrics"],
+    "Steps": ["dry_run", "smoke", "until", "average", "metrics"],
 }
 
 OPTIONS: tuple[Decorator, ...] = (
@@ -82,6 +82,11 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="OPTION",
         help="Option of sbatch for the training, such as --sbatch=--nodes=2; repeatable. "
         "Default: one node with four GPUs.",
+    ),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Only print the plan: the folders, the device, and for each step whether it is done.",
     ),
     click.option(
         "--smoke",

@@ -3,14 +3,15 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from fusetk import sections
+from fusetk.data import manifest
 from fusetk.data.batch_config import UNITS
 from fusetk.data.steps.lowercase import lowercases_target
-from fusetk.errors import ConfigError
+from fusetk.errors import CheckpointError, ConfigError, FusetkError, quantity
 from fusetk.evaluation.metrics import scores_tokens
 from fusetk.experiment import STEPS, counts, launch
 from fusetk.experiment.places import Places
@@ -18,11 +19,14 @@ from fusetk.experiment.products import Products
 from fusetk.experiment.references import detokenize, write_references
 from fusetk.experiment.scoring import decoded_checkpoints, metrics_of
 from fusetk.files import checksum, lock, open_lock_file, write_if_changed
+from fusetk.machine import without_auto
 from fusetk.recipe import Recipe
 from fusetk.resume import check_config
 from fusetk.runs import CHECKPOINTS, STATE, num_averaged, read_state, references_folder
+from fusetk.training import schedule
 from fusetk.training.average import last_checkpoints
 from fusetk.training.config import StageConfig
+from fusetk.training.progress import read_progress, stage_ended
 
 
 class Options(NamedTuple):
@@ -77,6 +81,66 @@ class Experiment:
                 self.say(f"\n== {number} of {last + 1}: {name}")
                 step()
                 self.say(f"{name}: {time.monotonic() - start:.1f} s")
+
+    def plan(self) -> list[str]:
+        """Return a title and a line for each step up to ``options.until``: done, or still to do.
+
+        No file is changed.
+        """
+        devices = self.options.devices
+        device = f"{f'{devices} x ' if devices > 1 else ''}{without_auto(self.options.device)}"
+        text = Path(self.recipe.data.folder).name
+        prepared = (Path(self.recipe.data.folder) / manifest.NAME).exists()
+        trained, training = self._training_state()
+        row = self.options.row
+        states = {
+            "prep": "done; repeated if the text or a setting changed" * prepared,
+            "train": training,
+            "average": self._average_state() if trained else "",
+            "decode": self._decode_state() if trained and prepared else "",
+            "score": "",
+            "report": "" if row else "nothing to do: the config is not a row of a paper's table",
+        }
+        last = STEPS.index(self.options.until)
+        return [
+            f"plan: {self.places.run} (text in {text}) on {device}",
+            *(f"  {name:<8} {states[name] or 'to do'}" for name in STEPS[: last + 1]),
+        ]
+
+    def _training_state(self) -> tuple[bool, str]:
+        """Return whether training has ended, and a phrase about it; empty before its start."""
+        last = self.places.run / CHECKPOINTS / "last"
+        if not last.is_dir():
+            return False, ""
+        try:
+            progress = read_progress(last.resolve())
+        except CheckpointError as error:
+            return False, f"to do; {error}"
+        stages = self.recipe.training.stages
+        updates = quantity(progress.update, "update")
+        if progress.stage + 1 == len(stages) and progress.validated:
+            stage = stages[-1]
+            width = self.recipe.model.width
+            if stage_ended(stage.end, progress, schedule.build(stage.schedule, width)):
+                return True, f"done, {updates}"
+        return False, f"continues after {updates}"
+
+    def _average_state(self) -> str:
+        products = Products(self.places.run)
+        averages = list(self._averages())
+        if not averages:
+            return "nothing to do: no average translates"
+        done = sum(products.up_to_date(model / STATE, states) for model, _, states in averages)
+        return _share(done, len(averages), "average")
+
+    def _decode_state(self) -> str:
+        products = Products(self.places.run)
+        total = len(self.recipe.data.test) * len(self._models())
+        done = 0
+        with suppress(FusetkError, OSError):  # an average or a text does not exist yet
+            for _, _, translation, inputs in self._translations():
+                done += products.up_to_date(translation, inputs)
+        return _share(done, total, "translation")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -167,12 +231,7 @@ class Experiment:
         An average of N checkpoints has all last checkpoints if the run has fewer than N.
         """
         products = Products(self.places.run)
-        for model in self._models():
-            number = num_averaged(model.name)
-            if number is None:
-                continue
-            folders = last_checkpoints(self.places.run)[-number:]
-            states = [checksum(folder / STATE) for folder in folders]
+        for model, number, states in self._averages():
             state = model / STATE
             if products.up_to_date(state, states):
                 self.say(f"{model}: nothing changed, nothing to do")
@@ -183,27 +242,18 @@ class Experiment:
     def decode(self) -> None:
         """Translate every test set with the chosen checkpoints."""
         products = Products(self.places.run)
-        for name in self.recipe.data.test:
-            source = self._text(name, self.recipe.data.source)
-            for checkpoint in self._models():
-                state = read_state(checkpoint.resolve())
-                inputs = [
-                    state["sha256"],
-                    checksum(source),
-                    self.recipe.decoding.model_dump(mode="json"),
-                ]
-                translation = self._translation(name, checkpoint)
-                if products.up_to_date(translation, inputs):
-                    self.say(f"{translation}: nothing changed, nothing to do")
-                    continue
-                part = translation.with_name(f"{translation.name}.part")
-                self._call(
-                    *("decode", "-m", checkpoint, "-i", source, "-o", part, "--tokenized"),
-                    *self.machine_options(),
-                    devices=self.options.devices,
-                )
-                part.replace(translation)
-                products.add(translation, inputs)
+        for checkpoint, source, translation, inputs in self._translations():
+            if products.up_to_date(translation, inputs):
+                self.say(f"{translation}: nothing changed, nothing to do")
+                continue
+            part = translation.with_name(f"{translation.name}.part")
+            self._call(
+                *("decode", "-m", checkpoint, "-i", source, "-o", part, "--tokenized"),
+                *self.machine_options(),
+                devices=self.options.devices,
+            )
+            part.replace(translation)
+            products.add(translation, inputs)
 
     def score(self) -> None:
         """Score every translation, and record the scores in the run folder."""
@@ -252,6 +302,25 @@ class Experiment:
         names = decoded_checkpoints(self.recipe, self.options.average, existing)
         return [self.places.run / CHECKPOINTS / name for name in names]
 
+    def _averages(self) -> Iterator[tuple[Path, int, list[str]]]:
+        """Yield each average that translates, its number of checkpoints, and their checksums."""
+        for model in self._models():
+            if number := num_averaged(model.name):
+                folders = last_checkpoints(self.places.run)[-number:]
+                yield model, number, [checksum(folder / STATE) for folder in folders]
+
+    def _translations(self) -> Iterator[tuple[Path, Path, Path, list[Any]]]:
+        """Yield each checkpoint and test text, their translation, and what determines it."""
+        for name in self.recipe.data.test:
+            source = self._text(name, self.recipe.data.source)
+            for checkpoint in self._models():
+                inputs = [
+                    read_state(checkpoint.resolve())["sha256"],
+                    checksum(source),
+                    self.recipe.decoding.model_dump(mode="json"),
+                ]
+                yield checkpoint, source, self._translation(name, checkpoint), inputs
+
     def _references(self) -> Path:
         return references_folder(self.places.out, Path(self.recipe.data.folder))
 
@@ -260,6 +329,13 @@ class Experiment:
 
     def _translation(self, name: str, checkpoint: Path) -> Path:
         return self.places.run / f"{name}.{checkpoint.name}.txt"
+
+
+def _share(done: int, total: int, kind: str) -> str:
+    """Return how many files of a step exist and are up to date; empty if there is none."""
+    if not done:
+        return ""
+    return f"{'done' if done == total else 'to do'}, {done} of {quantity(total, kind)}"
 
 
 def describe_updates(stages: Sequence[StageConfig], devices: int) -> list[str]:

@@ -50,7 +50,7 @@ from tools.manual import commands
         ("score a -r b --metric bleu", "--metric: unknown value 'bleu'; did you mean 'sacrebleu'?"),
         ("text tokenise", "unknown command 'text tokenise'; did you mean tokenize?"),
         (
-            "run a --dry-run",
+            "train a --dry-run",
             "unknown option --dry-run; fusetk describe CONFIG --config prints ",
         ),
         ("mbr -m a", "unknown command 'mbr'; did you mean `fusetk decode --mbr`?"),
@@ -454,18 +454,6 @@ def test_a_prefix_with_the_suffix_of_its_file(toy: Path, tmp_path: Path) -> None
     assert refused("prep", str(toy), *settings).endswith(advice)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("estimate", "toy.yaml", "--price", "nan"),
-        ("estimate", "toy.yaml", "--src-length", "inf"),
-        ("text", "filter", "a", "b", "--max-ratio", "nan"),
-        ("text", "apply-bpe", "-c", "codes", "--dropout", "nan"),
-    ],
-)
-def test_numbers_are_finite(words: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == 2 and "is not a finite number" in result.output
 def test_a_folder_or_a_file_without_suffix_is_no_prefix(toy: Path, tmp_path: Path) -> None:
     file = tmp_path / "plain"
     file.touch()
@@ -511,3 +499,15 @@ def test_a_long_text_in_place_of_a_config_is_shortened(tmp_path: Path) -> None:
     assert "must be a mapping of sections" in said and said.endswith("word...") and len(said) < 400
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("estimate", "toy.yaml", "--price", "nan"),
+        ("estimate", "toy.yaml", "--src-length", "inf"),
+        ("text", "filter", "a", "b", "--max-ratio", "nan"),
+        ("text", "apply-bpe", "-c", "codes", "--dropout", "nan"),
+    ],
+)
+def test_numbers_are_finite(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2 and "is not a finite number" in result.output

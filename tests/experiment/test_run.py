@@ -149,6 +149,51 @@ def test_a_second_call_repeats_only_what_checks_for_itself(config, monkeypatch):
     assert kinds(steps) == ["prep", "train", *["score"] * 4]
 
 
+def test_the_plan_says_which_steps_are_done(config, monkeypatch):
+    run, steps = experiment(config, monkeypatch)
+    run.options = run.options._replace(device="cpu", devices=2)
+
+    def states() -> list[str]:
+        title, *lines = run.plan()
+        assert title == f"plan: {run.places.run} (text in data.my) on 2 x cpu"
+        assert [line.split()[0] for line in lines] == list(STEPS)
+        return [line.split(maxsplit=1)[1] for line in lines]
+
+    table = "nothing to do: the config is not a row of a paper's table"
+    before = sorted(config.parent.rglob("*"))
+    assert states() == [*["to do"] * 5, table]
+    assert sorted(config.parent.rglob("*")) == before and not steps.called
+    steps.fails_at = 4  # the second translation
+    with pytest.raises(launch.StepFailed):
+        run.run()
+    (Path(run.recipe.data.folder) / "manifest.json").touch()
+    write_state(run.places.run / CHECKPOINTS / "last", "x", progress=Progress(update=3).to_state())
+    prepared = "done; repeated if the text or a setting changed"
+    assert states() == [prepared, "continues after 3 updates", *["to do"] * 3, table]
+    ended = Progress(update=4, stage_update=4, ranking=[(4, 1.0, 1.0)]).to_state()
+    write_state(run.places.run / CHECKPOINTS / "last", "x", progress=ended)
+    rest = ["done, 1 of 1 average", "to do, 1 of 4 translations", "to do", table]
+    assert states() == [prepared, "done, 4 updates", *rest]
+    run.run()
+    rest[1] = "done, 4 of 4 translations"
+    assert states() == [prepared, "done, 4 updates", *rest]
+    run.options = run.options._replace(until="train")
+    assert len(run.plan()) == 3
+
+
+def test_a_dry_run_prints_only_the_plan(config, monkeypatch):
+    monkeypatch.setattr(Experiment, "run", lambda self: pytest.fail("the run began"))
+    for language in ("de", "en"):
+        for name in ("train", "valid", "first", "second"):
+            (config.parent / f"{name}.{language}").touch()
+    files = sorted(config.parent.rglob("*"))
+    where = ["--raw", str(config.parent), "--out", str(config.parent / "out")]
+    result = CliRunner().invoke(main, ["run", str(config), *where, "--dry-run", "--seed=2"])
+    assert result.exit_code == 0 and result.stderr == ""
+    assert "/out/run.my.seed2 (text in data.my)" in result.stdout
+    assert sorted(config.parent.rglob("*")) == files
+
+
 @pytest.mark.parametrize("number", range(len(COMPLETE)))
 def test_after_a_failure_the_next_call_continues_there(config, monkeypatch, number):
     run, steps = experiment(config, monkeypatch)
@@ -673,6 +718,7 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
         (["--raw", ".", "--devices=4", "-d", "cuda:1"], "--devices and --device cuda:1 exclude"),
         (["--raw", ".", "--slurm", "--until=prep"], "--slurm and --until prep exclude each other"),
         (["--raw", ".", "--sbatch=-p x"], "--sbatch needs --slurm"),
+        (["--raw", ".", "--smoke", "--dry-run"], "--dry-run and --smoke exclude each other"),
         (["--raw", ".", "--seed=1", "--seed=1"], "--seed: the same seed is given twice"),
         (["--raw", ".", "--slurm", "--seed=1", "--seed=2"], "--slurm submits the jobs of one seed"),
         (
@@ -701,6 +747,7 @@ def test_seeds_are_trained_one_after_the_other(config, monkeypatch):
         options = [f"--seed={seed}" for seed in seeds]
         result = CliRunner().invoke(main, ["run", str(config), "--raw", ".", *options])
         assert result.exit_code == 0 and runs == expected
+        assert [name in result.stderr for name in expected] == [True] * len(expected)
 
 
 def test_the_config_is_a_file():
