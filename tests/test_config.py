@@ -3,7 +3,10 @@
 import io
 import os
 import re
+import subprocess
+import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin
 
@@ -137,6 +140,85 @@ def test_errors_in_replaced_values_name_the_file_that_replaces_them(tmp_path: Pa
     ):
         with pytest.raises(ConfigError, match=said):
             parse(tmp_path, f"extends: base.yaml\n{text}")
+
+
+class Inner(Config):
+    layers: int = 1
+    rates: list[float] = []
+
+
+class WideConfig(ComponentConfig):
+    hidden: int = 9
+    depth: int = 1
+    inner: Inner = Inner()
+
+
+class Wide:
+    Config = WideConfig
+
+
+class DeepConfig(ComponentConfig):
+    hidden: int = 3
+    inner: Inner = Inner()
+    bias: bool = True
+
+
+class Deep:
+    Config = DeepConfig
+
+
+class WithKind(Config):
+    part: Annotated[ComponentConfig, component({"wide": Wide, "deep": Deep}, "a part")]
+
+
+BASE = "part: {kind: deep, hidden: 5, bias: false, inner: {layers: 4, rates: [0.1]}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "unused"),
+    [
+        (
+            "part: {kind: wide, depth: 2}",
+            [],
+            "part.hidden 5 (now 9), part.inner.layers 4 (now 1), part.inner.rates a list (now an "
+            "empty list)",
+        ),
+        ("part: wide", ["part.inner.layers=2"], "part.hidden 5 (now 9), part.inner.rates a list"),
+        ("part: {kind: wide, hidden: 9, inner: {rates: []}}", [], "part.inner.layers 4 (now 1);"),
+        ("part: {kind: wide, hidden: 9, inner: {rates: [], layers: 1}}", [], None),
+        ("part: {kind: deep, hidden: 9}", [], None),
+        ("part: {hidden: 9}", [], None),
+        ("part: {kind: wide}", ["part={kind: deep}"], None),
+    ],
+)
+def test_values_that_another_kind_does_not_use_are_named(
+    tmp_path: Path, text: str, overrides: list[str], unused: str | None
+) -> None:
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "middle.yaml").write_text(f"extends: base.yaml\n{text}\n")
+    (tmp_path / "top.yaml").write_text("extends: middle.yaml\n")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config.parse(config.load(tmp_path / "top.yaml", overrides), WithKind)
+    assert len(caught) == (unused is not None)
+    if unused:
+        said = str(caught[0].message)
+        assert said.startswith(
+            f"{tmp_path / 'middle.yaml'}, line 2: part.kind is wide, not deep as in "
+            f"{tmp_path / 'base.yaml'}, line 1, so values of the other config are not used: "
+            f"{unused}"
+        )
+
+
+def test_a_command_warns_once_of_values_that_are_not_used(toy: Path, tmp_path: Path) -> None:
+    (tmp_path / "conv.yaml").write_text(f"extends: {toy}\nmodel: {{kind: conv, width: 32}}\n")
+    code = "from fusetk.cli.main import main; main()"
+    words = [sys.executable, "-c", code, "describe", str(tmp_path / "conv.yaml"), "-q"]
+    result = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert result.stderr.startswith(
+        f"warning: {tmp_path / 'conv.yaml'}, line 2: model.kind is conv"
+    )
+    assert result.stderr.count("\n") == 1
 
 
 def test_extends_and_overrides_change_options_of_a_short_form(tmp_path: Path) -> None:

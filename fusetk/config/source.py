@@ -43,12 +43,20 @@ class Origin(NamedTuple):
     folder: Path  # the folder that relative paths in the value start from
 
 
+class Replaced(NamedTuple):
+    """A mapping of an extended config that a mapping with another ``kind`` replaced."""
+
+    values: dict[str, Any]
+    origin: str  # of its ``kind``
+
+
 class Document:
     """A config as nested dicts and lists, and the origin of each key."""
 
     def __init__(self, values: dict[str, Any], origins: dict[Place, Origin]):
         self.values = values
         self.origins = origins
+        self.replaced: dict[Place, Replaced] = {}
 
     def where(self, place: Place) -> Origin:
         """Return the origin of a key, or of the nearest key above it, or of the file."""
@@ -274,27 +282,32 @@ def _record_origins(
 
 def _merge(base: Document, top: Document, alternatives: Alternatives) -> None:
     """Merge ``top`` into ``base``. If both have a key, the value of ``top`` wins."""
-    for place in _merge_values(base.values, top.values, (), alternatives):
+    for place, old in _merge_values(base.values, top.values, (), alternatives):
+        origin = base.where((*place, "kind")).text
         _forget_origins(base, place)
+        if _has_other_kind(long_form(_value_at(top.values, place)), old):
+            base.replaced[place] = Replaced(old, origin)
     base.origins.update(top.origins)
+    base.replaced.update(top.replaced)
 
 
 def _forget_origins(document: Document, place: Place) -> None:
     """Forget the origins of a value and of the values in it, because it is replaced."""
-    below = [known for known in document.origins if known[: len(place)] == place]
-    for known in below:
-        del document.origins[known]
+    records: Sequence[dict[Place, Any]] = (document.origins, document.replaced)
+    for record in records:
+        for known in [known for known in record if known[: len(place)] == place]:
+            del record[known]
 
 
 def _merge_values(
     base: dict[str, Any], top: dict[str, Any], place: Place, alternatives: Alternatives
-) -> Iterator[Place]:
+) -> Iterator[tuple[Place, Any]]:
     """Merge ``top`` into ``base``. A mapping is merged key by key, or replaces the one in ``base``.
 
-    Yield the places of the values that are replaced.
+    Yield the place and the old value of each value that is replaced.
     """
     for key, value in top.items():
-        old = _long_form(base.get(key))
+        old = long_form(base.get(key))
         below = (*place, key)
         if (
             isinstance(old, dict)
@@ -305,7 +318,13 @@ def _merge_values(
             yield from _merge_values(old, value, below, alternatives)
         else:
             base[key] = _copy(value)
-            yield below
+            yield below, old
+
+
+def _value_at(values: Any, place: Place) -> Any:
+    for key in place:
+        values = values[key]
+    return values
 
 
 def _copy(value: Any) -> Any:
@@ -315,9 +334,15 @@ def _copy(value: Any) -> Any:
     return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
-def _long_form(value: Any) -> Any:
+def long_form(value: Any) -> Any:
     """Return `{kind: average}` for `average`, the short form of a component."""
     return {"kind": value} if isinstance(value, str) and value not in NULL_WORDS else value
+
+
+def _has_other_kind(new: Any, old: Any) -> bool:
+    """Whether two values are mappings with different kinds."""
+    kinds = [value.get("kind") for value in (new, old) if isinstance(value, dict)]
+    return len(kinds) == 2 and None not in kinds and kinds[0] != kinds[1]
 
 
 def _replaces(new: dict[str, Any], old: dict[str, Any], alternatives: Set[str]) -> bool:
@@ -326,7 +351,7 @@ def _replaces(new: dict[str, Any], old: dict[str, Any], alternatives: Set[str]) 
     Its keys then differ, so the two mappings cannot be merged.
     """
     if "kind" in new and "kind" in old:
-        return bool(new["kind"] != old["kind"])
+        return _has_other_kind(new, old)
     chosen, before = alternatives & new.keys(), alternatives & old.keys()
     return bool(chosen and before) and chosen != before
 
@@ -352,7 +377,7 @@ def _override(document: Document, override: str, alternatives: Alternatives) -> 
     for part in above:
         key = _key_in(container, part, path, override)
         if isinstance(container, dict):
-            container[key] = _long_form(container.get(key))
+            container[key] = long_form(container.get(key))
             if not isinstance(container[key], dict | list):
                 container[key] = {}
                 document.origins[(*path, key)] = origin

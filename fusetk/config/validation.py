@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import pydantic
@@ -12,7 +13,7 @@ from pydantic.fields import FieldInfo
 from fusetk.config import messages
 from fusetk.config.foreign_keys import fusetk_key, system_kind, value_advice
 from fusetk.config.schema import Config, component, nullable, outside_error, outside_kinds
-from fusetk.config.source import Document, Place
+from fusetk.config.source import Document, Place, long_form
 from fusetk.errors import ConfigError, FusetkError, ImportFailed
 
 C = TypeVar("C", bound=Config)
@@ -28,10 +29,10 @@ def parse(document: Document, config: type[C], subject: str = "the config has") 
     Raises ConfigError that lists every error with its path, the place where the key was written
     and, for a misspelt key, the nearest known key. It is ImportFailed if a component outside fusetk
     cannot be imported. If a check of a config class outside fusetk fails, the error names the
-    class.
+    class. Warns of ``unused_values``.
     """
     try:
-        return config.model_validate(document.values)
+        parsed = config.model_validate(document.values)
     except pydantic.ValidationError as error:
         nested = list(_flatten(config, error.errors()))
         sentences = [_sentence(document, *details) for details in nested]
@@ -46,6 +47,52 @@ def parse(document: Document, config: type[C], subject: str = "the config has") 
             f"a config with {' or '.join(kinds)} cannot be checked: {outside_error(error)}: "
             "correct the methods of the config class"
         ) from error
+    for sentence in unused_values(document, parsed):
+        warnings.warn(sentence, stacklevel=1)  # the form of the command line needs this file
+    return parsed
+
+
+def unused_values(document: Document, parsed: Config) -> Iterator[str]:
+    """Yield a sentence for each mapping that replaced one with another ``kind``.
+
+    It names the values of the old mapping that the user may expect in the config: the new kind has
+    their keys, no file gives them, and their defaults are other values.
+    """
+    for place, (old, origin) in document.replaced.items():
+        written: Any = document.values
+        now: Any = parsed
+        for key in place:
+            written, now = written.get(key, {}), getattr(now, str(key), None)
+        written = long_form(written)
+        if not isinstance(now, Config):
+            continue
+        others = {key: value for key, value in old.items() if key != "kind"}
+        unused = list(_unused(others, written, now.model_dump(mode="json"), place))
+        if unused:
+            name = _dotted((*place, "kind"))
+            yield (
+                f"{document.where((*place, 'kind')).text}: {name} is {written['kind']}, not "
+                f"{old['kind']} as in {origin}, so values of the other config are not used: "
+                f"{', '.join(unused)}; write these keys to choose their values"
+            )
+
+
+def _unused(
+    old: Mapping[str, Any], written: Any, now: Mapping[str, Any], place: Place
+) -> Iterator[str]:
+    """Yield the keys of ``old`` that are not in ``written`` and have other values in ``now``."""
+    for key, value in old.items():
+        has_key = isinstance(written, dict) and key in written
+        below = (*place, key)
+        if key not in now or (has_key and not isinstance(written[key], dict)):
+            continue
+        if isinstance(now[key], dict):
+            values = long_form(value)
+            if isinstance(values, dict):
+                yield from _unused(values, written[key] if has_key else {}, now[key], below)
+        elif not has_key and value != now[key]:
+            before, after = (messages.shown(each) for each in (value, now[key]))
+            yield f"{_dotted(below)} {before} (now {after})"
 
 
 def config_error(
