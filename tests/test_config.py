@@ -1,6 +1,7 @@
 """YAML to config objects: merging, overrides, and errors that say what, where and what to do."""
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -8,7 +9,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 from click.testing import CliRunner
@@ -456,6 +457,37 @@ def test_an_error_about_several_keys_names_their_places(toy: Path, tmp_path: Pat
         load(toy, ["model.decoder.attend=dense-sum", "model.encoder.fuse=average"])
     with pytest.raises(ConfigError, match=r"joint: true  \[--set model.tie=all\]$"):
         load(toy, ["model.tie=all"])
+
+
+SIDE = {"layers": 2, "residual": {"kind": "hyper"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        (
+            {"kind": "transformer", "decoder": SIDE},
+            r"model: decoder: residual: hyper needs norm: pre, .*  \[--set model\.decoder=",
+        ),
+        (
+            {"kind": "coordinated", "stack": SIDE},
+            r"model: stack: residual: hyper needs norm: pre, .*  \[--set model\.stack=",
+        ),
+        (
+            {"kind": "recurrent", "encoder": {"depth": 2, "fuse": {"kind": "groups"}}},
+            r"model: encoder: 3 layers cannot be divided .*  \[--set model\.encoder=",
+        ),
+        (
+            {"kind": "recurrent", "decoder": {"depth": 2, "fuse": {"kind": "tree", "leaves": 8}}},
+            r"model: decoder: fuse: tree has 8 leaves, .*  \[--set model\.decoder=",
+        ),
+    ],
+)
+def test_an_error_of_a_component_names_its_side(
+    toy: Path, model: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        load(toy, ["model=null", *(f"model.{key}={json.dumps(x)}" for key, x in model.items())])
 
 
 @pytest.mark.filterwarnings("ignore:Field name")  # a warning of pydantic

@@ -121,8 +121,12 @@ class RecurrentConfig(ModelConfig):
     @model_validator(mode="after")
     def _options_fit_together(self) -> "RecurrentConfig":
         encoder, decoder = self.encoder, self.decoder
-        encoder.fuse.check(encoder.depth + 1)
-        decoder.fuse.check(self.query.depth + decoder.depth + 2)
+        states = {"encoder": encoder.depth + 1, "decoder": self.query.depth + decoder.depth + 2}
+        for side, fuse in {"encoder": encoder.fuse, "decoder": decoder.fuse}.items():
+            try:
+                fuse.check(states[side])
+            except ValueError as error:
+                raise ValueError(f"{side}: {error}") from error
         attend = attended_sources_class(decoder.attend)
         if attend.layer_by_layer:
             raise ValueError(

@@ -170,7 +170,10 @@ class BlockConfig(ModelConfig):
                 )
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
-        side.residual.check(self.norm, side.layers)
+        try:
+            side.residual.check(self.norm, side.layers)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
 Options = TypeVar("Options", bound=BlockConfig)
