@@ -118,7 +118,7 @@ def _stage_cost(
 ) -> StageCost:
     shapes, count = sample_batches(stage.batch, text, seed, stage.weights, number)
     costs = [batch_cost(model, shape, smoothing) for shape in shapes]
-    in_update = _batches_in_update(stage.batch.accumulate, count)
+    in_update = batches_in_update(stage.batch.accumulate, count)
     tokens = float(np.mean([shape.target_tokens for shape in shapes]))
     pairs = float(np.mean([len(shape.target) for shape in shapes]))
     return StageCost(
@@ -132,7 +132,7 @@ def _stage_cost(
     )
 
 
-def _batches_in_update(accumulate: int, in_epoch: int | None) -> float:
+def batches_in_update(accumulate: int, in_epoch: int | None) -> float:
     """Return the mean number of batches of an update; the last one of an epoch may have fewer."""
     return in_epoch / -(-in_epoch // accumulate) if in_epoch else accumulate
 

@@ -6,7 +6,7 @@ from statistics import median
 import torch
 
 from fusetk import system
-from fusetk.estimate.cost import TextLengths, sample_batches
+from fusetk.estimate.cost import TextLengths, batches_in_update, sample_batches
 from fusetk.estimate.operations import batch_cost
 from fusetk.machine import computing
 from fusetk.recipe import Recipe
@@ -28,7 +28,7 @@ def measured_speed(
     """
     stage = recipe.training.stages[0]
     smoothing = recipe.training.label_smoothing
-    shapes, _ = sample_batches(stage.batch, text, recipe.training.seed, stage.weights)
+    shapes, count = sample_batches(stage.batch, text, recipe.training.seed, stage.weights)
     counted = system.build_shapes(recipe, *sizes).train()
     # Counting between the updates would slow them down.
     operations = [batch_cost(counted, shape, smoothing).multiply_adds for shape in shapes]
@@ -61,7 +61,8 @@ def measured_speed(
             )
             seconds.append((end_of_batch - start) / operations[number % len(shapes)])
             steps.append(_now(device) - end_of_batch)
-    operations_of_update = stage.batch.accumulate * sum(operations) / len(shapes)
+    in_update = batches_in_update(stage.batch.accumulate, count)
+    operations_of_update = in_update * sum(operations) / len(shapes)
     time_of_step = median(steps[WARM_UP:])
     return 1 / (median(seconds[WARM_UP:]) + time_of_step / operations_of_update)
 

@@ -1,5 +1,6 @@
 """`fusetk estimate`: multiply-adds against formulas by hand, memory, updates, hours and prices."""
 
+import itertools
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import MOST_IN_BATCH, BatchConfig
 from fusetk.data.corpus import Corpus
 from fusetk.errors import ConfigError
+from fusetk.estimate import measure
 from fusetk.estimate.cost import (
     LENGTH,
     StageCost,
@@ -226,6 +228,21 @@ def test_an_epoch_has_the_cost_of_its_batches(
     assert cost.multiply_adds == pytest.approx(batches * operations)
     assert cost.target_tokens == pytest.approx(batches * 40)
     assert cost.updates and cost.updates * batches == pytest.approx(3 * pairs / 10)
+
+
+@pytest.mark.parametrize(("accumulate", "batches"), [(2, 2), (50, 10)])
+def test_a_measured_update_has_at_most_the_batches_of_an_epoch(
+    accumulate: int, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch and a step of the optimiser take a second each."""
+    ticks = itertools.count()
+    monkeypatch.setattr(measure, "_now", lambda device: next(ticks))
+    batch = f"{{size: 10, unit: sentences, accumulate: {accumulate}}}"
+    recipe = recipes.load(RECIPE, [f"training.stages.0.batch={batch}"])
+    text = TextLengths(None, 5, 4, 100)
+    [cost] = estimate(recipe, (20, 20), text).stages
+    speed = measure.measured_speed(recipe, (20, 20), text, torch.device("cpu"), 1)
+    assert cost.multiply_adds / speed == pytest.approx(batches + 1)
 
 
 def stage(updates: int | None, limit: float | None = None) -> StageCost:
