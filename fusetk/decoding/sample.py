@@ -70,11 +70,9 @@ def sample(
         raise_if_cancelled()
         step = scorer.step(prefix[:, :, -1].flatten(), states)
         states = step.states
-        all_logits = step.logits.clone()
         mask.apply(step.logits, search_index, prefix, length, None)
         token = _draw(step.logits, keys[search_index, :, length - 1].flatten(), config)
-        log_prob = all_logits.gather(1, token) - step.log_z
-        log_prob = log_prob.masked_fill(step.logits.gather(1, token) == NEG_INF, NEG_INF)
+        log_prob = step.logits.gather(1, token) - step.log_z
         log_prob = log_prob.view(len(search_index), count)
         token = token.view(len(search_index), count)
         samples.add(search_index, token, log_prob, length)

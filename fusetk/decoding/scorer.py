@@ -18,7 +18,7 @@ from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import KernelLinear
 from fusetk.nn.int8 import Int8Linear, ScreenedLinear
 from fusetk.nn.nested import select
-from fusetk.nn.output import OutputProjection, rows_in_piece
+from fusetk.nn.output import OutputProjection, log_normalizer, rows_in_piece
 
 
 class NextToken(NamedTuple):
@@ -89,8 +89,7 @@ class Scorer:
             for model, output in zip(self.models, features, strict=True)
         ]
         if len(logits) == 1:
-            log_z = logits[0].logsumexp(-1, keepdim=True)
-            return NextToken(logits[0], log_z, next_states, mean_attention)
+            return NextToken(logits[0], log_normalizer(logits[0]), next_states, mean_attention)
         mean = self.mean(torch.stack([model_logits.log_softmax(-1) for model_logits in logits]))
         return NextToken(mean, mean.new_zeros(len(mean), 1), next_states, mean_attention)
 

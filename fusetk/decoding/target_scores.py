@@ -17,7 +17,7 @@ from fusetk.decoding.ensemble import EQUAL_MEAN, EnsembleMean
 from fusetk.decoding.token_mask import max_positions
 from fusetk.errors import DataError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.nn.output import OutputProjection, rows_in_piece
+from fusetk.nn.output import OutputProjection, log_normalizer, rows_in_piece
 from fusetk.nn.weightnorm import NormedLinear
 
 IdPair = tuple[Sequence[int], Sequence[int]]
@@ -101,8 +101,8 @@ def log_probabilities(
     log_probs = []
     for some_features, some_tokens in zip(features.split(rows), tokens.split(rows), strict=True):
         logits = output(some_features).float()
-        token_logits = logits.gather(1, some_tokens[:, None])[:, 0]
-        log_probs.append(token_logits - logits.logsumexp(1))
+        token_logits = logits.gather(1, some_tokens[:, None])
+        log_probs.append((token_logits - log_normalizer(logits))[:, 0])
     return torch.cat(log_probs)
 
 

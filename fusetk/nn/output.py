@@ -1,5 +1,7 @@
 """The output projection: from features to logits over the vocabulary."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,6 +24,15 @@ def rows_in_piece(vocabulary: int, device: torch.device) -> int:
     else:
         rows = PIECE_GPU // vocabulary
     return max(1, rows)
+
+
+def log_normalizer(logits: Tensor) -> Tensor:
+    """Return the logarithm of the sum of the exponentials of logits: (..., V) -> (..., 1).
+
+    It is NaN if a logit is NaN or inf, or if all logits are -inf: then there are no probabilities.
+    """
+    log_z = logits.logsumexp(-1, keepdim=True)
+    return log_z.masked_fill(log_z.isinf(), math.nan)
 
 
 class OutputProjection(nn.Module):

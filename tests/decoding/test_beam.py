@@ -320,6 +320,16 @@ def test_nan_is_an_error(beam):
         search([model], *batch(SOURCES), config(beam=beam, stop="first", min_length=2))
 
 
+@pytest.mark.parametrize("options", [{"beam": 1}, {"beam": 4}, {"beam": 4, "groups": 2}], ids=str)
+@pytest.mark.parametrize(("token", "logit"), [(PAD, math.inf), (slice(None), -math.inf)])
+def test_logits_without_probabilities_are_an_error(token, logit, options):
+    """The search never takes PAD, so it does not see the probability of PAD."""
+    model = Echo()
+    model.output.bias.data[token] = logit
+    with pytest.raises(Diverged):
+        search([model], *batch(SOURCES), config(**options))
+
+
 def test_n_best_beyond_the_beam_is_refused():
     with pytest.raises(ValueError, match="n_best 6 is more than beam 5"):
         SearchConfig(n_best=6)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusetk import trace
-from fusetk.data.vocab import BOS, EOS
+from fusetk.data.vocab import BOS, EOS, PAD
 from fusetk.decoding import alignment, target_scores
 from fusetk.decoding.alignment import AttentionHeads
 from fusetk.decoding.beam import search
@@ -161,6 +161,10 @@ def test_no_pairs_and_pairs_that_cannot_be_scored() -> None:
         long.recurrent[0, 0] = torch.nan
     with pytest.raises(Diverged, match="NaN"):
         score_targets([long], [([4, EOS], [4, 5])])
+    infinite = Echo()
+    infinite.output.bias.data[PAD] = torch.inf
+    with pytest.raises(Diverged):
+        score_targets([infinite], [([4, EOS], [4, 5])])
 
 
 @pytest.mark.parametrize("most", [1, 60, 10_000])

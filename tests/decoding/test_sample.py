@@ -189,6 +189,15 @@ def test_bad_input():
             sample(models, *batch(SOURCES), config())
 
 
+@pytest.mark.parametrize(("token", "logit"), [(PAD, math.inf), (slice(None), -math.inf)])
+def test_logits_without_probabilities_are_an_error(token, logit):
+    """PAD is never drawn."""
+    model = Echo()
+    model.output.bias.data[token] = logit
+    with pytest.raises(Diverged):
+        sample([model], *batch(SOURCES), config())
+
+
 @pytest.mark.parametrize("words", [0, -1])
 def test_the_least_and_the_greatest_random_number(
     words: int, monkeypatch: pytest.MonkeyPatch
