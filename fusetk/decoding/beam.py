@@ -311,7 +311,8 @@ class _Steps:
             index = best.parent * logits.shape[1] + best.token
             score = live_of_group.score.gather(1, best.parent)
             score = score + log_probs[:, group].flatten(1).gather(1, index)
-            best = best._replace(score=score)
+            # The next token of a phrase has a second candidate with -inf if it is a best token.
+            best = best._replace(score=score.masked_fill(best.score == NEG_INF, NEG_INF))
             best_of_groups.append(best)
             score = best.score.masked_fill(best.token == EOS, NEG_INF)
             is_live = score.gather(1, best.chosen) > NEG_INF

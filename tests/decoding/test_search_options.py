@@ -290,6 +290,17 @@ def test_groups_differ_and_have_no_duplicates():
     )
 
 
+def test_groups_without_a_cost_find_what_one_group_finds():
+    """The groups have more places than there are candidates."""
+    model, requests = Echo(vocabulary=5), [EncodedRequest(constraints=[[4]])] * len(SOURCES)
+    options = {"n_best": 8, "max_length_extra": 3}
+    single = search([model], *batch(SOURCES), config(beam=8, **options), requests)
+    settings = config(beam=16, groups=2, diversity=0.0, **options)
+    in_groups = search([model], *batch(SOURCES), settings, requests)
+    for hypotheses, expected in zip(in_groups, single, strict=True):
+        same(hypotheses, expected)
+
+
 def test_no_repeated_ngram_except_in_forced_tokens():
     model = Echo(vocabulary=6, seed=2, scale=2.0)
     settings = config(no_repeat_ngram=2, max_length_extra=12, min_length=8, n_best=4)
