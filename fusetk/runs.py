@@ -106,7 +106,7 @@ def _alternative(run: Path) -> str:
     """Return the advice to use the newest complete checkpoint of a run, if there is one."""
     if folder := newest_intact(run):
         return f"; use {folder}, the newest complete one"
-    if not checkpoint_folders(run):
+    if not any((run / CHECKPOINTS).glob("*")):
         return ": wait for its first validation, or continue its training with fusetk train"
     return "; there is no other complete checkpoint: train again in a new run folder"
 
