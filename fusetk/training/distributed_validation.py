@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -68,19 +68,33 @@ class DistributedValidation:
             part, error = self._validate_part(stop)
         parts = self.world.all_gather(part)
         if self.world.any(error is not None):
-            self.checkpoints.save(progress, optimizer, interrupted=True)
-            raise error or FusetkError(
-                f"validation failed in another process; saved after update {progress.update}"
-            )
+            self._save_and_raise(error, progress, optimizer)
         if None in parts:
             self.checkpoints.interrupt(progress, optimizer, stop.signal)
         complete = [part for part in parts if part is not None]
-        try:
-            metrics = self.validator.combine(complete)
-        except Exception:  # of a metric outside fusetk
-            self.checkpoints.save(progress, optimizer, interrupted=True)
-            raise
+        # A metric outside fusetk may fail, or differ between processes.
+        metrics: dict[str, float] | None = None
+        if self.world.first:
+            try:
+                metrics = self.validator.combine(complete)
+            except Exception as raised:
+                error = raised
+        metrics = self.world.broadcast(metrics)
+        if metrics is None:
+            self._save_and_raise(error, progress, optimizer)
         return ValidationResults(metrics, complete[0].layer_shares)
+
+    def _save_and_raise(
+        self,
+        error: Exception | None,
+        progress: Progress,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> NoReturn:
+        """Save a checkpoint, and raise the error, which is None in the other processes."""
+        self.checkpoints.save(progress, optimizer, interrupted=True)
+        raise error or FusetkError(
+            f"validation failed in another process; saved after update {progress.update}"
+        )
 
     def _validate_part(self, stop: Stop) -> tuple[PartialResults | None, Exception | None]:
         """Return the results of this process, None after a signal or an error, and the error."""

@@ -85,7 +85,8 @@ class TranslationMetric:
     def score(self, translations: Sequence[str]) -> float:
         """Return the score of translations before the steps are undone."""
         lines = [self.convert(line) for line in translations]
-        return self.metric.score(statistics_of(self.metric, lines)).value
+        # A metric outside fusetk may return a number of numpy, which no log can store.
+        return float(self.metric.score(statistics_of(self.metric, lines)).value)
 
 
 class Validator:

@@ -11,9 +11,9 @@ from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.steps.tokenize import Tokenize
 from fusetk.data.vocab import Vocabulary
-from fusetk.errors import ConfigError, ImportFailed
+from fusetk.errors import ConfigError, FusetkError, ImportFailed
 from fusetk.evaluation.metrics import METRICS
-from fusetk.processes import ALONE
+from fusetk.processes import ALONE, World
 from fusetk.recipe import load
 from fusetk.runs import checkpoint_name
 from fusetk.train import train
@@ -21,10 +21,12 @@ from fusetk.training.average import choose
 from fusetk.training.distributed_validation import DistributedValidation
 from fusetk.training.progress import Progress
 from fusetk.training.signals import Stop
-from fusetk.training.validation import TranslationMetric
+from fusetk.training.validation import LossSums, PartialResults, TranslationMetric
 from fusetk.training.validation_config import BLEU, ranking_key
 
 MODULE = """
+import numpy as np
+
 from fusetk.evaluation.metric import Metric, Score
 
 
@@ -41,7 +43,7 @@ class Errors(Metric):
         return 100 * totals[0] / totals[1]
 
     def score(self, rows):
-        value = self.value([sum(column) for column in zip(*rows)])
+        value = np.float32(self.value([sum(column) for column in zip(*rows)]))
         return Score(self.name, "errors", value, "", "", len(rows))
 
 
@@ -139,13 +141,43 @@ def test_a_metric_that_cannot_be_imported_is_named(toy: Path) -> None:
         load(toy, ["training.validation.metric=no_such_package:Metric"])
 
 
-def test_a_failing_metric_loses_no_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+class OtherProcess(World):
+    """Rank 1 of two processes; rank 0 has given metrics, None after an error."""
+
+    def __init__(self, metrics: dict[str, float] | None):
+        super().__init__(1, 2)
+        self.metrics = metrics
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def broadcast(self, value: Any) -> Any:
+        return self.metrics
+
+
+@pytest.mark.parametrize(
+    ("world", "error"),
+    [
+        (ALONE, "my metric"),
+        (OtherProcess(None), "validation failed in another process; saved after update 7"),
+        (OtherProcess({"loss": 1.0}), None),
+    ],
+)
+def test_a_failing_metric_loses_no_updates(
+    world: World, error: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All processes save, or all use the metrics of rank 0."""
     saved = []
 
     def fail(parts: object) -> None:
         raise ValueError("my metric")
 
-    validator = SimpleNamespace(validate_part=lambda *arguments: object(), combine=fail)
+    validator = SimpleNamespace(
+        validate_part=lambda *arguments: PartialResults(LossSums(1.0, 1.0, 1), {}), combine=fail
+    )
     checkpoints = SimpleNamespace(
         save=lambda progress, optimizer, interrupted: saved.append((progress.update, interrupted))
     )
@@ -156,8 +188,13 @@ def test_a_failing_metric_loses_no_updates(monkeypatch: pytest.MonkeyPatch) -> N
         None,
         "fp32",
         checkpoints,  # type: ignore[arg-type]
-        ALONE,
+        world,
     )
-    with Stop() as stop, pytest.raises(ValueError, match="my metric"):
-        validation(Progress(update=7), None, stop, lambda: False)
-    assert saved == [(7, True)]
+    with Stop() as stop:
+        if error is None:
+            result = validation(Progress(update=7), None, stop, lambda: False)
+            assert result.metrics == {"loss": 1.0} and not saved
+        else:
+            with pytest.raises((ValueError, FusetkError), match=error):
+                validation(Progress(update=7), None, stop, lambda: False)
+            assert saved == [(7, True)]
