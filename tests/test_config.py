@@ -151,6 +151,7 @@ class Inner(Config):
 class WideConfig(ComponentConfig):
     hidden: int = 9
     depth: int = 1
+    limit: int | None = None
     inner: Inner = Inner()
 
 
@@ -162,6 +163,7 @@ class DeepConfig(ComponentConfig):
     hidden: int = 3
     inner: Inner = Inner()
     bias: bool = True
+    limit: int | None = 7
 
 
 class Deep:
@@ -172,7 +174,7 @@ class WithKind(Config):
     part: Annotated[ComponentConfig, component({"wide": Wide, "deep": Deep}, "a part")]
 
 
-BASE = "part: {kind: deep, hidden: 5, bias: false, inner: {layers: 4, rates: [0.1]}}\n"
+BASE = "part: {kind: deep, hidden: 5, bias: false, limit: none, inner: {layers: 4, rates: [0.1]}}\n"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,14 @@ from pydantic.fields import FieldInfo
 
 from fusetk.config import messages
 from fusetk.config.foreign_keys import fusetk_key, system_kind, value_advice
-from fusetk.config.schema import Config, component, nullable, outside_error, outside_kinds
+from fusetk.config.schema import (
+    NULL_WORDS,
+    Config,
+    component,
+    nullable,
+    outside_error,
+    outside_kinds,
+)
 from fusetk.config.source import Document, Place, long_form
 from fusetk.errors import ConfigError, FusetkError, ImportFailed
 
@@ -48,7 +55,7 @@ def parse(document: Document, config: type[C], subject: str = "the config has") 
             "correct the methods of the config class"
         ) from error
     for sentence in unused_values(document, parsed):
-        warnings.warn(sentence, stacklevel=1)  # the form of the command line needs this file
+        warnings.warn(sentence, stacklevel=1)  # commands print warnings of this package
     return parsed
 
 
@@ -90,7 +97,9 @@ def _unused(
             values = long_form(value)
             if isinstance(values, dict):
                 yield from _unused(values, written[key] if has_key else {}, now[key], below)
-        elif not has_key and value != now[key]:
+            continue
+        old_value = None if now[key] is None and value in NULL_WORDS else value
+        if not has_key and old_value != now[key]:
             before, after = (messages.shown(each) for each in (value, now[key]))
             yield f"{_dotted(below)} {before} (now {after})"
 
