@@ -32,8 +32,8 @@ from fusetk.training.validation_config import checked_metric
 @click.option(
     "--metric",
     type=Parsed("NAME", checked_metric),
-    help="Metric that ranks checkpoints for --best, of those that the validations computed: loss, "
-    "ppl, accuracy, bleu, or the value of training.validation.metric, which is the default.",
+    help="Metric that ranks checkpoints for --best. The validations must have computed it. "
+    "Default: training.validation.metric.",
 )
 @click.option(
     "--update",

@@ -104,7 +104,7 @@ NUMBERS = ("no run", "one run", "two runs")
 def runs_argument(
     name: str, metavar: str = "RUN...", least: int = 1, most: int | None = None
 ) -> Decorator:
-    """Return an argument of ``least`` to ``most`` runs, and an option -m that means the same.
+    """Return an argument of ``least`` to ``most`` runs, and an option -m with the same meaning.
 
     The parameter ``name`` is a tuple of paths.
     """
@@ -118,7 +118,7 @@ def runs_argument(
 
 
 def run_argument(name: str) -> Decorator:
-    """Return an argument RUN, and an option -m that means the same."""
+    """Return an argument RUN, and an option -m with the same meaning."""
 
     def only_run(
         context: click.Context, parameter: click.Parameter, value: tuple[Path, ...]
@@ -132,7 +132,7 @@ def run_argument(name: str) -> Decorator:
 def _argument_and_option(
     name: str, metavar: str, callback: Callable[..., Any], help_text: str
 ) -> Decorator:
-    """Return an argument of runs with a callback, and an option -m, whose help is a text."""
+    """Return an argument of runs, whose callback reads them, and the option -m."""
 
     def store(context: click.Context, parameter: click.Parameter, value: tuple[Path, ...]) -> None:
         context.meta[RUNS] = value
@@ -159,7 +159,10 @@ def _all_runs(
     least: int,
     most: int | None,
 ) -> tuple[Path, ...]:
-    """Return the runs of the arguments or of -m. Raises UsageError for a wrong number of runs."""
+    """Return the runs of the arguments or of -m.
+
+    Raises UsageError if both are given, or for a wrong number of runs.
+    """
     options: tuple[Path, ...] = context.meta.get(RUNS, ())
     if arguments and options:
         raise click.UsageError(

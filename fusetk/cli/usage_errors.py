@@ -80,7 +80,7 @@ def _missing(error: click.MissingParameter, context: click.Context) -> str:
 
 
 def _run_argument(context: click.Context) -> str | None:
-    """Return an argument of a command that is a run or a checkpoint, not a text; or None."""
+    """Return the first argument that is a run or a checkpoint, although it should be a text."""
     for file in (context.meta.get(INPUT), *context.params.get("files", ())):
         with suppress(FusetkError):
             if file:

@@ -83,18 +83,16 @@ class Experiment:
                 self.say(f"{name}: {time.monotonic() - start:.1f} s")
 
     def plan(self) -> list[str]:
-        """Return a title and a line for each step up to ``options.until``: done, or still to do.
+        """Return a title, and a line for each step up to ``options.until``: done, or to do.
 
         No file is changed.
         """
-        devices = self.options.devices
-        device = f"{f'{devices} x ' if devices > 1 else ''}{without_auto(self.options.device)}"
         text = Path(self.recipe.data.folder).name
         prepared = (Path(self.recipe.data.folder) / manifest.NAME).exists()
         trained, training = self._training_state()
         row = self.options.row
         states = {
-            "prep": "done; repeated if the text or a setting changed" * prepared,
+            "prep": "done; repeated if the text or a setting changed" if prepared else "",
             "train": training,
             "average": self._average_state() if trained else "",
             "decode": self._decode_state() if trained and prepared else "",
@@ -103,9 +101,13 @@ class Experiment:
         }
         last = STEPS.index(self.options.until)
         return [
-            f"plan: {self.places.run} (text in {text}) on {device}",
+            f"plan: {self.places.run} (text in {text}){self._device_of_plan() if last else ''}",
             *(f"  {name:<8} {states[name] or 'to do'}" for name in STEPS[: last + 1]),
         ]
+
+    def _device_of_plan(self) -> str:
+        devices = self.options.devices
+        return f" on {f'{devices} x ' if devices > 1 else ''}{without_auto(self.options.device)}"
 
     def _training_state(self) -> tuple[bool, str]:
         """Return whether training has ended, and a phrase about it; empty before its start."""
@@ -332,7 +334,7 @@ class Experiment:
 
 
 def _share(done: int, total: int, kind: str) -> str:
-    """Return how many files of a step exist and are up to date; empty if there is none."""
+    """Return how many files of a step are up to date; empty if there is none."""
     if not done:
         return ""
     return f"{'done' if done == total else 'to do'}, {done} of {quantity(total, kind)}"

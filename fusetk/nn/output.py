@@ -10,7 +10,7 @@ from fusetk.nn.parameter import unset_parameter
 
 # Logits are computed in pieces of rows that fit into a processor's cache. But each piece reads the
 # matrix, and in training it also adds to the gradient of the matrix. So a piece has at least
-# MIN_ROWS rows, if they have at most MAX_PIECE numbers.
+# MIN_ROWS rows, or MAX_PIECE numbers if these rows have more.
 PIECE = 1 << 21  # numbers: 8 MB in float32
 MIN_ROWS = 512
 MAX_PIECE = 1 << 24  # numbers: 64 MB in float32

@@ -84,7 +84,7 @@ class Curve:
     def best(self) -> int | None:
         """Return the index of the best value.
 
-        None for training curves, for quantities for which no direction is better, and for metrics
+        It is None for training curves, for quantities without a better direction, and for metrics
         outside fusetk, which are not imported.
         """
         is_finite = np.isfinite(self.value)
@@ -137,9 +137,8 @@ def curves(
     """Return the curves of each quantity in ``what``, run after run.
 
     An empty ``what`` means the quantities in DEFAULT, and the metrics of translations, that some
-    run has. The training curve of a
-    quantity that only validations compute on training pairs (`train_accuracy`) is theirs. Raises
-    DataError if no run has a quantity.
+    run has. If only validations compute a quantity of training pairs (`train_accuracy`), the
+    training curve has their values. Raises DataError if no run has a quantity.
     """
     of_kind = {
         run: [record for record in _with_training_pairs(records) if record["kind"] in kinds]

@@ -33,12 +33,13 @@ class ValidationConfig(Config):
     """Metric that selects the best checkpoint and that `patience` and `schedule: plateau` use.
     `loss` and `ppl` are per token, without label smoothing. `accuracy` is the fraction of tokens
     that are predicted correctly, given the reference prefix. `bleu` is the score of beam search
-    (tokenised, with the arithmetic of multi-bleu). Beam search is also scored by the metrics of
-    `fusetk score` that do not read the source: `sacrebleu`, `multi-bleu`, `multi-bleu-lc`,
-    `multi-bleu-joined`, `mteval-v13a`, `mteval-v13a-cased`, `chrf`, `chrf++`, `ter`, or
-    `package.module:Name`. Metrics other than those of multi-bleu read detokenised text and the raw
-    references. They ignore case if the preparation lowercases the target. `ter` is better if it is
-    lower. If values are equal, the loss decides."""
+    (tokenised, with the arithmetic of multi-bleu). The other metrics also score beam search. They
+    are those of `fusetk score` that do not read the source: `sacrebleu`, `multi-bleu`,
+    `multi-bleu-lc`, `multi-bleu-joined`, `mteval-v13a`, `mteval-v13a-cased`, `chrf`, `chrf++`,
+    `ter`, or `package.module:Name`. The metrics of multi-bleu, and classes with `tokenizes =
+    False`, read tokenised text. The other metrics read detokenised text and the raw references, and
+    they ignore case if the preparation lowercases the target. The lowest `ter` is the best. If
+    values are equal, the loss decides."""
     bleu: bool = False
     """Compute BLEU at each validation, even if `metric` is another metric."""
     tokens: int = Field(8192, ge=1, le=MOST_IN_BATCH)
@@ -106,10 +107,9 @@ def scores_translations(metric: str) -> bool:
 
 
 def is_lowest_best(metric: str) -> bool:
-    """Whether the lowest value of a validation metric is the best. A class outside fusetk is
-    imported.
+    """Whether the lowest value of a validation metric is the best.
 
-    Raises DataError if it cannot be imported.
+    Imports a class outside fusetk. Raises DataError if it cannot be imported.
     """
     if metric in LOWER_IS_BETTER | HIGHER_IS_BETTER:
         return metric in LOWER_IS_BETTER

@@ -179,6 +179,8 @@ def test_the_plan_says_which_steps_are_done(config, monkeypatch):
     assert states() == [prepared, "done, 4 updates", *rest]
     run.options = run.options._replace(until="train")
     assert len(run.plan()) == 3
+    run.options = run.options._replace(until="prep")  # it needs no device
+    assert run.plan()[0] == f"plan: {run.places.run} (text in data.my)"
 
 
 def test_a_dry_run_prints_only_the_plan(config, monkeypatch):
