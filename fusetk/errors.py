@@ -84,7 +84,7 @@ class UnreadableFile(CheckpointError):
 
 
 class Diverged(FusetkError):
-    """The model returned NaN."""
+    """The model returned NaN, or infinite logits, whose probabilities are NaN."""
 
     def __init__(self, what: str = "probabilities") -> None:
         super().__init__(

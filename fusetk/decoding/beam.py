@@ -107,7 +107,7 @@ def search(
     mode; several models are an ensemble. ``src`` (token ids) and ``src_mask`` have the shape
     (B, S); every sentence ends with EOS. ``requests`` has one request for each sentence, which must
     fit into the positions of the models. Without ``scores``, greedy search is faster, and the
-    scores of hypotheses are NaN. Raises Diverged if a model returns NaN.
+    scores of hypotheses are NaN. Raises Diverged if a probability is NaN.
     """
     groups = config.groups
     mask = TokenMask(models, src_mask, config, requests)

@@ -34,7 +34,7 @@ def next_tokens(model: Seq2Seq, pairs: Sequence[IdPair], count: int) -> list[lis
     A target of T tokens has T + 1 steps; the last token is EOS. Each step has the ``count`` most
     probable tokens, without PAD and BOS, which a search never produces. The model must be in
     evaluation mode. Raises DataError for a pair that exceeds the positions of the model, and
-    Diverged if the model returns NaN.
+    Diverged if a probability is NaN.
     """
     check_length([model], pairs)
     device = next(model.parameters()).device

@@ -47,7 +47,7 @@ def sample(
     """Return ``n_best`` samples of each sentence, the highest value first.
 
     The arguments are those of ``fusetk.decoding.beam.search``. Raises ConfigError for requests with
-    constraints, and Diverged if a model returns NaN.
+    constraints, and Diverged if a probability is NaN.
     """
     requests = requests or unrestricted(len(src))
     if any(request.constraints for request in requests):

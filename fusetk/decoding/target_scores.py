@@ -48,7 +48,7 @@ def score_targets(
     that translation in a search. A batch has at most ``batch_tokens`` positions, including padding,
     or one pair. ``on_batch`` is called with the number of pairs after each batch. Raises DataError
     for a pair that exceeds the positions of the models, ConfigError for attention heads that a
-    model does not have, and Diverged if a model returns NaN.
+    model does not have, and Diverged if a probability is NaN.
     """
     check_length(models, pairs)
     device = next(models[0].parameters()).device
