@@ -403,7 +403,7 @@ class Coordinated(Seq2Seq):
         return tuple(Cache(tensor[:, :length], length) for tensor in keys_values)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
-        state = cpu_inference.restarted_if_better(state, self._target_layers(), tgt_in)
+        state = cpu_inference.restarted_if_better(state, self._target_layers, tgt_in)
         if isinstance(state.per_hypothesis, cpu_inference.Hypotheses):
             output, state = cpu_inference.decode_in_steps(self.stack, self.target, tgt_in, state)
             return self._features(output), state

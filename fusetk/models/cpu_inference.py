@@ -136,17 +136,18 @@ def ordinary_code_is_better(layers: Sequence[DecoderLayerModules], tgt_in: Tenso
 
 
 def restarted_if_better(
-    state: State, layers: Sequence[DecoderLayerModules], tgt_in: Tensor
+    state: State, layers: Callable[[], Sequence[DecoderLayerModules]], tgt_in: Tensor
 ) -> State:
     """Return the first state of the ordinary code, if it should read the tokens ``tgt_in`` (R, T).
 
-    Otherwise return ``state``. ``layers`` are the decoder layers.
+    Otherwise return ``state``. ``layers`` returns the decoder layers. It is called only at the
+    start of a search, because it takes a few percent of the time of a step.
     """
     hypotheses = state.per_hypothesis
     if (
         isinstance(hypotheses, Hypotheses)
         and hypotheses.is_at_start
-        and ordinary_code_is_better(layers, tgt_in)
+        and ordinary_code_is_better(layers(), tgt_in)
     ):
         return hypotheses.shared.restart()
     return state

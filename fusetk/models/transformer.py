@@ -653,7 +653,7 @@ class Transformer(Seq2Seq):
         ]
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
-        state = cpu_inference.restarted_if_better(state, self._decoder_layers(), tgt_in)
+        state = cpu_inference.restarted_if_better(state, self._decoder_layers, tgt_in)
         if isinstance(state.per_hypothesis, cpu_inference.Hypotheses):
             output, state = cpu_inference.decode_in_steps(self.decoder, self.target, tgt_in, state)
             return self._features(output), state
