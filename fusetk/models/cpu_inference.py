@@ -141,7 +141,7 @@ def restarted_if_better(
     """Return the first state of the ordinary code, if it should read the tokens ``tgt_in`` (R, T).
 
     Otherwise return ``state``. ``layers`` returns the decoder layers. It is called only at the
-    start of a search, because it takes a few percent of the time of a step.
+    start of a search.
     """
     hypotheses = state.per_hypothesis
     if (

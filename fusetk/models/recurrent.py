@@ -121,10 +121,12 @@ class RecurrentConfig(ModelConfig):
     @model_validator(mode="after")
     def _options_fit_together(self) -> "RecurrentConfig":
         encoder, decoder = self.encoder, self.decoder
-        states = {"encoder": encoder.depth + 1, "decoder": self.query.depth + decoder.depth + 2}
-        for side, fuse in {"encoder": encoder.fuse, "decoder": decoder.fuse}.items():
+        for side, fuse, states in (
+            ("encoder", encoder.fuse, encoder.depth + 1),
+            ("decoder", decoder.fuse, self.query.depth + decoder.depth + 2),
+        ):
             try:
-                fuse.check(states[side])
+                fuse.check(states)
             except ValueError as error:
                 raise ValueError(f"{side}: {error}") from error
         attend = attended_sources_class(decoder.attend)
