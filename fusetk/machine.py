@@ -171,7 +171,7 @@ def _file_name(matmul: str, threads: int) -> str:
             for dtype, name in fused_decoding.NAMES.items()
             if fused_decoding.has_products(dtype)
         ],
-        "products": products.available(),
+        "products": list(map(products.available, products.used_in_training)),
         "sources": sources_hash(),
         "measurements": measurements_hash(),
     }
@@ -231,7 +231,7 @@ def computing(
     """Apply the settings of a training on ``device``; restore the old ones at the end.
 
     ``matmul`` and ``precision`` are keys of ``training``. On CPU the settings are ``recorded``, by
-    default ``choices``. In exact float32, PyTorch's operators may use the kernels of
+    default ``choices``. In exact float32 and in bf16, PyTorch's operators may use the kernels of
     ``fusetk.nn.fused.products`` in the whole process. Yields a description of the products for the
     log.
     """
@@ -244,9 +244,11 @@ def computing(
             for restore in _use(chosen, matmul, PRODUCTS):
                 undo.callback(restore)
             description = f"by {chosen.ways[PRODUCTS]}"
-            if products.used_in_training and matmul == "highest" and precision == "fp32":
-                undo.callback(products.replace())
-                description += " and kernels"
+            dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+            if products.used_in_training[dtype] and (matmul == "highest" or precision == "bf16"):
+                undo.callback(products.replace(dtype))
+                description += ", bf16 products by" if precision == "bf16" else " and"
+                description += " kernels"
         if matmul != "highest":
             result = "rounded" if product_error(device) > 1e-5 else "exact"
             description = f"{matmul}, in fact {result}"

@@ -58,7 +58,10 @@ class Choice(NamedTuple):
 
 PRODUCTS = "float32 products"  # names of choices; the first one holds for training
 INFERENCE_PRODUCTS = "float32 products, inference"
-LARGE_PRODUCTS = "large float32 products, training"
+LARGE_PRODUCTS = {
+    torch.float32: "large float32 products, training",
+    torch.bfloat16: "large bf16 products, training",
+}
 # PyTorch's default is replaced only if the alternative is this many times as fast.
 MIN_SPEEDUP = 1.15
 # The kernels for products replace PyTorch if they are faster at all. They are at least as exact as
@@ -89,7 +92,7 @@ def fastest(
 
 KERNELS = "kernels"  # a way
 LIBRARIES = ("MKL", "oneDNN")  # MKL is PyTorch's default
-LARGE_WAYS = ("library", KERNELS)  # the library is the chosen one of LIBRARIES
+LARGE_WAYS = ("library", KERNELS)  # that of float32 is the chosen one of LIBRARIES
 MAPS = ((768, 256), (1024, 256), (256, 1024))  # shapes of weights
 PROJECTION = (5003, 256)  # the number of outputs is rarely a multiple of the width of a register
 TOKENS = 1000  # rows of the first measured products of a training; the loss has MIN_ROWS
@@ -97,25 +100,25 @@ ROWS = 200  # the first number of rows in products of a search: a typical number
 SOURCE_SHAPE = 40, 16  # sentences that these hypotheses translate, and tokens of each
 
 
-def _use_large_products(way: Way) -> Undo:
-    before = products.used_in_training
-    products.used_in_training = way == KERNELS and products.available()
-    return partial(setattr, products, "used_in_training", before)
+def _use_large_products(dtype: torch.dtype, way: Way) -> Undo:
+    before = products.used_in_training[dtype]
+    products.used_in_training[dtype] = way == KERNELS and products.available(dtype)
+    return partial(products.used_in_training.__setitem__, dtype, before)
 
 
-def _measure_large_products() -> Way:
-    if not products.available():
+def _measure_large_products(dtype: torch.dtype) -> Way:
+    if not products.available(dtype):
         return "library"
     with torch.no_grad(), one_thread():
         return fastest(
             LARGE_WAYS,
-            _run_training_products,
+            partial(_run_training_products, dtype),
             speedup=MIN_SPEEDUP_KERNELS,
             clock=time.thread_time,
         )
 
 
-def _run_training_products(way: Way) -> Callable[[], object]:
+def _run_training_products(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     """Return a function that computes the products of linear maps, forward and backward.
 
     Each call has more rows than the previous call, because batches differ in their number of rows.
@@ -123,7 +126,7 @@ def _run_training_products(way: Way) -> Callable[[], object]:
     """
     multiply = products.matmul if way == KERNELS else torch.mm
     maps = [
-        (torch.ones(shape), MIN_ROWS if shape == PROJECTION else TOKENS)
+        (torch.ones(shape, dtype=dtype), MIN_ROWS if shape == PROJECTION else TOKENS)
         for shape in (*MAPS, PROJECTION)
     ]
     further_rows = count()
@@ -132,7 +135,7 @@ def _run_training_products(way: Way) -> Callable[[], object]:
         further = next(further_rows)
         results = []
         for weight, tokens in maps:
-            x = torch.ones(tokens + further, weight.shape[1])
+            x = torch.ones(tokens + further, weight.shape[1], dtype=dtype)
             y = multiply(x, weight.t())
             results.append((multiply(y, weight), multiply(y.t(), x)))
         return results
@@ -461,7 +464,15 @@ def _attention_choice(kind: str) -> Choice:
 
 CHOICES: tuple[Choice, ...] = (
     Choice(PRODUCTS, LIBRARIES, _measure_products, _use_library),
-    Choice(LARGE_PRODUCTS, LARGE_WAYS, _measure_large_products, _use_large_products),
+    *(
+        Choice(
+            name,
+            LARGE_WAYS,
+            partial(_measure_large_products, dtype),
+            partial(_use_large_products, dtype),
+        )
+        for dtype, name in LARGE_PRODUCTS.items()
+    ),
     *(_attention_choice(kind) for kind, (_, training) in ATTENTION_KINDS.items() if training),
     # Its way is in use while the later choices are measured; these are for inference, too.
     Choice(INFERENCE_PRODUCTS, LIBRARIES, _measure_inference_products, _use_library),

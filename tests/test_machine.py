@@ -164,7 +164,9 @@ def test_a_product_with_rounded_factors_is_never_chosen(
     assert products.measure() == "oneDNN", "oneDNN takes half the time"
 
 
-@pytest.mark.parametrize("name", [ways.PRODUCTS, ways.LARGE_PRODUCTS, ways.INFERENCE_PRODUCTS])
+@pytest.mark.parametrize(
+    "name", [ways.PRODUCTS, *ways.LARGE_PRODUCTS.values(), ways.INFERENCE_PRODUCTS]
+)
 def test_other_processes_do_not_change_the_choice_of_products(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +178,7 @@ def test_other_processes_do_not_change_the_choice_of_products(
         return [1.0] * len(runs)
 
     monkeypatch.setattr(ways, "_seconds", seconds)
-    monkeypatch.setattr(products, "available", lambda: True)
+    monkeypatch.setattr(products, "available", lambda dtype: True)
     [products_choice] = (choice for choice in ways.CHOICES if choice.name == name)
     threads = torch.get_num_threads()
     try:
@@ -254,7 +256,7 @@ def test_measured_products_of_a_training_have_new_shapes(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch, "mm", record)
     with torch.no_grad():
-        run = ways._run_training_products("library")
+        run = ways._run_training_products(torch.float32, "library")
         run()
         first = set(shapes)
         shapes.clear()
@@ -317,25 +319,29 @@ def test_training_and_inference_have_their_own_products(
         torch.set_float32_matmul_precision(before)
 
 
-def test_trainings_in_float32_use_the_chosen_products(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_trainings_use_the_chosen_products(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     defaults = {choice.name: choice.ways[0] for choice in machine.CHOICES}
-    chosen = Choices(processor(), 1, {**defaults, ways.LARGE_PRODUCTS: "kernels"})
-    kernel_calls: list[int] = []
-    monkeypatch.setattr(products, "_call", lambda *arguments: kernel_calls.append(1))
-    x = torch.ones(64, 64)
+    chosen = Choices(processor(), 1, {**defaults, ways.LARGE_PRODUCTS[dtype]: "kernels"})
+    kernel_calls: list[torch.dtype] = []
+    monkeypatch.setattr(products, "_call", lambda a, *arguments: kernel_calls.append(a.dtype))
+    factors = [torch.ones(64, 64, dtype=each) for each in (torch.float32, torch.bfloat16)]
 
-    def calls(**settings: Any) -> int:
-        before = len(kernel_calls)
-        with computing(CPU, "highest", **settings):
-            x @ x
-        return len(kernel_calls) - before
+    def calls(precision: str = precision, **settings: Any) -> list[torch.dtype]:
+        del kernel_calls[:]
+        with computing(CPU, "highest", precision=precision, **settings) as description:
+            for x in factors:
+                x @ x
+        assert description.endswith("kernels") == bool(kernel_calls)
+        return kernel_calls
 
-    if products.available():
-        assert calls(recorded=chosen) == 1
-    assert calls(recorded=chosen, precision="bf16") == 0
-    assert calls(recorded=replace(chosen, ways=defaults)) == 0
-    monkeypatch.setattr(products, "available", lambda: False)
-    assert calls(recorded=chosen) == 0, "the kernels are missing on this machine"
+    if products.available(dtype):
+        assert calls(recorded=chosen) == [dtype], "products of the other type remain"
+    assert calls(recorded=chosen, precision="bf16" if precision == "fp32" else "fp32") == []
+    assert calls(recorded=replace(chosen, ways=defaults)) == []
+    monkeypatch.setattr(products, "available", lambda dtype: False)
+    assert calls(recorded=chosen) == [], "the kernels are missing on this machine"
 
 
 def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

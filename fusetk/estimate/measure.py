@@ -36,10 +36,10 @@ def measured_speed(
     if recipe.training.cuda_graphs:
         check_recordable(model)
     graphs = CudaGraphs.of(model, recipe.training)
-    multiple = length_multiple(device, recipe.training.precision, graphs is not None)
     optimizer = optim.build(stage.optimizer, model.parameters())
     seconds, steps = [], []  # seconds for a multiply-add, and for a step of the optimiser
     with computing(device, recipe.training.matmul, precision=recipe.training.precision):
+        multiple = length_multiple(device, recipe.training.precision, graphs is not None)
         for number in range(updates + WARM_UP):
             shape = shapes[number % len(shapes)]
             tokens = shape.target_tokens

@@ -6,17 +6,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fusetk.nn.fused import products
 from fusetk.nn.precision import product_dtype, uses_onednn
 
 # On CPU, oneDNN compiles a matrix product before the first use of its shape, and keeps the products
 # that were used last. The number of rows is rounded up to a multiple of this number, so that shapes
-# recur.
+# recur. Kernels that replace oneDNN compile nothing.
 ROW_MULTIPLE = 32
 
 
 def row_multiple(x: Tensor) -> int:
     """Return the multiple to which the rows of products with ``x`` are rounded up."""
-    return ROW_MULTIPLE if x.device.type == "cpu" and uses_onednn(product_dtype(x)) else 1
+    dtype = product_dtype(x)
+    by_onednn = x.device.type == "cpu" and uses_onednn(dtype) and not products.replaced(dtype)
+    return ROW_MULTIPLE if by_onednn else 1
 
 
 class PackedLayout(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fusetk.nn.fused import products
 from fusetk.nn.fused import transformer as fused_transformer
-from fusetk.nn.fused.products import matmul_into
 from fusetk.nn.output import OutputProjection, rows_in_piece
 from fusetk.nn.packed_layout import row_multiple
 from fusetk.nn.precision import product_dtype, without_autocast
@@ -93,7 +93,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
                 y = targets[start : start + rows]
                 piece = _padded(features[start : start + rows].to(dtype), multiple)
                 logits = buffer[: len(piece)]
-                matmul_into(logits, piece, matrix.T)
+                products.matmul_into(logits, piece, matrix.T)
                 sums += cross_entropy(
                     logits[: len(y)], bias, y, gap, other, bias_grad, with_gradient
                 )
@@ -129,7 +129,9 @@ class _Gradients:
 
         The arguments ``features`` and ``grad_logits`` may have more rows, of zeros.
         """
-        if grad_logits.dtype == torch.float32:
+        if products.in_use(grad_logits.T, features):
+            products.add_matmul(self.weight, grad_logits.T, features)
+        elif grad_logits.dtype == torch.float32:
             self.weight.addmm_(grad_logits.T, features)
         elif self._in_kernels:
             fused_transformer.add(self.weight, grad_logits.T @ features)

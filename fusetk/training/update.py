@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fusetk.data.batch import Batch
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.additional_loss import collect
+from fusetk.nn.fused import products
 from fusetk.processes import ALONE, World
 from fusetk.training.loss import Loss, loss
 from fusetk.training.parallel import all_reduce_gradients
@@ -49,11 +50,11 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 def length_multiple(device: torch.device, precision: str, cuda_graphs: bool = False) -> int:
     """Return the multiple to which the lengths of training batches are padded.
 
-    With padding, shapes recur. In bf16 on CPU, a matrix product of a new shape is compiled first,
-    which takes 3 ms. On a GPU, ``cuda_graphs`` records a graph for each shape.
+    With padding, shapes recur. In bf16 on CPU, PyTorch's library compiles a matrix product of a new
+    shape first, which takes 3 ms. On a GPU, ``cuda_graphs`` records a graph for each shape.
     """
     if device.type == "cpu":
-        return 4 if precision == "bf16" else 1
+        return 4 if precision == "bf16" and not products.replaced(torch.bfloat16) else 1
     return 8 if cuda_graphs else 1
 
 

@@ -64,7 +64,9 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
     clock = chosen_clock(arguments)
     training = recipe.training.model_copy(update={"precision": precision})
     graphs = CudaGraphs.of(model, training)
-    multiple = length_multiple(device, precision, graphs is not None)
+    ways = ways_to_compute(arguments)
+    with computing(device, recipe.training.matmul, ways, precision):
+        multiple = length_multiple(device, precision, graphs is not None)
     epoch = 0
     while True:
         order = batches(
@@ -80,7 +82,7 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
                 for indices in [*order, *order]:  # the second time, the batches are recorded
                     graphs.add_gradients(collate(corpus, indices, multiple), 0.0)
         for first in range(0, len(order) - arguments.updates + 1, arguments.updates):
-            with computing(device, recipe.training.matmul, ways_to_compute(arguments), precision):
+            with computing(device, recipe.training.matmul, ways, precision):
                 start = clock()
                 tokens = 0
                 for indices in order[first : first + arguments.updates]:
@@ -113,7 +115,8 @@ def ways_to_compute(arguments: argparse.Namespace) -> Choices | None:
     if not arguments.library_products:
         return None
     chosen = choices()
-    return replace(chosen, ways={**chosen.ways, LARGE_PRODUCTS: "library"})
+    library = dict.fromkeys(LARGE_PRODUCTS.values(), "library")
+    return replace(chosen, ways={**chosen.ways, **library})
 
 
 def limits(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[float]:
@@ -134,7 +137,7 @@ def add_cpu_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--library-products",
         action="store_true",
-        help="compute large products of float32 on CPU in PyTorch's library, not in kernels",
+        help="compute large products on CPU in PyTorch's library, not in kernels",
     )
     parser.add_argument(
         "--processor-time",

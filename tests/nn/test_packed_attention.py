@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from fusetk.nn.dropout_mask import DropoutMask
+from fusetk.nn.fused import products
 from fusetk.nn.fused import transformer as fused_transformer
 from fusetk.nn.packed_attention import plain_packed_attention
 from fusetk.nn.packed_layout import ROW_MULTIPLE, AttentionLayout, PackedLayout, row_multiple
@@ -157,4 +158,19 @@ def test_float32_rows_are_rounded_where_onednn_computes_products(precision, mult
         assert row_multiple(torch.ones(1)) == multiple
         assert row_multiple(torch.ones(1, dtype=torch.bfloat16)) == ROW_MULTIPLE
     finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_not_rounded_where_kernels_replace_onednn(dtype: torch.dtype) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    undo = products.replace(dtype)
+    try:
+        for other in (torch.float32, torch.bfloat16):
+            assert row_multiple(torch.ones(1, dtype=other)) == (
+                1 if other == dtype else ROW_MULTIPLE
+            )
+    finally:
+        undo()
         torch.set_float32_matmul_precision(before)

@@ -8,12 +8,32 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusetk.nn.fused import products
+from fusetk.nn.fused.products import available
 
-pytestmark = pytest.mark.skipif(not products.available(), reason="there is no C++ compiler")
+pytestmark = pytest.mark.skipif(not available(), reason="there is no C++ compiler")
 
-# M, N and K: multiples of the block sizes of the kernels, and other sizes. The kernels divide B
-# into parts in the last two products.
-SHAPES = [(64, 32, 16), (65, 33, 1), (71, 50, 17), (130, 95, 300), (200, 77, 2100), (70, 999, 600)]
+# M, N and K: multiples of the block sizes of the kernels, and other sizes. Sums of the last four
+# products are divided. B is divided in the products with 300 and 999 columns. In the last product,
+# sums of rows of bf16 are not divided, because they are short enough.
+SHAPES = [
+    (64, 32, 16),
+    (65, 33, 1),
+    (71, 50, 17),
+    (130, 95, 300),
+    (200, 77, 2100),
+    (70, 999, 1600),
+    (64, 300, 9001),
+    (64, 32, 1025),
+]
+TYPES = [
+    pytest.param(
+        dtype,
+        marks=pytest.mark.skipif(
+            not available(dtype), reason="this processor has no products of this type"
+        ),
+    )
+    for dtype in (torch.float32, torch.bfloat16)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -21,35 +41,41 @@ def _seed():
     torch.manual_seed(1)
 
 
-def matrix(rows: int, columns: int, transposed: bool) -> Tensor:
+def matrix(rows: int, columns: int, transposed: bool, dtype: torch.dtype) -> Tensor:
     """Return a part of a larger matrix, so there are other numbers between its rows."""
     if transposed:
-        return matrix(columns, rows, False).t()
-    return torch.randn(rows, columns + 3)[:, 1 : columns + 1]
+        return matrix(columns, rows, False, dtype).t()
+    return torch.randn(rows, columns + 3).to(dtype)[:, 1 : columns + 1]
 
 
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("rows", "columns", "count"), SHAPES)
-def test_products_with_transposed_factors(rows, columns, count):
+def test_products_with_transposed_factors(rows, columns, count, dtype):
     for transposed in itertools.product((False, True), repeat=2):
-        a = matrix(rows, count, transposed[0])
-        b = matrix(count, columns, transposed[1])
+        a = matrix(rows, count, transposed[0], dtype)
+        b = matrix(count, columns, transposed[1], dtype)
         assert products.usable(a, b)
         exact = a.double() @ b.double()
         bias, out = torch.randn(columns), torch.randn(rows, columns)
-        tolerance = {"rtol": 1e-5, "atol": 2e-6 * count**0.5 + 1e-5}
+        # The sums of bf16 are float32; only the result is rounded.
+        rounding = 1e-5 if dtype == torch.float32 else 2**-8
 
-        def close(result: Tensor, expected: Tensor, tolerance=tolerance) -> None:
-            torch.testing.assert_close(result, expected.float(), **tolerance)
+        def close(result: Tensor, expected: Tensor, rounding=rounding, dtype=dtype) -> None:
+            assert result.dtype == dtype
+            atol = 2e-6 * count**0.5 + 1e-5
+            torch.testing.assert_close(result.double(), expected, rtol=rounding, atol=atol)
 
         close(products.matmul(a, b), exact)
         close(products.matmul(a, b, bias), exact + bias)
         total = out.clone()
         products.add_matmul(total, a, b)
-        close(total, exact + out)
+        close(total, exact + out, 1e-5, torch.float32)
 
 
-def test_results_do_not_depend_on_the_number_of_threads():
-    a, b = torch.randn(300, 1500), torch.randn(1500, 100)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_results_do_not_depend_on_the_number_of_threads(dtype, by_columns):
+    a, b = matrix(300, 1500, by_columns, dtype), torch.randn(1500, 100).to(dtype)
     results = []
     threads = torch.get_num_threads()
     for number in (1, 2, 3):
@@ -68,27 +94,42 @@ def calls(monkeypatch):
     monkeypatch.setattr(
         products, "_call", lambda *arguments: (calls.append(1), call(*arguments))[1]
     )
-    undo = products.replace()
+    undo = [products.replace(dtype) for dtype in products.used_in_training if available(dtype)]
     yield calls
-    undo()
+    for end in undo:
+        end()
     del calls[:]
-    torch.ones(100, 100) @ torch.ones(100, 100)
+    for dtype in products.used_in_training:
+        torch.ones(100, 100, dtype=dtype) @ torch.ones(100, 100, dtype=dtype)
     assert not calls, "the operators of torch are restored"
 
 
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("columns", [64, 20])
-def test_a_product_in_given_memory_is_that_of_the_operator(calls, columns):
-    a, b = torch.randn(100, 30), torch.randn(30, columns)
-    out = torch.full((100, columns), torch.nan)
+def test_a_product_in_given_memory_is_that_of_the_operator(calls, columns, dtype):
+    a, b = torch.randn(100, 30).to(dtype), torch.randn(30, columns).to(dtype)
+    out = torch.full((100, columns), torch.nan, dtype=dtype)
     products.matmul_into(out, a, b)
     assert out.equal(a @ b) and len(calls) == 2 * (columns == 64)
 
 
-def test_linear_maps_and_their_gradients_use_the_kernels(calls, monkeypatch):
-    x = torch.randn(4, 30, 40, requires_grad=True)
-    weight = torch.randn(70, 40, requires_grad=True)
-    bias = torch.randn(70, requires_grad=True)
-    grad = torch.randn(4, 30, 70)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("columns", [64, 20])
+def test_a_product_in_float32_is_not_rounded_by_the_kernels(calls, columns, dtype):
+    a, b = torch.randn(100, 30).to(dtype), torch.randn(30, columns).to(dtype)
+    product = products.float32_matmul(a, b)
+    assert product.dtype == torch.float32
+    assert product.to(dtype).equal(a @ b) and len(calls) == 2 * (columns == 64)
+    is_rounded = product.equal(product.to(dtype))
+    assert is_rounded == (columns == 20 or dtype == torch.float32)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_linear_maps_and_their_gradients_use_the_kernels(calls, monkeypatch, dtype):
+    x = torch.randn(4, 30, 40, dtype=dtype, requires_grad=True)
+    weight = torch.randn(70, 40, dtype=dtype, requires_grad=True)
+    bias = torch.randn(70, dtype=dtype, requires_grad=True)
+    grad = torch.randn(4, 30, 70, dtype=dtype)
     results = []
     for _ in range(2):
         y = F.linear(x, weight, bias)
@@ -97,15 +138,27 @@ def test_linear_maps_and_their_gradients_use_the_kernels(calls, monkeypatch):
             assert len(calls) == 3
             monkeypatch.setattr(products, "usable", lambda a, b: False)
     assert len(calls) == 3
+    rounding = 1e-5 if dtype == torch.float32 else 2**-7
     for kernel, plain in zip(*results, strict=True):
-        torch.testing.assert_close(kernel, plain, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(kernel, plain, rtol=rounding, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_only_products_of_a_replaced_type_use_the_kernels(calls, monkeypatch, dtype):
+    a, b = torch.randn(100, 30).to(dtype), torch.randn(30, 40).to(dtype)
+    with monkeypatch.context() as patch:
+        patch.setitem(products._users, dtype, 0)
+        _ = a @ b, torch.addmm(b[0], a, b), products.float32_matmul(a, b)
+        products.matmul_into(a.new_empty(100, 40), a, b)
+        torch.zeros(100, 40, dtype=dtype).addmm_(a, b)
+        assert not calls and not products.replaced(dtype)
 
 
 @pytest.mark.parametrize(
     ("a", "b"),
     [
         (torch.ones(100, 50, dtype=torch.float64), torch.ones(50, 40, dtype=torch.float64)),
-        (torch.ones(100, 50, dtype=torch.bfloat16), torch.ones(50, 40, dtype=torch.bfloat16)),
+        (torch.ones(100, 50, dtype=torch.float16), torch.ones(50, 40, dtype=torch.float16)),
         (torch.ones(100, 50, dtype=torch.int64), torch.ones(50, 40, dtype=torch.int64)),
         (torch.ones(100, 0), torch.ones(0, 40)),
         (torch.ones(100, 100)[:, ::2], torch.ones(50, 40)),
@@ -138,8 +191,9 @@ def test_wrong_shapes_are_errors(a, b, calls):
     assert not calls
 
 
-def test_nan_and_infinity_propagate(calls):
-    a, b = torch.ones(64, 32), torch.ones(32, 32)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_nan_and_infinity_propagate(calls, dtype):
+    a, b = torch.ones(64, 32, dtype=dtype), torch.ones(32, 32, dtype=dtype)
     a[3, 5] = torch.nan
     b[7, 2] = torch.inf
     product = a @ b
@@ -147,6 +201,17 @@ def test_nan_and_infinity_propagate(calls):
     assert product[3].isnan().all()
     assert (product[:3, 2] == torch.inf).all()
     assert product.isfinite().sum() == 63 * 31
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_numbers_beside_the_factors_are_not_read(calls, dtype, by_columns):
+    """A count of 31 is odd, and the memory after each row of a is NaN."""
+    memory = torch.full((65, 96), torch.nan, dtype=dtype)
+    a = memory.t()[:65, :31] if by_columns else memory[:64, :31]
+    a[:64] = 1
+    b = torch.ones(31, 33, dtype=dtype)
+    assert (a[:64] @ b == 31).all() and calls
 
 
 def test_a_sum_of_another_shape_is_an_error(calls):

@@ -27,7 +27,7 @@ def test_the_setting_ends_with_its_context(matmul: str) -> None:
     before = torch.get_float32_matmul_precision()
     with pytest.raises(RuntimeError), computing(CPU, matmul) as said:
         if matmul == "highest":
-            kernels = " and kernels" if products.used_in_training else ""
+            kernels = " and kernels" if products.used_in_training[torch.float32] else ""
             assert said in (f"by MKL{kernels}", f"by oneDNN{kernels}") and error() < 1e-6
         else:
             assert torch.get_float32_matmul_precision() == matmul
@@ -70,7 +70,7 @@ def test_training_uses_and_logs_the_setting_and_restores_it(
         train_module.train(load(toy), tmp_path / "run", "cpu", quiet=True)
     train_module.train(load(toy, overrides[:1]), tmp_path / "other", "cpu", quiet=True)
     log = (tmp_path / "other" / "log.txt").read_text()
-    kernels = " and kernels" if products.used_in_training else ""
+    kernels = " and kernels" if products.used_in_training[torch.float32] else ""
     threads = quantity(torch.get_num_threads(), "thread")
     products_way = choices().ways["float32 products"]
     assert f"cpu, float32 products by {products_way}{kernels}, {threads}, fp32\n" in log

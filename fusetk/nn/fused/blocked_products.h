@@ -93,11 +93,12 @@ struct Epilogue {
     }
 };
 
-// A matrix of float32. Number (i, j) is at[i * row_step + j * step]. In a matrix in tiles, the rows
+// A matrix. Line j of row i begins at at[i * row_step + j * step]. In a matrix in tiles, the rows
 // are divided into tiles of MOST_ROWS rows, and row i of a tile begins at the first number of the
 // tile plus i * row_step. Row r, if it is the first one of a tile, begins at r * tile_step.
-struct Strided {
-    const float *at;
+template <class T>
+struct Lines {
+    const T *at;
     Int row_step, step;
     Int tile_step = row_step;
 };
@@ -112,7 +113,7 @@ enum { LINES_AHEAD = 64 };
 // `finish`.
 template <bool PREFETCH, int ROWS, int GROUPS>
 static NOT_INLINED void float_sums(
-    Int group, Int start, Int end, Int width, Strided x, const float *groups,
+    Int group, Int start, Int end, Int width, Lines<float> x, const float *groups,
     const Epilogue &finish, bool add, float *out, Int stride
 ) {
     groups += group * GROUP * width;
@@ -150,7 +151,7 @@ static NOT_INLINED void float_sums(
 // Compute float_sums of both groups for any number of rows.
 template <bool PREFETCH, int ROWS = MOST_ROWS>
 static void float_part(
-    Int rows, Int start, Int end, Int width, Strided x, const float *groups,
+    Int rows, Int start, Int end, Int width, Lines<float> x, const float *groups,
     const Epilogue &finish, bool add, float *out, Int stride
 ) {
     constexpr int GROUPS = 2 * ROWS <= MOST_SUMS ? 2 : 1;
@@ -175,7 +176,7 @@ static void float_part(
 // all rows.
 template <bool PREFETCH>
 static void float_block(
-    Int rows, Int width, Strided x, const float *groups, const Epilogue &finish, bool add,
+    Int rows, Int width, Lines<float> x, const float *groups, const Epilogue &finish, bool add,
     float *out, Int stride
 ) {
     for (Int start = 0; start < width; start += PART)
@@ -193,31 +194,71 @@ static inline void block(
 
 #ifdef BF16_VECTORS
 
-template <int ROWS>
-static NOT_INLINED void vector_rows(
-    Int row, Int width, const Bf16 *x, const Bf16 *first, const Bf16 *second,
-    const Epilogue &finish, float *out, Int stride
+static inline void store(Bf16 *x, Vector v) {
+    _mm256_storeu_si256((__m256i_u *)x, (__m256i)_mm512_cvtneps_pbh((__m512)v.registers[0]));
+}
+
+// Compute out (ROWS, BLOCK) = x times two groups of W, for `lines` lines. The second group begins
+// `group_step` numbers after the first one. With `half`, x has one more line, of one number. With
+// `add`, out has float32, and the products are added to it.
+template <int ROWS, class Out>
+static NOT_INLINED void bf16_sums(
+    Int lines, bool half, Lines<Bf16> x, const Bf16 *groups, Int group_step,
+    const Epilogue &finish, bool add, Out *out, Int stride
 ) {
+    for (int r = 0; r < ROWS; r++)  // the results are stored there after the loop over the inputs
+        for (int group = 0; group < 2; group++)
+            __builtin_prefetch(out + r * stride + group * GROUP, 1);
     __m512 sums[ROWS][2];
     for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
-    for (Int k = 0; k < width; k += 2) {
-        const __m512bh w = (__m512bh)_mm512_loadu_si512(first + k * GROUP);
-        const __m512bh v = (__m512bh)_mm512_loadu_si512(second + k * GROUP);
+    const Bf16 *from = x.at;
+    for (Int line = 0; line < lines; line++, from += x.step, groups += BLOCK) {
+        const __m512bh w = (__m512bh)_mm512_loadu_si512(groups);
+        const __m512bh v = (__m512bh)_mm512_loadu_si512(groups + group_step);
         for (int r = 0; r < ROWS; r++) {
             int32_t bits;
-            memcpy(&bits, x + (row + r) * width + k, sizeof bits);
+            memcpy(&bits, from + r * x.row_step, sizeof bits);
             const __m512bh inputs = (__m512bh)_mm512_set1_epi32(bits);
             sums[r][0] = _mm512_dpbf16_ps(sums[r][0], inputs, w);
             sums[r][1] = _mm512_dpbf16_ps(sums[r][1], inputs, v);
         }
     }
+    for (int r = 0; half && r < ROWS; r++) {
+        const __m512bh input = (__m512bh)_mm512_set1_epi32(from[r * x.row_step]);
+        for (int group = 0; group < 2; group++) {
+            const __m512bh w = (__m512bh)_mm512_loadu_si512(groups + group * group_step);
+            sums[r][group] = _mm512_dpbf16_ps(sums[r][group], input, w);
+        }
+    }
     for (int group = 0; group < 2; group++) {
         const GroupEpilogue epilogue = finish.of_group(group);
         for (int r = 0; r < ROWS; r++) {
-            const Vector numbers = {{(Register)sums[r][group]}};
-            store(out + (row + r) * stride + group * GROUP, epilogue(numbers, row + r));
+            Out *to = out + r * stride + group * GROUP;
+            Vector numbers = {{(Register)sums[r][group]}};
+            if (add) numbers += load(to);
+            store(to, epilogue(numbers, r));
         }
     }
+}
+
+// Compute bf16_sums for any number of rows.
+template <class Out, int ROWS = MOST_ROWS>
+static void bf16_block(
+    Int rows, Int lines, bool half, Lines<Bf16> x, const Bf16 *groups, Int group_step,
+    const Epilogue &finish, bool add, Out *out, Int stride
+) {
+    const Int whole = rows / ROWS * ROWS;
+    for (Int r = 0; r < whole; r += ROWS)
+        bf16_sums<ROWS>(
+            lines, half, {x.at + r * x.tile_step, x.row_step, x.step}, groups, group_step, finish,
+            add, out + r * stride, stride
+        );
+    if constexpr (ROWS > 1)
+        if (whole < rows)
+            bf16_block<Out, ROWS / 2>(
+                rows - whole, lines, half, {x.at + whole * x.tile_step, x.row_step, x.step},
+                groups, group_step, finish, add, out + whole * stride, stride
+            );
 }
 
 #endif
@@ -316,24 +357,21 @@ static inline void tiles(
 
 #endif
 
-#if defined(BF16_VECTORS) || defined(INT8_VECTORS)
+#ifdef INT8_VECTORS
 
-template <int ROWS, class T>
+template <int ROWS>
 static inline Int blocks_of_rows(
-    Int row, Int rows, Int width, const T *x, const T *groups, const Epilogue &finish, float *out,
-    Int stride
+    Int row, Int rows, Int width, const int8_t *x, const int8_t *groups, const Epilogue &finish,
+    float *out, Int stride
 ) {
     for (; row + ROWS <= rows; row += ROWS)
         vector_rows<ROWS>(row, width, x, groups, groups + GROUP * width, finish, out, stride);
     return row;
 }
 
-// out (rows, BLOCK) for x (rows, width) and two groups of W. With tiles (bf16 only), x and out have
-// memory for BLOCK_ROWS rows, even if `rows` is smaller.
-template <class T>
 static inline void block(
-    Int rows, Int width, const T *x, const T *groups, const Epilogue &finish, bool, float *out,
-    Int stride
+    Int rows, Int width, const int8_t *x, const int8_t *groups, const Epilogue &finish, bool,
+    float *out, Int stride
 ) {
     Int row = blocks_of_rows<8>(0, rows, width, x, groups, finish, out, stride);
     row = blocks_of_rows<4>(row, rows, width, x, groups, finish, out, stride);
@@ -343,16 +381,22 @@ static inline void block(
 
 #endif
 
-#ifdef BF16_TILES
+#ifdef BF16_VECTORS
 
+// With tiles, x and out have memory for BLOCK_ROWS rows, even if `rows` is smaller.
 static inline void block(
     Int rows, Int width, const Bf16 *x, const Bf16 *groups, const Epilogue &finish, bool use_tiles,
     float *out, Int stride
 ) {
-    if (use_tiles)
+#ifdef BF16_TILES
+    if (use_tiles) {
         tiles(width, x, groups, groups + GROUP * width, finish, out, stride);
-    else
-        block<Bf16>(rows, width, x, groups, finish, false, out, stride);
+        return;
+    }
+#endif
+    bf16_block(
+        rows, width / 2, false, {x, width, 2}, groups, GROUP * width, finish, false, out, stride
+    );
 }
 
 #endif

@@ -28,7 +28,7 @@ EFFECTS = {
     "convolution": "convolutional models are about a tenth slower on CPU",
     "streams": "connections with several streams or sources train about half as fast on CPU",
     "decoding": "Transformers translate about half as fast on CPU",
-    "products": "training in float32 may be about a tenth slower on CPU",
+    "products": "training may be about a tenth slower on CPU",
 }
 # Not every compiler knows -march=native or OpenMP. Without OpenMP the kernels use one thread.
 FLAGS: tuple[list[str], ...] = (

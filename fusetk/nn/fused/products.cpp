@@ -1,99 +1,190 @@
-// Products of two float32 matrices, each of which may be transposed, for training
+// Products of two matrices of float32 or bf16, each of which may be transposed, for training
 
 #include "blocked_products.h"
 
-// Parts of B are stored in blocks, one after the other: at most DEPTH rows and PANEL numbers (2 MB).
-// Each chunk of A reads all blocks of a part, so they should stay in a cache.
-enum { DEPTH = 1024, PANEL = 1 << 19 };
+// Parts of B are stored in blocks, one after the other: at most DEPTH rows and PANEL lines (2 MB).
+// Each chunk of A reads all blocks of a part, so they should stay in a cache. A part has at least
+// MIN_PANEL columns, because A is read once for each part.
+enum { DEPTH = 1024, PANEL = 1 << 19, MIN_PANEL = 4 * BLOCK };
+
+// A matrix. Number (i, j) is at[i * row_step + j * step]. One of the steps is 1.
+template <class T>
+struct Matrix {
+    const T *at;
+    Int row_step, step;
+
+    Matrix part(Int row, Int column) const {
+        return {at + row * row_step + column * step, row_step, step};
+    }
+};
+
+// A line of 4 bytes has one float32 or two bf16.
+template <class T>
+static inline Int lines_of(Int count) {
+    return (count * sizeof(T) + sizeof(float) - 1) / sizeof(float);
+}
+
+// LANES lines of the numbers from two addresses on. A line of bf16 has a number of each; the second
+// address may be null, which means zeros. Lines from n on are 0.
+static inline Vector load_lines(const float *first, const float *, Int n) {
+    return n == LANES ? load(first) : load_part(first, n, 0);
+}
+
+static inline Vector load_lines(const Bf16 *first, const Bf16 *second, Int n) {
+    Bf16 edges[2][LANES] = {};
+    if (n < LANES) first = (const Bf16 *)memcpy(edges[0], first, n * sizeof(Bf16));
+    if (!second)
+        second = edges[1];
+    else if (n < LANES)
+        second = (const Bf16 *)memcpy(edges[1], second, n * sizeof(Bf16));
+    const Vector low = load(first), high = load(second);  // bf16 is the upper half of float32
+    return join<Vector>([=](int k) {
+        const IntRegister bits = (IntRegister)low.registers[k] >> 16 & 0xffff;
+        return (Register)(bits | (IntRegister)high.registers[k]);
+    });
+}
 
 // Store the GROUP columns of B (count, size) from n on as blocked_products.h says. Columns beyond
-// the last one are 0. One of the steps of B is 1.
-static void store_group(Strided b, Int count, Int size, Int n, float *to) {
+// the last one are 0.
+template <class T>
+static void store_group(Matrix<T> b, Int count, Int size, Int n, float *to) {
+    const Int inputs = sizeof(float) / sizeof(T);  // of a line
     const Int columns = n < size ? smaller(size - n, GROUP) : 0;
-    const float *from = b.at + n * b.step;
+    const T *from = b.at + n * b.step;
     Int k = 0;
     if (b.step == 1) {
-        for (; k < count; k++)
+        for (; k < count; k += inputs, from += inputs * b.row_step)
             store(
-                to + k * GROUP, columns == GROUP ? load(from + k * b.row_step)
-                                                 : load_part(from + k * b.row_step, columns, 0)
+                to + k / inputs * GROUP,
+                load_lines(from, k + 1 < count ? from + b.row_step : 0, columns)
             );
         return;
     }
-    for (; k + WIDTH <= count; k += WIDTH)
+    for (; k + WIDTH * inputs <= count; k += WIDTH * inputs)
         for (Int j = 0; j < GROUP; j += WIDTH) {
             Register block[WIDTH];
             for (Int i = 0; i < WIDTH; i++)
                 block[i] = j + i < columns ? *(const Register *)(from + (j + i) * b.step + k)
                                            : Register{};
             transpose(block);
-            for (Int i = 0; i < WIDTH; i++) *(Register *)(to + (k + i) * GROUP + j) = block[i];
+            for (Int i = 0; i < WIDTH; i++)
+                *(Register *)(to + (k / inputs + i) * GROUP + j) = block[i];
         }
-    for (; k < count; k++)
+    T *rest = (T *)(to + k / inputs * GROUP);
+    for (Int line = 0; line < lines_of<T>(count - k); line++)
         for (Int j = 0; j < GROUP; j++)
-            to[k * GROUP + j] = j < columns ? from[j * b.step + k * b.row_step] : 0;
+            for (Int i = 0; i < inputs; i++) {
+                const Int row = k + line * inputs + i;
+                const bool inside = j < columns && row < count;
+                *rest++ = inside ? from[j * b.step + row * b.row_step] : 0;
+            }
 }
 
-// Copy A (rows, count), which is stored by columns, to tiles: arrays (count, MOST_ROWS). Return the
-// copy. A tile is one piece of memory, so the fastest cache can keep it.
-static Strided copy_to_tiles(Strided a, Int rows, Int count, float *to) {
-    const Int whole = rows / MOST_ROWS * MOST_ROWS;
-    for (Int k = 0; k < count; k++) {
-        const float *from = a.at + k * a.step;
-        float *line = to + k * MOST_ROWS;
-        for (Int r = 0; r < whole; r += MOST_ROWS)
-            memcpy(line + r * count, from + r, MOST_ROWS * sizeof(float));
-        for (Int r = whole; r < rows; r++) line[whole * count + r - whole] = from[r];
-    }
-    return {to, 1, MOST_ROWS, count};
+// Copy a line of each of MOST_ROWS rows to a tile. A line of bf16 has a number from each address.
+static inline void copy_lines(const float *first, const float *, float *to) {
+    memcpy(to, first, MOST_ROWS * sizeof(float));
 }
+
+static inline void copy_lines(const Bf16 *first, const Bf16 *second, Bf16 *to) {
+    typedef Bf16 Numbers __attribute__((vector_size(2 * MOST_ROWS), aligned(2), may_alias));
+    const Numbers a = *(const Numbers *)first, b = *(const Numbers *)second;
+    *(Numbers *)to = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+    *(Numbers *)(to + MOST_ROWS) = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+
+// Copy A (rows, count), which is stored by columns, to tiles: arrays of lines (lines, MOST_ROWS).
+// Return the copy. A tile is one piece of memory, so the fastest cache can keep it.
+template <class T>
+static Lines<T> copy_to_tiles(Matrix<T> a, Int rows, Int count, float *to) {
+    static const T zeros[CHUNK] = {};
+    const Int inputs = sizeof(float) / sizeof(T), lines = lines_of<T>(count);
+    const Int whole = rows / MOST_ROWS * MOST_ROWS;
+    for (Int k = 0; k < count; k += inputs) {
+        const T *first = a.at + k * a.step, *second = k + 1 < count ? first + a.step : zeros;
+        T *line = (T *)(to + k / inputs * MOST_ROWS);
+        for (Int r = 0; r < whole; r += MOST_ROWS)
+            copy_lines(first + r, second + r, line + r * lines * inputs);
+        if (whole < rows) {
+            T edges[2][MOST_ROWS] = {};
+            memcpy(edges[0], first + whole, (rows - whole) * sizeof(T));
+            memcpy(edges[1], second + whole, (rows - whole) * sizeof(T));
+            copy_lines(edges[0], edges[1], line + whole * lines * inputs);
+        }
+    }
+    return {(const T *)to, inputs, MOST_ROWS * inputs, lines * inputs};
+}
+
+// Compute out (rows, BLOCK) = A (rows, count) times blocked columns. With `add`, add this to out.
+static inline void multiply_block(
+    Int rows, Int count, Lines<float> a, const float *groups, const Epilogue &finish, bool add,
+    float *out, Int stride
+) {
+    float_block<false>(rows, count, a, groups, finish, add, out, stride);
+}
+
+#ifdef BF16_VECTORS
+
+// A sum of bf16 in `out` has at most DEPTH products.
+template <class Out>
+static inline void multiply_block(
+    Int rows, Int count, Lines<Bf16> a, const Bf16 *groups, const Epilogue &finish, bool add,
+    Out *out, Int stride
+) {
+    const bool in_tiles = a.step != 2;  // an odd count of numbers is filled with zeros there
+    const Epilogue none = {ZEROS, fill(-INFINITY), 0, 0, 0};
+    for (Int start = 0; start < count; start += DEPTH) {
+        const Int part = smaller(DEPTH, count - start);
+        bf16_block(
+            rows, in_tiles ? lines_of<Bf16>(part) : part / 2, !in_tiles && part % 2,
+            {a.at + start / 2 * a.step, a.row_step, a.step, a.tile_step}, groups + start * GROUP,
+            2 * GROUP * lines_of<Bf16>(count), start + part == count ? finish : none, add || start,
+            out, stride
+        );
+    }
+}
+
+#endif
 
 // Compute out (rows, columns) = A (rows, count) times blocked columns, plus the bias (columns),
-// which may be null. With `add`, add this to out. There are at most CHUNK rows and BLOCK columns;
-// `groups` has BLOCK columns.
+// which may be null. With `add`, add this to out, which has float32. There are at most CHUNK rows
+// and BLOCK columns; `groups` has BLOCK columns.
+template <class T, class Out>
 static void multiply(
-    Int rows, Int columns, Int count, Strided a, const float *groups, const float *bias, bool add,
-    float *out, Int stride
+    Int rows, Int columns, Int count, Lines<T> a, const T *groups, const float *bias, bool add,
+    Out *out, Int stride
 ) {
     float full_bias[BLOCK] = {};
     if (bias) memcpy(full_bias, bias, columns * sizeof(float));
     const Epilogue finish = {full_bias, fill(-INFINITY), 0, 0, 0};
-    if (columns == BLOCK) {
-        float_block<false>(rows, count, a, groups, finish, add, out, stride);
+    if (columns == BLOCK && (sizeof(Out) == sizeof(float) || count <= DEPTH)) {
+        multiply_block(rows, count, a, groups, finish, add, out, stride);
         return;
     }
-    float edge[CHUNK * BLOCK] = {};
+    float sums[CHUNK * BLOCK] = {};
     for (Int r = 0; add && r < rows; r++)
-        memcpy(edge + r * BLOCK, out + r * stride, columns * sizeof(float));
-    float_block<false>(rows, count, a, groups, finish, add, edge, BLOCK);
+        memcpy(sums + r * BLOCK, out + r * stride, columns * sizeof(float));
+    multiply_block(rows, count, a, groups, finish, add, sums, BLOCK);
     for (Int r = 0; r < rows; r++)
-        memcpy(out + r * stride, edge + r * BLOCK, columns * sizeof(float));
+        for (Int j = 0; j < columns; j++) put(out + r * stride, j, sums[r * BLOCK + j]);
 }
-
-// Return the submatrix of m that begins at a row and a column.
-static Strided submatrix(Strided m, Int row, Int column) {
-    return {m.at + row * m.row_step + column * m.step, m.row_step, m.step};
-}
-
-extern "C" {
 
 // Compute out (rows, size) = A (rows, count) B (count, size) + bias (size). The bias may be null.
-// With `add`, add this to out. `stride` is the row step of out. One of the steps of each factor is
-// 1. The order of a sum does not depend on the number of threads.
-void float32_matmul(
-    Int threads, Int rows, Int size, Int count, const float *a_at, Int a_row_step, Int a_step,
-    const float *b_at, Int b_row_step, Int b_step, const float *bias, Int add, float *out,
-    Int stride
+// With `add`, add this to out, which has float32. `stride` is the row step of out. The order of a
+// sum does not depend on the number of threads.
+template <class T, class Out>
+static void matmul(
+    Int threads, Int rows, Int size, Int count, Matrix<T> a, Matrix<T> b, const float *bias,
+    bool add, Out *out, Int stride
 ) {
-    const Strided a = {a_at, a_row_step, a_step}, b = {b_at, b_row_step, b_step};
-    const Int depth = smaller(count, DEPTH);
-    const Int panel = smaller(up(size, BLOCK), PANEL / depth / BLOCK * BLOCK);
-    Scratch blocks(panel * depth);
+    const Int depth = sizeof(Out) == sizeof(float) ? smaller(count, DEPTH) : count;
+    const Int lines = lines_of<T>(depth);
+    const Int panel = smaller(up(size, BLOCK), PANEL / lines / BLOCK * BLOCK);
+    Scratch blocks(panel * lines);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
         // A copy of a chunk of A, if A is stored by columns: the numbers of a row are far from each
         // other there.
-        Scratch tiles(a.step == 1 ? 0 : up(CHUNK, MOST_ROWS) * depth);
+        Scratch tiles(a.step == 1 ? 0 : up(CHUNK, MOST_ROWS) * lines);
         for (Int start = 0; start < count; start += depth)
             for (Int column = 0; column < size; column += panel) {
                 const Int part = smaller(count - start, depth);
@@ -102,22 +193,24 @@ void float32_matmul(
 #pragma omp for schedule(static)
                 for (Int n = 0; n < up(columns, BLOCK); n += GROUP)
                     store_group(
-                        submatrix(b, start, column), part, columns, n, blocks.at + n * part
+                        b.part(start, column), part, columns, n, blocks.at + n * lines_of<T>(part)
                     );
-                Strided copy = {};
+                Lines<T> copy = {};
                 Int copied_chunk = -1;
 #pragma omp for collapse(2) schedule(static)
                 for (Int chunk = 0; chunk < rows; chunk += CHUNK)
                     for (Int n = 0; n < columns; n += BLOCK) {
                         const Int chunk_rows = smaller(rows - chunk, CHUNK);
-                        const Strided from = submatrix(a, chunk, start);
+                        const Matrix<T> from = a.part(chunk, start);
                         if (a.step != 1 && copied_chunk != chunk) {
                             copy = copy_to_tiles(from, chunk_rows, part, tiles.at);
                             copied_chunk = chunk;
                         }
+                        const Int inputs = sizeof(float) / sizeof(T);
                         multiply(
                             chunk_rows, smaller(columns - n, BLOCK), part,
-                            a.step == 1 ? from : copy, blocks.at + n * part,
+                            a.step == 1 ? Lines<T>{from.at, a.row_step, inputs} : copy,
+                            (const T *)(blocks.at + n * lines_of<T>(part)),
                             last && bias ? bias + column + n : 0, add || start,
                             out + chunk * stride + column + n, stride
                         );
@@ -125,5 +218,44 @@ void float32_matmul(
             }
     }
 }
+
+extern "C" {
+
+void float32_matmul(
+    Int threads, Int rows, Int size, Int count, const float *a, Int a_row_step, Int a_step,
+    const float *b, Int b_row_step, Int b_step, const float *bias, Int add, float *out, Int stride
+) {
+    matmul<float, float>(
+        threads, rows, size, count, {a, a_row_step, a_step}, {b, b_row_step, b_step}, bias, add,
+        out, stride
+    );
+}
+
+#ifdef BF16_VECTORS
+
+// The factors have bf16. `out` has float32, or bf16 with `bf16_out`, and then `add` is false.
+void bf16_matmul(
+    Int threads, Int rows, Int size, Int count, const Bf16 *a_at, Int a_row_step, Int a_step,
+    const Bf16 *b_at, Int b_row_step, Int b_step, const float *bias, Int add, Int bf16_out,
+    void *out, Int stride
+) {
+    const Matrix<Bf16> a = {a_at, a_row_step, a_step}, b = {b_at, b_row_step, b_step};
+    if (!bf16_out) {
+        matmul(threads, rows, size, count, a, b, bias, add, (float *)out, stride);
+        return;
+    }
+    Bf16 *rounded = (Bf16 *)out;
+    // If the sums are not divided, a chunk of A and a part of B have all numbers of a sum.
+    if (count <= DEPTH || (a.step == 1 && lines_of<Bf16>(count) * MIN_PANEL <= PANEL)) {
+        matmul(threads, rows, size, count, a, b, bias, false, rounded, stride);
+        return;
+    }
+    Scratch sums(rows * size);
+    matmul(threads, rows, size, count, a, b, bias, false, sums.at, size);
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+    for (Int r = 0; r < rows; r++) round_row(size, sums.at + r * size, rounded + r * stride);
+}
+
+#endif
 
 }  // extern "C"
