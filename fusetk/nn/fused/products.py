@@ -71,12 +71,12 @@ def _call(a: Tensor, b: Tensor, bias: Tensor | None, add: bool, out: Tensor) -> 
     kernels = library("products")
     assert kernels is not None
     in_float32 = a.dtype == torch.float32
-    out_type = () if in_float32 else (INT(out.dtype == torch.bfloat16),)
+    types = () if in_float32 else (INT(x.dtype == torch.bfloat16) for x in (b, out))
     (kernels.float32_matmul if in_float32 else kernels.bf16_matmul)(
         *map(INT, (torch.get_num_threads(), *out.shape, len(b))),
         *(POINTER(a.data_ptr()), *map(INT, a.stride())),
         *(POINTER(b.data_ptr()), *map(INT, b.stride())),
-        *(POINTER(None if bias is None else bias.data_ptr()), INT(add), *out_type),
+        *(POINTER(None if bias is None else bias.data_ptr()), INT(add), *types),
         *(POINTER(out.data_ptr()), INT(out.stride(0))),
     )
 
