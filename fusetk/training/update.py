@@ -113,7 +113,8 @@ def optimizer_step(
     norm is not finite, weights and optimiser state do not change.
     """
     all_reduce_gradients(world, model)
-    parameters = [p for p in model.parameters() if p.grad is not None]
+    updated = (p for group in optimizer.param_groups for p in group["params"])
+    parameters = [p for p in updated if p.grad is not None]
     if scale != 1:
         torch._foreach_mul_([local(p.grad) for p in parameters], 1 / scale)
     norms = clip_gradients(parameters, clip or math.inf)

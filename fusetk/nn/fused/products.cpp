@@ -44,44 +44,28 @@ static inline Vector load_lines(const Bf16 *first, const Bf16 *second, Int n) {
     });
 }
 
-// Return n numbers in another type. If they have this type, they are not copied.
-static inline const float *converted(const float *x, Int, float *) { return x; }
-static inline const Bf16 *converted(const Bf16 *x, Int, Bf16 *) { return x; }
-
-#ifdef BF16_VECTORS
-static inline const Bf16 *converted(const float *x, Int n, Bf16 *buffer) {
-    round_row(n, x, buffer);
-    return buffer;
-}
-#endif
-
-// Store the GROUP columns of B (count, size) from n on as blocked_products.h says, in the type T.
-// Columns beyond the last one are 0.
-template <class T, class From>
-static void store_group(Matrix<From> b, Int count, Int size, Int n, float *to) {
+// Store the GROUP columns of B (count, size) from n on as blocked_products.h says. Columns beyond
+// the last one are 0.
+template <class T>
+static void store_group(Matrix<T> b, Int count, Int size, Int n, float *to) {
     const Int inputs = sizeof(float) / sizeof(T);  // of a line
     const Int columns = n < size ? smaller(size - n, GROUP) : 0;
-    const From *from = b.at + n * b.step;
+    const T *from = b.at + n * b.step;
     Int k = 0;
     if (b.step == 1) {
-        for (; k < count; k += inputs, from += inputs * b.row_step) {
-            T rows[2][LANES];
-            const T *first = converted(from, columns, rows[0]), *second = 0;
-            if (inputs == 2 && k + 1 < count)
-                second = converted(from + b.row_step, columns, rows[1]);
-            store(to + k / inputs * GROUP, load_lines(first, second, columns));
-        }
+        for (; k < count; k += inputs, from += inputs * b.row_step)
+            store(
+                to + k / inputs * GROUP,
+                load_lines(from, k + 1 < count ? from + b.row_step : 0, columns)
+            );
         return;
     }
     for (; k + WIDTH * inputs <= count; k += WIDTH * inputs)
         for (Int j = 0; j < GROUP; j += WIDTH) {
-            Register block[WIDTH] = {};
-            for (Int i = 0; i < smaller(WIDTH, columns - j); i++) {
-                T column[WIDTH * inputs];
-                block[i] = *(const Register *)converted(
-                    from + (j + i) * b.step + k, WIDTH * inputs, column
-                );
-            }
+            Register block[WIDTH];
+            for (Int i = 0; i < WIDTH; i++)
+                block[i] = j + i < columns ? *(const Register *)(from + (j + i) * b.step + k)
+                                           : Register{};
             transpose(block);
             for (Int i = 0; i < WIDTH; i++)
                 *(Register *)(to + (k / inputs + i) * GROUP + j) = block[i];
@@ -92,7 +76,7 @@ static void store_group(Matrix<From> b, Int count, Int size, Int n, float *to) {
             for (Int i = 0; i < inputs; i++) {
                 const Int row = k + line * inputs + i;
                 const bool inside = j < columns && row < count;
-                put(rest++, 0, inside ? get(from, j * b.step + row * b.row_step) : 0);
+                *rest++ = inside ? from[j * b.step + row * b.row_step] : 0;
             }
 }
 
@@ -187,12 +171,12 @@ static void multiply(
         for (Int j = 0; j < columns; j++) put(out + r * stride, j, sums[r * BLOCK + j]);
 }
 
-// Compute out (rows, size) = A (rows, count) B (count, size) + bias (size). The numbers of B are
-// converted to T. The bias may be null. With `add`, add this to out, which has float32. `stride` is the row step of out. The order of a
+// Compute out (rows, size) = A (rows, count) B (count, size) + bias (size). The bias may be null.
+// With `add`, add this to out, which has float32. `stride` is the row step of out. The order of a
 // sum does not depend on the number of threads.
-template <class T, class From, class Out>
+template <class T, class Out>
 static void matmul(
-    Int threads, Int rows, Int size, Int count, Matrix<T> a, Matrix<From> b, const float *bias,
+    Int threads, Int rows, Int size, Int count, Matrix<T> a, Matrix<T> b, const float *bias,
     bool add, Out *out, Int stride
 ) {
     const Int depth = sizeof(Out) == sizeof(float) ? smaller(count, DEPTH) : count;
@@ -211,7 +195,7 @@ static void matmul(
                 const bool last = start + part == count;
 #pragma omp for schedule(static)
                 for (Int n = 0; n < up(columns, BLOCK); n += GROUP)
-                    store_group<T>(
+                    store_group(
                         b.part(start, column), part, columns, n, blocks.at + n * lines_of<T>(part)
                     );
                 Lines<T> copy = {};
@@ -238,70 +222,41 @@ static void matmul(
     }
 }
 
-#ifdef BF16_VECTORS
-
-// Compute `matmul` with results in bf16.
-template <class From>
-static void matmul_rounded(
-    Int threads, Int rows, Int size, Int count, Matrix<Bf16> a, Matrix<From> b, const float *bias,
-    Bf16 *out, Int stride
-) {
-    // If the sums are not divided, a chunk of A and a part of B have all numbers of a sum.
-    if (count <= DEPTH || (a.step == 1 && lines_of<Bf16>(count) * MIN_PANEL <= PANEL)) {
-        matmul(threads, rows, size, count, a, b, bias, false, out, stride);
-        return;
-    }
-    Scratch sums(rows * size);
-    matmul(threads, rows, size, count, a, b, bias, false, sums.at, size);
-#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
-    for (Int r = 0; r < rows; r++) round_row(size, sums.at + r * size, out + r * stride);
-}
-
-template <class From>
-static void bf16_matmul_of(
-    Int threads, Int rows, Int size, Int count, Matrix<Bf16> a, Matrix<From> b, const float *bias,
-    bool add, bool bf16_out, void *out, Int stride
-) {
-    if (bf16_out)
-        matmul_rounded(threads, rows, size, count, a, b, bias, (Bf16 *)out, stride);
-    else
-        matmul(threads, rows, size, count, a, b, bias, add, (float *)out, stride);
-}
-
-#endif
-
 extern "C" {
 
 void float32_matmul(
     Int threads, Int rows, Int size, Int count, const float *a, Int a_row_step, Int a_step,
     const float *b, Int b_row_step, Int b_step, const float *bias, Int add, float *out, Int stride
 ) {
-    matmul(
-        threads, rows, size, count, Matrix<float>{a, a_row_step, a_step},
-        Matrix<float>{b, b_row_step, b_step}, bias, add, out, stride
+    matmul<float, float>(
+        threads, rows, size, count, {a, a_row_step, a_step}, {b, b_row_step, b_step}, bias, add,
+        out, stride
     );
 }
 
 #ifdef BF16_VECTORS
 
-// A has bf16, and B has it with `bf16_b`; otherwise B has float32, and is rounded. `out` has
-// float32, or bf16 with `bf16_out`, and then `add` is false.
+// The factors have bf16. `out` has float32, or bf16 with `bf16_out`, and then `add` is false.
 void bf16_matmul(
     Int threads, Int rows, Int size, Int count, const Bf16 *a_at, Int a_row_step, Int a_step,
-    const void *b, Int b_row_step, Int b_step, const float *bias, Int add, Int bf16_b,
-    Int bf16_out, void *out, Int stride
+    const Bf16 *b_at, Int b_row_step, Int b_step, const float *bias, Int add, Int bf16_out,
+    void *out, Int stride
 ) {
-    const Matrix<Bf16> a = {a_at, a_row_step, a_step};
-    if (bf16_b)
-        bf16_matmul_of(
-            threads, rows, size, count, a, Matrix<Bf16>{(const Bf16 *)b, b_row_step, b_step}, bias,
-            add, bf16_out, out, stride
-        );
-    else
-        bf16_matmul_of(
-            threads, rows, size, count, a, Matrix<float>{(const float *)b, b_row_step, b_step},
-            bias, add, bf16_out, out, stride
-        );
+    const Matrix<Bf16> a = {a_at, a_row_step, a_step}, b = {b_at, b_row_step, b_step};
+    if (!bf16_out) {
+        matmul(threads, rows, size, count, a, b, bias, add, (float *)out, stride);
+        return;
+    }
+    Bf16 *rounded = (Bf16 *)out;
+    // If the sums are not divided, a chunk of A and a part of B have all numbers of a sum.
+    if (count <= DEPTH || (a.step == 1 && lines_of<Bf16>(count) * MIN_PANEL <= PANEL)) {
+        matmul(threads, rows, size, count, a, b, bias, false, rounded, stride);
+        return;
+    }
+    Scratch sums(rows * size);
+    matmul(threads, rows, size, count, a, b, bias, false, sums.at, size);
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+    for (Int r = 0; r < rows; r++) round_row(size, sums.at + r * size, rounded + r * stride);
 }
 
 #endif

@@ -41,9 +41,9 @@ def usable(a: Tensor, b: Tensor) -> bool:
         a.dtype == b.dtype
         and a.dtype in used_in_training
         and a.dim() == b.dim() == 2
-        and len(a) >= MIN_ROWS
+        and a.shape[0] >= MIN_ROWS
         and b.shape[1] >= MIN_COLUMNS
-        and a.shape[1] == len(b) > 0
+        and a.shape[1] == b.shape[0] > 0
         and 1 in a.stride()
         and 1 in b.stride()
     )
@@ -54,7 +54,7 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
     The bias is float32 and contiguous. Sums are float32.
     """
-    out = a.new_empty(len(a), b.shape[1])
+    out = a.new_empty(a.shape[0], b.shape[1])
     _call(a, b, bias, False, out)
     return out
 
@@ -71,9 +71,9 @@ def _call(a: Tensor, b: Tensor, bias: Tensor | None, add: bool, out: Tensor) -> 
     kernels = library("products")
     assert kernels is not None
     in_float32 = a.dtype == torch.float32
-    types = () if in_float32 else (INT(x.dtype == torch.bfloat16) for x in (b, out))
+    types = () if in_float32 else (INT(out.dtype == torch.bfloat16),)
     (kernels.float32_matmul if in_float32 else kernels.bf16_matmul)(
-        *map(INT, (torch.get_num_threads(), *out.shape, len(b))),
+        *map(INT, (torch.get_num_threads(), *out.shape, b.shape[0])),
         *(POINTER(a.data_ptr()), *map(INT, a.stride())),
         *(POINTER(b.data_ptr()), *map(INT, b.stride())),
         *(POINTER(None if bias is None else bias.data_ptr()), INT(add), *types),
