@@ -346,14 +346,17 @@ def _run_maps(dtype: torch.dtype, way: Way) -> Callable[[], object]:
 def slower_than_float32(dtype: torch.dtype, training: bool = False) -> bool:
     """Whether maps with weights of this type are slower on CPU than those of float32.
 
-    PyTorch computes them in training. Otherwise ``in_kernels`` chooses the way of each type.
+    They are computed in the ways that are in use for training, or for inference.
     """
+
+    def run(kind: torch.dtype) -> Callable[[], object]:
+        if training:
+            way = KERNELS if products.used_in_training[kind] else LARGE_WAYS[0]
+            return _run_training_products(kind, way)
+        return _run_maps(kind, KERNELS if uses_kernels(kind, "maps") else "PyTorch")
+
     with torch.inference_mode(), one_thread(), float32_by_default():
-        maps = [
-            _run_maps(kind, KERNELS if not training and uses_kernels(kind, "maps") else "PyTorch")
-            for kind in (torch.float32, dtype)
-        ]
-        float32, other = _seconds(maps, time.thread_time)
+        float32, other = _seconds([run(torch.float32), run(dtype)], time.thread_time)
     return other > float32
 
 

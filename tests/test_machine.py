@@ -209,6 +209,9 @@ def test_the_speed_of_a_type_is_compared_with_that_of_float32(
     monkeypatch.setitem(in_kernels, torch.int8, {"maps": False, "projection": True})
     monkeypatch.setattr(fused_decoding, "has_products", lambda dtype: True)
     monkeypatch.setattr(ways, "_run_maps", lambda dtype, way: (dtype, way))
+    monkeypatch.setattr(ways, "_run_training_products", lambda dtype, way: (dtype, way))
+    monkeypatch.setitem(products.used_in_training, torch.float32, False)
+    monkeypatch.setitem(products.used_in_training, torch.bfloat16, True)
     measured = []
 
     def measure(maps: list[tuple[torch.dtype, str]], clock: object) -> list[float]:
@@ -220,7 +223,7 @@ def test_the_speed_of_a_type_is_compared_with_that_of_float32(
     assert measured == [(torch.float32, "kernels"), (torch.int8, "PyTorch")]
     measured.clear()
     assert ways.slower_than_float32(torch.bfloat16, training=True) == slower
-    assert measured == [(torch.float32, "PyTorch"), (torch.bfloat16, "PyTorch")]
+    assert measured == [(torch.float32, "library"), (torch.bfloat16, "kernels")]
 
 
 @pytest.mark.skipif(
