@@ -226,15 +226,24 @@ def write_choices(path: Path, values: Choices) -> None:
 
 @contextmanager
 def computing(
-    device: torch.device, matmul: str, recorded: Choices | None = None, precision: str = "fp32"
+    device: torch.device,
+    matmul: str,
+    recorded: Choices | None = None,
+    precision: str = "fp32",
+    compiled: bool = False,
 ) -> Iterator[str]:
     """Apply the settings of a training on ``device``; restore the old ones at the end.
 
     ``matmul`` and ``precision`` are keys of ``training``. On CPU the settings are ``recorded``, by
     default ``choices``. In exact float32 and in bf16, PyTorch's operators may use the kernels of
-    ``fusetk.nn.fused.products`` in the whole process. Yields a description of the products for the
+    ``fusetk.nn.fused.products`` in the whole process. They do not if the layers are ``compiled``,
+    because ``torch.compile`` does not use the kernels. Yields a description of the products for the
     log.
     """
+
+    def uses_kernels(dtype: torch.dtype) -> bool:
+        return products.used_in_training[dtype] and not compiled
+
     with ExitStack() as undo:
         if device.type != "cpu":
             undo.callback(use_precision(matmul))
@@ -244,14 +253,15 @@ def computing(
             for restore in _use(chosen, matmul, PRODUCTS):
                 undo.callback(restore)
             description = f"by {chosen.ways[PRODUCTS]}"
-            dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-            if products.used_in_training[dtype] and (matmul == "highest" or precision == "bf16"):
-                undo.callback(products.replace(dtype))
-                description += ", bf16 products by" if precision == "bf16" else " and"
-                description += " kernels"
+            if precision == "fp32" and matmul == "highest" and uses_kernels(torch.float32):
+                undo.callback(products.replace(torch.float32))
+                description += " and kernels"
         if matmul != "highest":
             result = "rounded" if product_error(device) > 1e-5 else "exact"
             description = f"{matmul}, in fact {result}"
+        if device.type == "cpu" and precision == "bf16" and uses_kernels(torch.bfloat16):
+            undo.callback(products.replace(torch.bfloat16))
+            description += ", bf16 products by kernels"
         yield description
 
 

@@ -77,7 +77,7 @@ class Execution(NamedTuple):
     device: torch.device
     world: World
     kernel_choices: Choices | None  # None on a GPU
-    matmul_note: str  # how float32 products are computed, for the log
+    matmul_note: str  # how products are computed, for the log
 
 
 def train(recipe: Recipe, run: Path, device: str = "auto", quiet: bool = False) -> None:
@@ -96,7 +96,11 @@ def train(recipe: Recipe, run: Path, device: str = "auto", quiet: bool = False) 
         with (
             Stop() as stop,
             computing(
-                torch_device, recipe.training.matmul, kernel_choices, recipe.training.precision
+                torch_device,
+                recipe.training.matmul,
+                kernel_choices,
+                recipe.training.precision,
+                recipe.training.compile,
             ) as matmul_note,
             RunLock(run) as run_lock,
         ):

@@ -168,7 +168,7 @@ MUTATIONS = [
         ("nn/test_product_kernels.py",),
     ),
     Mutation(
-        "batches in bf16 are padded although kernels compute the products",
+        "the rows of packed sentences are rounded although kernels compute the products",
         "nn/packed_layout.py",
         "and not products.replaced(dtype)",
         "",

@@ -27,6 +27,7 @@ from fusetk.nn.fused import products
 from fusetk.nn.inference_linear import in_kernels
 from fusetk.processor import processor
 from fusetk.recipe import Recipe, load
+from fusetk.training.update import length_multiple
 
 CPU = torch.device("cpu")
 
@@ -248,8 +249,11 @@ def test_a_measured_step_of_a_search(
     assert in_kernels[torch.float32] == in_use and torch.equal(before, torch.get_rng_state())
 
 
-def test_measured_products_of_a_training_have_new_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library must compile its products in the measurement, as it does in a training."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_measured_products_of_a_training_have_the_shapes_of_a_training(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number of rows is new in float32. In bf16 it is rounded and recurs."""
     shapes: set[tuple[int, ...]] = set()
     multiply = torch.mm
 
@@ -259,12 +263,17 @@ def test_measured_products_of_a_training_have_new_shapes(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch, "mm", record)
     with torch.no_grad():
-        run = ways._run_training_products(torch.float32, "library")
+        run = ways._run_training_products(dtype, "library")
         run()
         first = set(shapes)
         shapes.clear()
         run()
-    assert first and first.isdisjoint(shapes)
+        assert first and first.isdisjoint(shapes)
+        for _ in range(ways.RECURRING_ROWS - 2):
+            run()
+        shapes.clear()
+        run()
+    assert (shapes == first) == (dtype == torch.bfloat16)
 
 
 def test_maps_are_measured_in_autocast_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,16 +340,24 @@ def test_trainings_use_the_chosen_products(precision: str, monkeypatch: pytest.M
     monkeypatch.setattr(products, "_call", lambda a, *arguments: kernel_calls.append(a.dtype))
     factors = [torch.ones(64, 64, dtype=each) for each in (torch.float32, torch.bfloat16)]
 
-    def calls(precision: str = precision, **settings: Any) -> list[torch.dtype]:
-        del kernel_calls[:]
-        with computing(CPU, "highest", precision=precision, **settings) as description:
+    def calls(
+        precision: str = precision, matmul: str = "highest", **settings: Any
+    ) -> list[torch.dtype]:
+        with computing(CPU, matmul, precision=precision, **settings) as description:
+            del kernel_calls[:]
             for x in factors:
                 x @ x
+            multiple = length_multiple(CPU, precision)
         assert description.endswith("kernels") == bool(kernel_calls)
+        assert multiple == (4 if precision == "bf16" and not kernel_calls else 1)
         return kernel_calls
 
     if products.available(dtype):
         assert calls(recorded=chosen) == [dtype], "products of the other type remain"
+        in_use = [] if precision == "fp32" else [dtype]
+        assert calls(matmul="medium", recorded=chosen) == in_use
+    assert calls(recorded=chosen, compiled=True) == []
+    assert calls("fp16", recorded=chosen) == []
     assert calls(recorded=chosen, precision="bf16" if precision == "fp32" else "fp32") == []
     assert calls(recorded=replace(chosen, ways=defaults)) == []
     monkeypatch.setattr(products, "available", lambda dtype: False)

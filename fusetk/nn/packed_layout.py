@@ -11,7 +11,7 @@ from fusetk.nn.precision import product_dtype, uses_onednn
 
 # On CPU, oneDNN compiles a matrix product before the first use of its shape, and keeps the products
 # that were used last. The number of rows is rounded up to a multiple of this number, so that shapes
-# recur. Kernels that replace oneDNN compile nothing.
+# recur. Kernels that replace oneDNN compile nothing, so with them the number is not rounded.
 ROW_MULTIPLE = 32
 
 

@@ -119,7 +119,7 @@ class _Gradients:
     def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, in_kernels: bool):
         self._in_kernels = in_kernels
         self.features = torch.empty_like(features)
-        self.weight = torch.zeros_like(weight, dtype=torch.float32)
+        self.weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
 
     def add(

@@ -20,7 +20,7 @@ from fusetk.data.batch import Batch, collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
-from fusetk.machine import device_of
+from fusetk.machine import computing, device_of
 from fusetk.models import Seq2Seq
 from fusetk.recipe import load
 from fusetk.runs import TEXT
@@ -45,8 +45,9 @@ def saved(
     order = batches(
         corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, 0
     )
-    batch = collate(corpus, order[0], length_multiple(device, precision)).to(device)
-    size = kept_bytes(model, batch, recipe.training.label_smoothing, precision)
+    with computing(device, recipe.training.matmul, precision=precision):
+        batch = collate(corpus, order[0], length_multiple(device, precision)).to(device)
+        size = kept_bytes(model, batch, recipe.training.label_smoothing, precision)
     return len(batch.target_index), size
 
 

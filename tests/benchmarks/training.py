@@ -65,7 +65,8 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
     training = recipe.training.model_copy(update={"precision": precision})
     graphs = CudaGraphs.of(model, training)
     ways = ways_to_compute(arguments)
-    with computing(device, recipe.training.matmul, ways, precision):
+    settings = device, recipe.training.matmul, ways, precision, recipe.training.compile
+    with computing(*settings):
         multiple = length_multiple(device, precision, graphs is not None)
     epoch = 0
     while True:
@@ -82,7 +83,7 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
                 for indices in [*order, *order]:  # the second time, the batches are recorded
                     graphs.add_gradients(collate(corpus, indices, multiple), 0.0)
         for first in range(0, len(order) - arguments.updates + 1, arguments.updates):
-            with computing(device, recipe.training.matmul, ways, precision):
+            with computing(*settings):
                 start = clock()
                 tokens = 0
                 for indices in order[first : first + arguments.updates]:

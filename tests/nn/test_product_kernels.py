@@ -9,12 +9,14 @@ from torch.nn import functional as F
 
 from fusetk.nn.fused import products
 from fusetk.nn.fused.products import available
+from fusetk.nn.output import OutputProjection
+from fusetk.training.loss import loss
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no C++ compiler")
 
-# M, N and K: multiples of the block sizes of the kernels, and other sizes. Sums of the last four
-# products are divided. B is divided in the products with 300 and 999 columns. In the last product,
-# sums of rows of bf16 are not divided, because they are short enough.
+# M, N and K: multiples of the block sizes of the kernels, and other sizes. Sums of the last five
+# products are divided, but those of bf16 are not if the result is bf16, A is stored by rows, and K
+# is at most 8192. The columns of B are divided if N is 999, and in bf16 if K is 8191.
 SHAPES = [
     (64, 32, 16),
     (65, 33, 1),
@@ -22,7 +24,8 @@ SHAPES = [
     (130, 95, 300),
     (200, 77, 2100),
     (70, 999, 1600),
-    (64, 300, 9001),
+    (64, 300, 8191),
+    (64, 40, 9001),
     (64, 32, 1025),
 ]
 TYPES = [
@@ -117,7 +120,7 @@ def test_a_product_in_given_memory_is_that_of_the_operator(calls, columns, dtype
 @pytest.mark.parametrize("columns", [64, 20])
 def test_a_product_in_float32_is_not_rounded_by_the_kernels(calls, columns, dtype):
     a, b = torch.randn(100, 30).to(dtype), torch.randn(30, columns).to(dtype)
-    product = products.float32_matmul(a, b)
+    product = products.unrounded_matmul(a, b)
     assert product.dtype == torch.float32
     assert product.to(dtype).equal(a @ b) and len(calls) == 2 * (columns == 64)
     is_rounded = product.equal(product.to(dtype))
@@ -148,7 +151,7 @@ def test_only_products_of_a_replaced_type_use_the_kernels(calls, monkeypatch, dt
     a, b = torch.randn(100, 30).to(dtype), torch.randn(30, 40).to(dtype)
     with monkeypatch.context() as patch:
         patch.setitem(products._users, dtype, 0)
-        _ = a @ b, torch.addmm(b[0], a, b), products.float32_matmul(a, b)
+        _ = a @ b, torch.addmm(b[0], a, b), products.unrounded_matmul(a, b)
         products.matmul_into(a.new_empty(100, 40), a, b)
         torch.zeros(100, 40, dtype=dtype).addmm_(a, b)
         assert not calls and not products.replaced(dtype)
@@ -243,3 +246,17 @@ def test_operators_are_replaced_until_the_last_use_ends(calls):
     undo()
     torch.ones(64, 64) @ torch.ones(64, 64)
     assert calls
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_gradient_of_an_output_matrix_that_is_stored_by_columns(calls, precision):
+    output = OutputProjection(48, 100, bias=False)
+    by_columns = torch.randn(48, 100).t()
+    features, targets = torch.randn(80, 48), torch.randint(100, (80,))
+    gradients = []
+    for weight in (by_columns, by_columns.contiguous()):
+        output.weight = torch.nn.Parameter(weight)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss(features, output, targets, 0.1).smoothed.backward()
+        gradients.append(output.weight.grad)
+    torch.testing.assert_close(*gradients)

@@ -14,6 +14,18 @@ from fusetk.nn.fused import build
 FOLDER = Path(__file__).parent
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the options are those of x86")
+@pytest.mark.parametrize("name", sorted(build.EFFECTS))
+def test_kernels_compile_without_avx512(name):
+    compiler, _ = build._compiler()
+    if not compiler:
+        pytest.skip("there is no C++ compiler")
+    options = ["-fsyntax-only", "-march=native", "-mno-avx512f", "-fopenmp"]
+    source = build.FOLDER / f"{name}.cpp"
+    result = subprocess.run([*compiler, *options, source], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the options are those of x86")
 @pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx"])

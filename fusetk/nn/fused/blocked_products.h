@@ -1,7 +1,7 @@
 // Products x W^T of float32 rows x with a blocked matrix W of float32, bf16 or int8. The rows are
-// rounded to the type of W. Results are float32. Vector instructions compute them. For bf16, tiles
-// (AMX) do so if the processor has them. The order of a sum does not depend on the number of rows
-// or threads.
+// rounded to the type of W. Results are float32, or bf16 in training. Vector instructions compute
+// them. For bf16, tiles (AMX) do so if the processor has them. The order of a sum does not depend
+// on the number of rows or threads.
 
 #pragma once
 
@@ -199,11 +199,11 @@ static inline void store(Bf16 *x, Vector v) {
 }
 
 // Compute out (ROWS, BLOCK) = x times two groups of W, for `lines` lines. The second group begins
-// `group_step` numbers after the first one. With `half`, x has one more line, of one number. With
-// `add`, out has float32, and the products are added to it.
+// `group_step` numbers after the first one. With `odd`, a last line of x has one number. With `add`,
+// out is float32, and the products are added to it.
 template <int ROWS, class Out>
 static NOT_INLINED void bf16_sums(
-    Int lines, bool half, Lines<Bf16> x, const Bf16 *groups, Int group_step,
+    Int lines, bool odd, Lines<Bf16> x, const Bf16 *groups, Int group_step,
     const Epilogue &finish, bool add, Out *out, Int stride
 ) {
     for (int r = 0; r < ROWS; r++)  // the results are stored there after the loop over the inputs
@@ -223,7 +223,7 @@ static NOT_INLINED void bf16_sums(
             sums[r][1] = _mm512_dpbf16_ps(sums[r][1], inputs, v);
         }
     }
-    for (int r = 0; half && r < ROWS; r++) {
+    for (int r = 0; odd && r < ROWS; r++) {
         const __m512bh input = (__m512bh)_mm512_set1_epi32(from[r * x.row_step]);
         for (int group = 0; group < 2; group++) {
             const __m512bh w = (__m512bh)_mm512_loadu_si512(groups + group * group_step);
@@ -244,19 +244,19 @@ static NOT_INLINED void bf16_sums(
 // Compute bf16_sums for any number of rows.
 template <class Out, int ROWS = MOST_ROWS>
 static void bf16_block(
-    Int rows, Int lines, bool half, Lines<Bf16> x, const Bf16 *groups, Int group_step,
+    Int rows, Int lines, bool odd, Lines<Bf16> x, const Bf16 *groups, Int group_step,
     const Epilogue &finish, bool add, Out *out, Int stride
 ) {
     const Int whole = rows / ROWS * ROWS;
     for (Int r = 0; r < whole; r += ROWS)
         bf16_sums<ROWS>(
-            lines, half, {x.at + r * x.tile_step, x.row_step, x.step}, groups, group_step, finish,
+            lines, odd, {x.at + r * x.tile_step, x.row_step, x.step}, groups, group_step, finish,
             add, out + r * stride, stride
         );
     if constexpr (ROWS > 1)
         if (whole < rows)
             bf16_block<Out, ROWS / 2>(
-                rows - whole, lines, half, {x.at + whole * x.tile_step, x.row_step, x.step},
+                rows - whole, lines, odd, {x.at + whole * x.tile_step, x.row_step, x.step},
                 groups, group_step, finish, add, out + whole * stride, stride
             );
 }
@@ -416,9 +416,7 @@ struct Rows<float> {
 static inline void round_row(Int width, const float *x, Bf16 *to) {
     Int k = 0;
     for (; k + LANES <= width; k += LANES)
-        _mm256_storeu_si256(
-            (__m256i_u *)(to + k), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + k))
-        );
+        store(to + k, load(x + k));
     for (; k < width; k++) put(to, k, x[k]);
 }
 

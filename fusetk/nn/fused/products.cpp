@@ -2,9 +2,10 @@
 
 #include "blocked_products.h"
 
-// Parts of B are stored in blocks, one after the other: at most DEPTH rows and PANEL lines (2 MB).
-// Each chunk of A reads all blocks of a part, so they should stay in a cache. A part has at least
-// MIN_PANEL columns, because A is read once for each part.
+// Parts of B are stored in blocks, one after the other: at most PANEL lines (2 MB). Each chunk of A
+// reads all blocks of a part, so they should stay in a cache. Sums of float32 are divided: a part
+// has at most DEPTH rows. Sums of bf16 are not, if a part of all rows has MIN_PANEL columns. A
+// narrower part would be slow, because each part reads all of A.
 enum { DEPTH = 1024, PANEL = 1 << 19, MIN_PANEL = 4 * BLOCK };
 
 // A matrix. Number (i, j) is at[i * row_step + j * step]. One of the steps is 1.
@@ -24,8 +25,8 @@ static inline Int lines_of(Int count) {
     return (count * sizeof(T) + sizeof(float) - 1) / sizeof(float);
 }
 
-// LANES lines of the numbers from two addresses on. A line of bf16 has a number of each; the second
-// address may be null, which means zeros. Lines from n on are 0.
+// Load LANES lines. A line of bf16 has one number from each address. A null second address means
+// zeros. Lines from n on are 0.
 static inline Vector load_lines(const float *first, const float *, Int n) {
     return n == LANES ? load(first) : load_part(first, n, 0);
 }
@@ -63,9 +64,10 @@ static void store_group(Matrix<T> b, Int count, Int size, Int n, float *to) {
     for (; k + WIDTH * inputs <= count; k += WIDTH * inputs)
         for (Int j = 0; j < GROUP; j += WIDTH) {
             Register block[WIDTH];
-            for (Int i = 0; i < WIDTH; i++)
-                block[i] = j + i < columns ? *(const Register *)(from + (j + i) * b.step + k)
-                                           : Register{};
+            for (Int i = 0; i < WIDTH; i++) {
+                block[i] = Register{};
+                if (j + i < columns) memcpy(&block[i], from + (j + i) * b.step + k, sizeof(Register));
+            }
             transpose(block);
             for (Int i = 0; i < WIDTH; i++)
                 *(Register *)(to + (k / inputs + i) * GROUP + j) = block[i];
@@ -80,7 +82,8 @@ static void store_group(Matrix<T> b, Int count, Int size, Int n, float *to) {
             }
 }
 
-// Copy a line of each of MOST_ROWS rows to a tile. A line of bf16 has a number from each address.
+// Copy one line for each of MOST_ROWS rows to a tile. A line of bf16 has one number from each
+// address.
 static inline void copy_lines(const float *first, const float *, float *to) {
     memcpy(to, first, MOST_ROWS * sizeof(float));
 }
@@ -127,13 +130,13 @@ static inline void multiply_block(
 
 #ifdef BF16_VECTORS
 
-// A sum of bf16 in `out` has at most DEPTH products.
+// If `out` is bf16, `count` is at most DEPTH.
 template <class Out>
 static inline void multiply_block(
     Int rows, Int count, Lines<Bf16> a, const Bf16 *groups, const Epilogue &finish, bool add,
     Out *out, Int stride
 ) {
-    const bool in_tiles = a.step != 2;  // an odd count of numbers is filled with zeros there
+    const bool in_tiles = a.step != 2;  // there, a zero follows the last number of an odd count
     const Epilogue none = {ZEROS, fill(-INFINITY), 0, 0, 0};
     for (Int start = 0; start < count; start += DEPTH) {
         const Int part = smaller(DEPTH, count - start);
@@ -149,7 +152,7 @@ static inline void multiply_block(
 #endif
 
 // Compute out (rows, columns) = A (rows, count) times blocked columns, plus the bias (columns),
-// which may be null. With `add`, add this to out, which has float32. There are at most CHUNK rows
+// which may be null. With `add`, add this to out, which is float32. There are at most CHUNK rows
 // and BLOCK columns; `groups` has BLOCK columns.
 template <class T, class Out>
 static void multiply(
@@ -172,7 +175,7 @@ static void multiply(
 }
 
 // Compute out (rows, size) = A (rows, count) B (count, size) + bias (size). The bias may be null.
-// With `add`, add this to out, which has float32. `stride` is the row step of out. The order of a
+// With `add`, add this to out, which is float32. `stride` is the row step of out. The order of a
 // sum does not depend on the number of threads.
 template <class T, class Out>
 static void matmul(
@@ -236,7 +239,7 @@ void float32_matmul(
 
 #ifdef BF16_VECTORS
 
-// The factors have bf16. `out` has float32, or bf16 with `bf16_out`, and then `add` is false.
+// The factors are bf16. `out` is float32, or bf16 with `bf16_out`, and then `add` is false.
 void bf16_matmul(
     Int threads, Int rows, Int size, Int count, const Bf16 *a_at, Int a_row_step, Int a_step,
     const Bf16 *b_at, Int b_row_step, Int b_step, const float *bias, Int add, Int bf16_out,
@@ -248,7 +251,7 @@ void bf16_matmul(
         return;
     }
     Bf16 *rounded = (Bf16 *)out;
-    // If the sums are not divided, a chunk of A and a part of B have all numbers of a sum.
+    // A copy of a chunk of A should stay in a cache, so sums of columns of A are divided, too.
     if (count <= DEPTH || (a.step == 1 && lines_of<Bf16>(count) * MIN_PANEL <= PANEL)) {
         matmul(threads, rows, size, count, a, b, bias, false, rounded, stride);
         return;

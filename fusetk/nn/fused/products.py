@@ -19,7 +19,7 @@ from fusetk.nn.fused.structs import INT, POINTER
 MIN_ROWS, MIN_COLUMNS = 64, 32
 
 used_in_training = {torch.float32: False, torch.bfloat16: False}
-"""Whether trainings of a precision use the kernels for its products."""
+"""Whether trainings use the kernels for products of a type."""
 
 
 def available(dtype: torch.dtype = torch.float32) -> bool:
@@ -28,11 +28,12 @@ def available(dtype: torch.dtype = torch.float32) -> bool:
     Those of bf16 need a processor with AVX-512 instructions for bf16.
     """
     kernels = library("products")
-    return kernels is not None and (dtype == torch.float32 or hasattr(kernels, "bf16_matmul"))
+    names = {torch.float32: "float32_matmul", torch.bfloat16: "bf16_matmul"}
+    return kernels is not None and dtype in names and hasattr(kernels, names[dtype])
 
 
 def usable(a: Tensor, b: Tensor) -> bool:
-    """Whether the kernels for the type of a can and should compute a b, for tensors on CPU.
+    """Whether the kernels should compute a b, for tensors on CPU.
 
     They compute products of matrices a (M, K) and b (K, N) of float32 or of bf16 that are stored by
     rows or by columns, if M and N are large enough.
@@ -62,7 +63,8 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 def add_matmul(out: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a b to ``out`` (M, N) for ``usable`` a (M, K) and b (K, N).
 
-    ``out`` is float32 and contiguous, also for factors of bf16, and shares no memory with a and b.
+    ``out`` is float32, also for factors of bf16. It is contiguous, and shares no memory with a and
+    b.
     """
     _call(a, b, None, True, out)
 
@@ -82,17 +84,20 @@ def _call(a: Tensor, b: Tensor, bias: Tensor | None, add: bool, out: Tensor) -> 
 
 
 def replaced(dtype: torch.dtype) -> bool:
-    """Whether PyTorch's products of this type use the kernels, if they are ``usable``."""
+    """Whether PyTorch uses the kernels for ``usable`` products of this type."""
     return _users.get(dtype, 0) > 0
 
 
 def in_use(a: Tensor, b: Tensor) -> bool:
-    """Whether PyTorch's product a b uses the kernels."""
-    return a.is_cpu and usable(a, b) and replaced(a.dtype)
+    """Whether PyTorch uses the kernels for a b."""
+    return replaced(a.dtype) and a.is_cpu and usable(a, b)
 
 
-def float32_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return a b in float32. It is not rounded to the type of a and b if kernels are ``in_use``."""
+def unrounded_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Return a b in float32. PyTorch, but not the kernels, rounds it to the type of a and b first.
+
+    The result has no gradient.
+    """
     if not in_use(a, b):
         return (a @ b).float()
     out = a.new_empty(len(a), b.shape[1], dtype=torch.float32)
@@ -103,7 +108,7 @@ def float32_matmul(a: Tensor, b: Tensor) -> Tensor:
 def matmul_into(out: Tensor, a: Tensor, b: Tensor) -> None:
     """Write a b to ``out`` (M, N), which is contiguous and shares no memory with a and b.
 
-    It uses the kernels if they are ``in_use``, so the result is that of ``a @ b``.
+    It uses the kernels if ``in_use(a, b)``. The result is that of ``a @ b``.
     """
     if in_use(a, b):
         _call(a, b, None, False, out)
@@ -148,12 +153,12 @@ def _end_use(dtype: torch.dtype) -> None:
 
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
-    """Compute ``torch.mm`` of tensors on CPU, in the kernels if they are ``in_use``."""
+    """Compute ``torch.mm`` of tensors on CPU, in the kernels if ``in_use(a, b)``."""
     return matmul(a, b) if in_use(a, b) else torch.mm(a, b, out=a.new_empty(0))
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Compute ``torch.addmm`` of tensors on CPU, in the kernels if they are ``in_use``."""
+    """Compute ``torch.addmm`` of tensors on CPU, in the kernels if ``in_use(a, b)``."""
     supported = beta == alpha == 1 and bias.dtype == a.dtype and bias.is_contiguous()
     if supported and bias.shape == b.shape[1:] and in_use(a, b):
         return matmul(a, b, bias.float())
@@ -161,7 +166,7 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float =
 
 
 def addmm_(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Compute ``Tensor.addmm_`` of tensors on CPU, in the kernels if they are ``in_use``.
+    """Compute ``Tensor.addmm_`` of tensors on CPU, in the kernels if ``in_use(a, b)``.
 
     Raises RuntimeError if ``out`` does not have the shape of the product.
     """

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from fusetk.errors import ConfigError
 from fusetk.nn.dropout_mask import DropoutMask
 from fusetk.nn.fused.dropout import DropoutArgument, dropout_argument
-from fusetk.nn.fused.products import float32_matmul
+from fusetk.nn.fused.products import unrounded_matmul
 from fusetk.nn.fused.structs import (
     BACKWARD,
     FLOAT,
@@ -226,8 +226,8 @@ class _FeedForward(torch.autograd.Function):
         by_a = grad @ w2
         by_b1 = _activation_backward(h, by_a, ctx.dropout_mask)
         by_x = (by_a @ w1).to(ctx.x_dtype).view(*grads[0].shape[:-1], w1.shape[1])
-        by_w1 = float32_matmul(by_a.T, inputs)
-        by_w2 = float32_matmul(grad.T, h)
+        by_w1 = unrounded_matmul(by_a.T, inputs)
+        by_w2 = unrounded_matmul(grad.T, h)
         return by_x, by_w1, by_b1, by_w2, column_sum(grad), None
 
 
