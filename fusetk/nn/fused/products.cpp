@@ -3,9 +3,10 @@
 #include "blocked_products.h"
 
 // Parts of B are stored in blocks, one after the other: at most PANEL lines (2 MB). Each chunk of A
-// reads all blocks of a part, so they should stay in a cache. Sums of float32 are divided: a part
-// has at most DEPTH rows. Sums of bf16 are not, if a part of all rows has MIN_PANEL columns. A
-// narrower part would be slow, because each part reads all of A.
+// reads all blocks of a part, so they should stay in a cache. If results are float32, a part has at
+// most DEPTH rows, and the products of the parts are added. If results are bf16, a part has all
+// rows. It should have MIN_PANEL columns, because all of A is read for each part. If fewer fit, or a
+// copy of a chunk of A would not stay in a cache, float32 results are rounded instead.
 enum { DEPTH = 1024, PANEL = 1 << 19, MIN_PANEL = 4 * BLOCK };
 
 // A matrix. Number (i, j) is at[i * row_step + j * step]. One of the steps is 1.
@@ -251,7 +252,6 @@ void bf16_matmul(
         return;
     }
     Bf16 *rounded = (Bf16 *)out;
-    // A copy of a chunk of A should stay in a cache, so sums of columns of A are divided, too.
     if (count <= DEPTH || (a.step == 1 && lines_of<Bf16>(count) * MIN_PANEL <= PANEL)) {
         matmul(threads, rows, size, count, a, b, bias, false, rounded, stride);
         return;
