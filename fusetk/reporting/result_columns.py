@@ -8,6 +8,7 @@ from fusetk.reporting.formats import signed
 from fusetk.reporting.gain import RULE
 from fusetk.reporting.result_tables import ResultRow, ResultTable
 from fusetk.reporting.runs import MeanScore, ScoreColumn, mean_of
+from fusetk.reporting.saved_run import CurveMetric
 from fusetk.runs import num_averaged
 
 
@@ -168,22 +169,35 @@ def _cost_columns(table: ResultTable) -> list[TableColumn]:
             lambda row: f"{mean.value / 2**20:,.0f} MB" if (mean := row.peak_memory) else None,
             "mean of the highest memory of the training process, or of PyTorch on the GPU",
         ),
-        TableColumn(
-            "time to baseline's loss",
-            lambda row: _time_to_loss(table, row),
-            "mean time of updates until the lowest validation loss of the baseline with the same "
-            f"seed, at the speed {'that was measured' if measured else 'of the training'}; in "
-            "brackets, the runs that reach it",
-        ),
+        *(_time_column(table, metric) for metric in _curve_metrics(table)),
     ]
+
+
+def _curve_metrics(table: ResultTable) -> list[CurveMetric]:
+    """Return the loss, and BLEU if a validation computed it."""
+    with_bleu = any(run.best("bleu") is not None for run in table.runs)
+    return ["loss", "bleu"] if with_bleu else ["loss"]
+
+
+def _time_column(table: ResultTable, metric: CurveMetric) -> TableColumn:
+    """Return the column of the time until a row reaches the best validation of its baseline."""
+    best = "lowest validation loss" if metric == "loss" else "highest validation BLEU"
+    speed = "that was measured" if table.costs is not None else "of the training"
+    compared = "" if metric == "loss" else ", if both computed BLEU in validations"
+    return TableColumn(
+        f"time to baseline's {'loss' if metric == 'loss' else 'BLEU'}",
+        lambda row: _time_to_best(table, row, metric),
+        f"mean time of updates until the {best} of the baseline with the same seed{compared}, at "
+        f"the speed {speed}; in brackets, the runs that reach it",
+    )
 
 
 def _times(ratio: float | None) -> str | None:
     return f"×{ratio:.2f}" if ratio is not None else None
 
 
-def _time_to_loss(table: ResultTable, row: ResultRow) -> str | None:
-    seconds = table.seconds_to_loss(row)
+def _time_to_best(table: ResultTable, row: ResultRow, metric: CurveMetric) -> str | None:
+    seconds = table.seconds_to_best(row, metric)
     if seconds is None:
         return None
     reached = mean_of(seconds)

@@ -330,7 +330,8 @@ def _row_as_dict(table: ResultTable, row: ResultRow) -> dict[str, Any]:
         "relative_decoding_speed": table.relative_speed(row, "decoding"),
         "bytes_per_token": cost.bytes_per_token if cost else None,
         "peak_memory": _mean_as_dict(row.peak_memory),
-        "seconds_to_loss_of_baseline": table.seconds_to_loss(row),
+        "seconds_to_loss_of_baseline": table.seconds_to_best(row, "loss"),
+        "seconds_to_bleu_of_baseline": table.seconds_to_best(row, "bleu"),
         "results": [run.stem for run in row.runs],
         "other_runs": [run.stem for run in row.other_runs],
     }

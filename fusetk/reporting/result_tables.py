@@ -15,7 +15,7 @@ from fusetk.reporting.gain import SeedComparison
 from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, read_costs
 from fusetk.reporting.result_files import RunResult, read_results
 from fusetk.reporting.runs import VALID, MeanScore, ScoreColumn, chosen_columns, mean_of
-from fusetk.reporting.saved_run import SavedRun
+from fusetk.reporting.saved_run import CurveMetric, SavedRun
 from fusetk.reporting.significance import PValues
 
 TEST = Sampling("randomization", SAMPLES["randomization"])
@@ -112,17 +112,15 @@ class ResultRow:
             return None
         return mean_of(run.result.training.peak_memory for run in self.runs)
 
-    def updates_to_loss_of(self, base: "ResultRow") -> list[float | None]:
-        """Return for each run the updates to the best loss of the baseline.
+    def best_of_seed(self, metric: CurveMetric, seed: int) -> float | None:
+        """Return the best validation value of the run with this seed.
 
-        The loss is that of the baseline with the same seed, or its mean if there is none.
+        Without such a run, return the mean over all runs; None if no run has the metric.
         """
-        updates = []
-        for run in self.runs:
-            twin = base.by_seed.get(run.result.seed)
-            loss = twin.best_loss if twin else base.loss and base.loss.value
-            updates.append(run.updates_to_loss(loss) if loss is not None else None)
-        return updates
+        if run := self.by_seed.get(seed):
+            return run.best(metric)
+        mean = mean_of(run.best(metric) for run in self.runs)
+        return mean.value if mean else None
 
     def twins(self, base: "ResultRow") -> list[tuple[SavedRun, SavedRun]]:
         """Return the pairs of a run and the baseline's run with the same seed."""
@@ -256,22 +254,26 @@ class ResultTable(NamedTuple):
         own, other = row.tokens_per_second, base.tokens_per_second
         return own.value / other.value if own and other and quantity == "training" else None
 
-    def seconds_to_loss(self, row: ResultRow) -> list[float | None] | None:
-        """Return for each run the seconds of training to the best loss of the baseline.
+    def seconds_to_best(self, row: ResultRow, metric: CurveMetric) -> list[float | None] | None:
+        """Return for each run the seconds of training to the best validation of the baseline.
 
-        A run that does not reach this loss has None. The speed is the measured one; if no costs
-        were measured, that of the training. Return None if the baseline or the speed is unknown.
+        A run that does not reach it has None. The baseline's run is that of the same seed. Runs
+        without the metric or without a speed are left out. The speed is the measured one; if no
+        costs were measured, that of the training. Return None if there is no such run or no
+        baseline.
         """
         base = self.base_of(row)
-        if base is None or not base.loss or not row.loss:
+        if base is None:
             return None
-        seconds = [self._seconds_per_update(row, run) for run in row.runs]
-        if all(each is None for each in seconds):
-            return None
-        return [
-            updates * each if updates is not None and each is not None else None
-            for updates, each in zip(row.updates_to_loss_of(base), seconds, strict=True)
-        ]
+        times: list[float | None] = []
+        for run in row.runs:
+            goal = base.best_of_seed(metric, run.result.seed)
+            seconds = self._seconds_per_update(row, run)
+            if goal is None or seconds is None or run.best(metric) is None:
+                continue
+            updates = run.updates_to(metric, goal)
+            times.append(updates * seconds if updates is not None else None)
+        return times or None
 
     def _seconds_per_update(self, row: ResultRow, run: SavedRun) -> float | None:
         if not self.costs:

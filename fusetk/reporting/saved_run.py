@@ -1,7 +1,7 @@
 """A run that is known by its result file only."""
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from fusetk.reporting.runs import ScoreColumn
 
 # The keys that change the end of a training; the first one changes the stages themselves.
 END = re.compile(r"training\.stages(\.\d+\.end(\..*)?)?")
+
+CurveMetric = Literal["loss", "bleu"]  # metrics of validations
 
 
 class SavedRun(NamedTuple):
@@ -26,8 +28,12 @@ class SavedRun(NamedTuple):
     @property
     def best_loss(self) -> float | None:
         """The lowest validation loss."""
-        losses = [loss for loss in self.result.valid_curve.get("loss", []) if loss is not None]
-        return min(losses, default=None)
+        return self.best("loss")
+
+    def best(self, metric: CurveMetric) -> float | None:
+        """Return the best value of a metric in the validations; None if it was not computed."""
+        values = [value for value in self.result.valid_curve.get(metric, []) if value is not None]
+        return (min if metric == "loss" else max)(values, default=None)
 
     def loss_at(self, epoch: float) -> float | None:
         """Return the validation loss after a number of epochs.
@@ -70,10 +76,14 @@ class SavedRun(NamedTuple):
         speed, seconds = self.result.training.tokens_per_second, self.seconds_per_update
         return speed * seconds if speed is not None and seconds is not None else None
 
-    def updates_to_loss(self, loss: float) -> float | None:
-        """Return the updates to the first validation with at most this loss."""
+    def updates_to(self, metric: CurveMetric, goal: float) -> float | None:
+        """Return the updates to the first validation whose value is at least as good as ``goal``.
+
+        Return None if no validation is.
+        """
         curve = self.result.valid_curve
-        for update, value in zip(curve.get("update", []), curve.get("loss", []), strict=False):
-            if update is not None and value is not None and value <= loss:
+        for update, value in zip(curve.get("update", []), curve.get(metric, []), strict=False):
+            reached = value is not None and (value <= goal if metric == "loss" else value >= goal)
+            if update is not None and reached:
                 return update
         return None

@@ -257,6 +257,30 @@ def test_time_to_the_loss_of_the_baseline(results: Path) -> None:
     assert cells(results)["fused"]["time to baseline's loss"] == "2 s (1 of 2)"
 
 
+def test_time_to_the_bleu_of_the_baseline(results: Path) -> None:
+    """Only seed 1 of ``plain`` and ``other`` and both seeds of ``fused`` have BLEU."""
+    assert "time to baseline's BLEU" not in output(results)
+    assert as_json(results)["fused"]["seconds_to_bleu_of_baseline"] is None
+    curves = {
+        "plain.seed1": [10.0, 11.0, 12.0],
+        "fused.seed1": [11.0, 12.0, 13.0, 14.0],
+        "fused.seed2": [30.0, 30.0, 30.0, 30.0],
+        "other.seed1": [5.0, None, 13.9],  # compared with fused
+    }
+    for stem, bleu in curves.items():
+        path = results / f"{stem}.json"
+        result = read_result(path)
+        write_result(path, result, valid_curve={**result.valid_curve, "bleu": bleu})
+    rows = as_json(results)
+    # There are 10 updates between two validations, and they take 2 s.
+    seconds = {name: rows[name]["seconds_to_bleu_of_baseline"] for name in rows}
+    assert (seconds["plain"], seconds["fused"], seconds["other"]) == ([6.0], [4.0], [None])
+    table = cells(results)
+    names = ("plain", "fused", "other")
+    assert [table[name]["time to baseline's BLEU"] for name in names] == ["6 s", "4 s", "never"]
+    assert rows["fused"]["seconds_to_loss_of_baseline"] == [2.0, 2.0], "as before"
+
+
 def test_other_configs_are_in_a_table_of_their_own(results: Path) -> None:
     text = output(results)
     rows, others = text.split("Systems: other configs\n")
