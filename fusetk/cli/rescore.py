@@ -73,7 +73,7 @@ def command(**options: Any) -> None:
     translator = Translator(loaded.models, loaded.pipeline, config)
     rescorer = Rescorer(translator, options["batch_tokens"])
     penalty = options["penalty"] or config.penalty
-    rule = ScoreRule(not options["no_end_mark"], options["normalize"], penalty)
+    rule = ScoreRule(not options["no_eos"], options["normalize"], penalty)
     score_format = ScoreFormat(rule, options["feature"], options["word_scores"], options["as_json"])
     # Scores on the terminal show the progress themselves.
     on_terminal = options["output"] == "-" and not options["summary"] and sys.stdout.isatty()

@@ -69,7 +69,7 @@ def check_options(inputs: "RescoreInputs", values: Mapping[str, Any]) -> None:
             "--word-scores and --json are for pairs of lines, not for --n-best or --json-lines"
         )
     source_of = click.get_current_context().get_parameter_source
-    names = ("normalize", "no_end_mark", "word_scores", "feature")
+    names = ("normalize", "no_eos", "word_scores", "feature")
     changed = [name for name in names if source_of(name) is not ParameterSource.DEFAULT]
     if values["summary"] and changed:
         raise click.UsageError(

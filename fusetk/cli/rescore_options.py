@@ -59,7 +59,7 @@ OPTIONS: tuple[Decorator, ...] = (
         "score.",
     ),
     click.option(
-        "--no-end-mark",
+        "--no-eos",
         is_flag=True,
         help="Leave EOS out of the score and of the length that normalises it.",
     ),

@@ -99,13 +99,13 @@ def test_a_score_for_each_line(trained, files, tmp_path):
     assert lines("-m", trained, *files, "-o", "/dev/null") == []
 
 
-def test_end_mark_and_length_penalty(trained, files):
+def test_eos_and_length_penalty(trained, files):
     scores = [token_scores for token_scores in wanted(trained) if token_scores]
     for options, number in (
-        (["--no-end-mark"], lambda s: sum(s[:-1])),
+        (["--no-eos"], lambda s: sum(s[:-1])),
         (["-n"], lambda s: sum(s) / len(s)),
         (["-n", "0.5", "--penalty", "gnmt"], lambda s: sum(s) / ((5 + len(s)) / 6) ** 0.5),
-        (["-n", "2", "--no-end-mark"], lambda s: sum(s[:-1]) / max(1, len(s) - 1) ** 2),
+        (["-n", "2", "--no-eos"], lambda s: sum(s[:-1]) / max(1, len(s) - 1) ** 2),
     ):
         printed = [float(line) for line in lines("-m", trained, *files, *options) if line]
         assert printed == pytest.approx([number(token_scores) for token_scores in scores], abs=1e-5)
@@ -136,10 +136,10 @@ def test_word_scores(trained, files):
         assert row["normalized"] == pytest.approx(sum(token_scores) / len(token_scores), abs=1e-5)
     short = [
         json.loads(line)
-        for line in lines("-m", trained, *files, "--json", "--word-scores", "--no-end-mark")
+        for line in lines("-m", trained, *files, "--json", "--word-scores", "--no-eos")
     ]
     assert [len(row["word_scores"]) for row in short] == [len(row["tokens"]) for row in short]
-    assert lines("-m", trained, *files, "--word-scores", "--no-end-mark")[2] == "0.000000"
+    assert lines("-m", trained, *files, "--word-scores", "--no-eos")[2] == "0.000000"
 
 
 def test_files_are_arguments_or_options(trained, files):
@@ -348,7 +348,7 @@ def test_a_json_source_that_is_too_long_is_truncated_with_a_warning(trained, tmp
 
 def test_an_ensemble(trained, other, files):
     first, second, both, mean, weighted = (
-        [float(line) for line in lines(*options, *files, "--no-end-mark") if line]
+        [float(line) for line in lines(*options, *files, "--no-eos") if line]
         for options in (
             ["-m", trained],
             ["-m", other],
@@ -416,7 +416,7 @@ def test_a_sentence_that_is_too_long_is_named(tmp_path, files, monkeypatch):
         (["-", "-"], "standard input can be only one"),
         (["-n", "a", "b"], "write -n 1 before a file, or -n after the files"),
         (["a", "b", "-n", "nan"], "is not between 0 and 10"),
-        (["a", "b", "--summary", "--no-end-mark"], "--no-end-mark does not change the summary"),
+        (["a", "b", "--summary", "--no-eos"], "--no-eos does not change the summary"),
         (["a", "b", "--penalty", "gnmt"], "--penalty has no effect without -n"),
         (
             ["a", "b", "--feature", "New"],

@@ -108,8 +108,8 @@ def test_mixed_attention_is_weighted_by_its_share_for_the_source() -> None:
     assert nothing.tolist() == [[[0.0, 0.0]]]
 
 
-def test_end_marks_are_aligned_to_nothing() -> None:
-    assert hard(WEIGHTS) == [(1, 0), (0, 1)]  # though the second token looks at the end mark
+def test_eos_is_not_aligned() -> None:
+    assert hard(WEIGHTS) == [(1, 0), (0, 1)]  # although the second token attends to EOS
     assert hard(WEIGHTS[2:]) == hard(WEIGHTS[:, 2:]) == []
     assert hard(np.full((3, 4), 0.25)) == [(0, 0), (0, 1)]  # the first of equals
 
