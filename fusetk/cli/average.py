@@ -47,7 +47,7 @@ from fusetk.training.validation_config import checked_metric
     "--name",
     default="average",
     show_default=True,
-    help="Folder of the new checkpoint in RUN/checkpoints; with several RUNs, the first one.",
+    help="Folder of the new checkpoint in RUN/checkpoints. RUN is the first one of several.",
 )
 def command(
     runs: tuple[Path, ...],

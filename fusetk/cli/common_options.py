@@ -15,6 +15,7 @@ from fusetk.cli.parameters import Parsed
 from fusetk.errors import WARNING
 
 QUIET, DEBUG, INPUT = "fusetk.quiet", "fusetk.debug", "fusetk.input"  # keys of Context.meta
+QUIET_HELP = "Print only warnings and errors to standard error."
 
 # Names of values that are files or folders, in the help of options and arguments.
 FILES = ("FILE", "RUN", "CONFIG", "HYP", "REF", "DICTIONARY", "SRC", "TGT")
@@ -42,7 +43,7 @@ quiet_messages_option = click.option(
     is_flag=True,
     expose_value=False,
     callback=keep_quiet,
-    help="Do not print messages other than warnings and errors to standard error.",
+    help=QUIET_HELP,
 )
 
 

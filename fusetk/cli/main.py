@@ -177,6 +177,6 @@ def _collect_less_garbage() -> None:
 def main() -> None:
     """Layer fusion for encoder-decoder translation models: from raw text to scored translation.
 
-    User errors (a wrong option, a wrong config, a missing file) print one line to standard error
-    and exit with status 2. `fusetk COMMAND --help` lists the options of a command.
+    A wrong option, a wrong config or a missing file gives a line for each error on standard error,
+    and exit status 2. `fusetk COMMAND --help` lists the options of a command.
     """

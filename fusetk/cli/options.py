@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fusetk import DEVICE, PRECISIONS
-from fusetk.cli.common_options import keep_quiet
+from fusetk.cli.common_options import QUIET_HELP, keep_quiet
 from fusetk.cli.parameters import Decorator, FilePath, all_of, flag_of
 from fusetk.decoding.ensemble import SETTINGS, check_ensemble_settings
 from fusetk.processor import usable_processors
@@ -86,7 +86,7 @@ quiet_option: Decorator = click.option(
     "--quiet",
     is_flag=True,
     callback=keep_quiet,
-    help="Do not print progress to standard error.",
+    help=QUIET_HELP,
 )
 running_options: tuple[Decorator, ...] = (
     precision_option,
