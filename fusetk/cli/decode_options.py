@@ -7,8 +7,9 @@ import click
 from fusetk.cli.config_options import exponent, search_options, section
 from fusetk.cli.decode_input_options import input_options
 from fusetk.cli.options import running_options
-from fusetk.cli.parameters import Decorator, all_of
+from fusetk.cli.parameters import Decorator, Parsed, all_of
 from fusetk.decoding.config import FORMAT, RUNNING, SAMPLING, SEARCH
+from fusetk.errors import ConfigError
 
 SECTIONS = {
     "Input and output": [
@@ -24,6 +25,20 @@ SECTIONS = {
     ],
     RUNNING: [*section(RUNNING), "precision", "raw", "device", "threads", "quiet"],
 }
+
+
+def _checked_heads(text: str) -> str:
+    """Return the value of --alignment. Raises ValueError if it is not a choice of attention."""
+    from fusetk.decoding.alignment import parse
+
+    try:
+        parse(text)
+    except ConfigError as error:
+        raise ValueError(
+            f"{error}; write --alignment alone for the mean, and -i FILE for the text"
+        ) from None
+    return text
+
 
 format_options: tuple[Decorator, ...] = (
     search_options(
@@ -52,6 +67,7 @@ format_options: tuple[Decorator, ...] = (
         "--alignment",
         is_flag=False,
         flag_value="mean",
+        type=Parsed("WHICH", _checked_heads),
         metavar="[WHICH]",
         help="Add the alignment of each token by the attention of a layer (3; -1 is the highest) "
         "or of a head (3.2), or by the mean of all (mean, the default without a value). Printed as "

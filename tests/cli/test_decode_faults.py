@@ -113,7 +113,11 @@ def test_a_source_that_is_too_long(trained, caplog):
         (["--device", "cpu:3"], "device cpu:3 is not supported"),
         (["--device", "cuda:99"], "cuda:99"),
         (["--alignment", "9"], "has no layer 9"),
-        (["--alignment", "most"], "most"),
+        (["--alignment", "most"], "--alignment: 'most' is not a choice of attention"),
+        (
+            ["--json", "--alignment", "text.de"],
+            "write --alignment alone for the mean, and -i FILE for the text",
+        ),
         (["--replace-unknown", "none"], "none does not exist"),
         (["--prefix", "none"], "none does not exist"),
         (["-i", "none"], "none does not exist"),
