@@ -137,7 +137,12 @@ def references_folder(out: Path, prepared: Path) -> Path:
 
 def checkpoints(run: Path) -> list[Path]:
     """Return the checkpoint folders of a run, oldest first. Their content is not verified."""
-    return [path for path in checkpoint_folders(run) if (path / STATE).exists()]
+    return checkpoints_in(run / CHECKPOINTS)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoint folders in a folder, oldest first. Their content is not verified."""
+    return [path for path in _update_folders(folder) if (path / STATE).exists()]
 
 
 def newest_intact(run: Path) -> Path | None:
@@ -146,11 +151,13 @@ def newest_intact(run: Path) -> Path | None:
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
-    """Return the folders that have the name of a checkpoint, oldest first."""
+    """Return the folders of a run that have the name of a checkpoint, oldest first."""
+    return _update_folders(run / CHECKPOINTS)
+
+
+def _update_folders(folder: Path) -> list[Path]:
     folders = [
-        path
-        for path in (run / CHECKPOINTS).glob("update-*")
-        if path.name.removeprefix("update-").isdecimal()
+        path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal()
     ]
     return sorted(folders, key=lambda path: (len(path.name), path.name))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fusetk import runs
 from fusetk.errors import CheckpointError, UnreadableFile, join_names
 from fusetk.files import checksum
-from fusetk.runs import MODEL, STATE, checkpoints, is_intact, unreadable
+from fusetk.runs import MODEL, STATE, checkpoints_in, is_intact, unreadable
 
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, RuntimeError)
 
@@ -118,9 +118,7 @@ def damaged(
     """
     wrong = folder.resolve()
     last = (wrong.parent / "last").resolve() == wrong
-    others = [
-        path for path in reversed(checkpoints(wrong.parent.parent)) if path.name != wrong.name
-    ]
+    others = [path for path in reversed(checkpoints_in(wrong.parent)) if path.name != wrong.name]
     complete = [path for path in others if is_intact(path)]
     for path in complete:
         if shapes is None or _shapes(path) == shapes:

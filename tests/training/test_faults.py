@@ -241,6 +241,16 @@ def test_the_offered_checkpoint_is_complete(toy: Path, trained: Path, copy: Path
     assert all(runs.is_intact(folder) for folder in runs.checkpoints(copy))
 
 
+def test_a_complete_checkpoint_is_offered_if_their_folder_is_a_link(
+    toy: Path, copy: Path, tmp_path: Path
+) -> None:
+    (copy / "checkpoints").rename(tmp_path / "scratch")
+    (copy / "checkpoints").symlink_to(tmp_path / "scratch")
+    flip(folder_of(copy, 8) / MODEL, -1)
+    message = refusal(train(toy, copy, *GIVEN))
+    assert "use checkpoints/update-0000006, the newest complete one" in message
+
+
 def test_a_damaged_last_checkpoint_deletes_no_other_one(toy: Path, copy: Path) -> None:
     """Surplus checkpoints are deleted only after the last one was read."""
     flip(folder_of(copy, 8) / "training.safetensors", -1)
