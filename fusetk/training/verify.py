@@ -7,6 +7,7 @@ translations are wrong.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
             _add_noise(model)
             _compare(model, pairs, names, may_be_infinite=True)
             _check_shapes(shapes, model)
+            _check_memory(model)
             warnings += dict.fromkeys(losses_of_batches(model, pairs))
     except FusetkError:
         raise
@@ -119,6 +121,22 @@ def _check_shapes(before: Mapping[str, torch.Size], model: Seq2Seq) -> None:
             raise ConfigError(
                 f"the shape of the buffer {name} changed during a pass. A checkpoint fits a new "
                 "model only if the shape is fixed"
+            )
+
+
+def _check_memory(model: Seq2Seq) -> None:
+    """Raise ConfigError if two tensors share memory. safetensors refuses to save them."""
+    # A tensor that is not contiguous is copied when it is saved.
+    places = sorted(
+        (tensor.data_ptr(), tensor.nbytes, name)
+        for name, tensor in saved_tensors(model).items()
+        if tensor.numel() and tensor.is_contiguous()
+    )
+    for (start, size, name), (next_start, _, other) in pairwise(places):
+        if start + size > next_start:
+            raise ConfigError(
+                f"{name} and {other} share memory, so a checkpoint cannot hold both: register one "
+                "of them, and compute the other one in the forward pass"
             )
 
 
