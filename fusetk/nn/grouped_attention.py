@@ -27,12 +27,13 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 
     The features 2i and 2i + 1 are rotated by the position times 10000^(-2i / d) (Su et al. 2021,
     Equation 15). The product of a rotated query and a rotated key depends on the distance of their
-    positions only.
+    positions only. The rotation is computed in float32, or in float64 if x is float64.
     """
     size = x.shape[-1]
-    exponents = torch.arange(0, size, 2, dtype=torch.float32, device=x.device) / size
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    exponents = torch.arange(0, size, 2, dtype=dtype, device=x.device) / size
     angles = positions.unsqueeze(-1) * 10000.0**-exponents  # (T, d / 2)
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = x.to(dtype).unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = angles.cos(), angles.sin()
     rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1)
     return rotated.flatten(-2).to(x.dtype)

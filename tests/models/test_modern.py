@@ -65,7 +65,7 @@ def test_grouped_and_rotary_attention(groups: int, rotary: bool) -> None:
     expected = contexts @ out.weight.detach().numpy().T + out.bias.detach().numpy()
     mask = causal_mask(5, 0, torch.device("cpu"))
     y, cache = module.step(inputs(), Cache(torch.empty(2, 0, 2 * D), 0), mask)
-    np.testing.assert_allclose(y[0].detach().numpy(), expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(y[0].detach().numpy(), expected, rtol=1e-12, atol=1e-14)
     assert cache.read().shape == (2, 5, 2 * groups * size)
 
 
@@ -86,7 +86,7 @@ def test_rotated_scores_depend_on_the_distance() -> None:
     def score(t: int, s: int) -> Tensor:
         return (rotate(q, torch.tensor([t])) * rotate(k, torch.tensor([s]))).sum()
 
-    torch.testing.assert_close(score(7, 3), score(104, 100), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(score(7, 3), score(104, 100), rtol=1e-10, atol=1e-12)
     assert not torch.isclose(score(7, 3), score(7, 4))
 
 
