@@ -10,6 +10,7 @@ from fusetk.models.residual.base import Residual, ResidualConfig, SubLayer
 class ReZeroResidual(Residual):
     """x + a f(x) with a number a, which is 0 at first (Bachlechner et al. 2020).
 
+    Each sub-layer has its own number. In the authors' code, the sub-layers of a layer share one.
     The paper's networks have no layer normalisation (``norm: none``).
     """
 
