@@ -66,7 +66,12 @@ class DepthAggregate(nn.Module):
 
 
 class MuddConnection(SourcesConnection):
-    """Sums for each layer (MUDDFormer, Equation 6). One more sum makes the output of the stack."""
+    """Sums for each layer (MUDDFormer, Equation 6). One more sum makes the output of the stack.
+
+    Each sum of the lowest layer is the embedding times a number for each position. In the authors'
+    PyTorch code, the lowest layer has no sums: it reads the embedding, with one norm for queries,
+    keys and values.
+    """
 
     Config = MuddConfig
 
