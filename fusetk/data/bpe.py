@@ -72,9 +72,10 @@ class BPE:
     ):
         self.version, pairs = _parse(codes, name)
         self.codes = codes
+        # The last line first, as in subword-nmt. A repeated pair has the rank of its first line.
         self.merges: Merges = {}
-        for rank, pair in enumerate(pairs):
-            self.merges.setdefault(pair, rank)
+        for rank, pair in reversed([*enumerate(pairs)]):
+            self.merges[pair] = rank
         self.vocabulary = dict(vocabulary) if vocabulary else None
         self.cache = WordCache(self._split)
 
@@ -91,7 +92,7 @@ class BPE:
     @cached_property
     def parts(self) -> dict[str, tuple[str, str]]:
         """The two symbols that make each merged symbol."""
-        return {self.merged[pair]: pair for pair in reversed(self.merges)}
+        return {self.merged[pair]: pair for pair in self.merges}
 
     @classmethod
     def load(cls, codes: Path, vocabulary: Mapping[str, int] | None = None) -> "BPE":

@@ -80,6 +80,19 @@ def test_applied_as_subword_nmt_does(threshold: int, letters: str, version: str)
         assert ours(line) == reference.segment_tokens(line.split(" "))
 
 
+@pytest.mark.parametrize("version", [["#version: 0.2"], []])
+def test_repeated_merges_are_applied_as_subword_nmt_does(version: list[str]) -> None:
+    choose = random.Random(5)
+    pairs = ["a a", "aa a", "a aa", "aa aa", "a a</w>", "aa a</w>", "a aa</w>", "aa aa</w>"]
+    for _ in range(60):
+        codes = version + choose.choices(pairs, k=10)
+        vocabulary = dict.fromkeys(choose.sample(["a", "aa", "aaa", "a@@", "aa@@", "aaa@@"], 3), 1)
+        file = io.StringIO("\n".join(codes))
+        reference = apply_bpe.BPE(file, vocab=set(vocabulary))
+        for length in range(1, 9):
+            assert BPE(codes, vocabulary).line("a" * length) == reference.segment("a" * length)
+
+
 def test_splitting_gives_no_empty_subword() -> None:
     assert BPE(["n </w>", "a n</w>", "b a"], {"b@@": 2, "a@@": 2})("ban") == ["b@@", "a@@", "n"]
     choose = random.Random(4)
