@@ -149,6 +149,8 @@ class BPE:
             return [symbol]
         left, right = parts
         if final:
+            if not right.endswith("</w>"):  # this merge makes `</w>` of characters of the text
+                return [symbol]
             right = right.removesuffix("</w>")
             if not right:  # in version 0.1, a merge may append only `</w>`
                 if left not in self.parts:

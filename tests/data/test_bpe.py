@@ -106,6 +106,15 @@ def test_splitting_gives_no_empty_subword() -> None:
             assert bpe.join(" ".join(subwords)) == word
 
 
+def test_text_with_the_mark_of_the_end_of_a_word_is_unchanged() -> None:
+    words = {"x</w>ox": 1, "x</w>oxox": 5, "oxxoxx": 1}
+    codes = bpe.learn(words, 200, min_frequency=1)
+    subwords = bpe.count_subwords(words, BPE(codes))
+    ours = BPE(codes, {token: n for token, n in subwords.items() if n >= 2})
+    for word in words:
+        assert bpe.join(ours.line(word)) == word
+
+
 def test_both_ways_of_merging_agree() -> None:
     choose = random.Random(9)
     for letters in ("ab", "abc", "abcdefg"):
