@@ -286,6 +286,13 @@ def read_input(path: str) -> Iterator[str]:
     return standard_input() if path == "-" else read_lines(path)
 
 
+def is_line(text: str) -> bool:
+    """Whether a file can hold the text as a line: it has no line breaks and no lone surrogates."""
+    if "\n" in text:
+        return False
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 # Words -------------------------------------------------------------------------------------------
 
 

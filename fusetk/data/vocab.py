@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from fusetk.data.text import read_lines, writer
+from fusetk.data.text import is_line, read_lines, writer
 from fusetk.errors import DataError
 from fusetk.special_tokens import BOS, EOS, PAD, SPECIAL, UNK
 
@@ -151,7 +151,7 @@ def _read_ids(path: Path) -> list[str]:
         )
     ids: dict[str, int] = {}
     for token, i in entries.items():
-        if not token or "\n" in token:
+        if not token or not is_line(token):
             raise DataError(
                 f"{path} has the token {token!r}, which cannot be a line of a vocabulary: remove it"
             )

@@ -71,6 +71,7 @@ def test_a_byte_order_mark_is_dropped_on_request(tmp_path: Path) -> None:
         ("v.yml", "a: 1\nb: x\n", "v.yml: the id of 'b' is 'x'"),
         ("v.json", '{"a\\nb": 4}', r"v.json has the token 'a\\nb', which cannot be a line"),
         ("v.json", '{"": 4}', "v.json has the token ''"),
+        ("v.json", r'{"\ud83d": 4}', r"v.json has the token '\\ud83d', which cannot be a line"),
         ("v", f"a {'9' * 5000}", "v, line 1: 'a 9+' is not a vocabulary entry"),
         ("v.json", f'{{"a": "{"9" * 5000}"}}', "v.json: the id of 'a' is '9+', not a number"),
         ("v.json", f'{{"a": {"9" * 5000}}}', "v.json is not a mapping of tokens to ids"),

@@ -19,6 +19,7 @@ from fusetk.data.steps.base import (
     StepModels,
     UniquePairStep,
 )
+from fusetk.data.text import is_line
 from fusetk.errors import ConfigError, FusetkError, class_name, is_own
 
 ReasonFunction = Callable[[str, str], str]  # of a pair of lines; see ``PairStep.drop_reason``
@@ -85,9 +86,7 @@ def key_function(step: PrepStep) -> KeyFunction | None:
 
 
 def _is_line(result: object) -> bool:
-    if not isinstance(result, str) or "\n" in result:
-        return False
-    return result.isascii() or not any("\ud800" <= character <= "\udfff" for character in result)
+    return isinstance(result, str) and is_line(result)
 
 
 @contextmanager
