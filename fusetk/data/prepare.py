@@ -13,7 +13,7 @@ from fusetk.data.pipeline import SIDES
 from fusetk.data.stages import Build, Stage, opened
 from fusetk.data.steps.base import LearnedStep, LineStep, PrepStep
 from fusetk.data.text import FilePair, locate, open_bytes
-from fusetk.data.vocab import MANY_UNKNOWN
+from fusetk.data.vocab import MANY_UNKNOWN, MAPPINGS
 from fusetk.errors import ConfigError, DataError, is_own
 from fusetk.files import checksum, code_checksums, digest
 
@@ -303,11 +303,18 @@ def _vocabulary(config: DataConfig) -> Stage:
 
 
 def vocabulary_settings(options: VocabularyConfig) -> dict[str, Any]:
-    """Return the settings that determine the vocabularies, with checksums of existing files."""
-    existing = {side: checksums([file]) for side in SIDES if (file := getattr(options, side))}
+    """Return the settings that determine the vocabularies, with checksums of existing files.
+
+    The endings of files that map tokens to ids are included: the same content is read in another
+    way if the file has another ending.
+    """
+    files = {side: file for side in SIDES if (file := getattr(options, side))}
+    existing = {side: checksums([file]) for side, file in files.items()}
+    endings = {side: Path(file).suffix for side, file in files.items()}
+    mappings = {f"{side}_ending": ending for side, ending in endings.items() if ending in MAPPINGS}
     extend = {"extend": options.extend} if existing else {}
     settings = options.model_dump(mode="json", exclude={*SIDES, "extend"})
-    return {**settings, **existing, **extend}
+    return {**settings, **existing, **mappings, **extend}
 
 
 def bpe_settings(options: BPEConfig) -> dict[str, Any]:

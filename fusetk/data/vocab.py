@@ -16,6 +16,7 @@ __all__ = ["BOS", "EOS", "MANY_UNKNOWN", "PAD", "SPECIAL", "UNK", "Vocabulary"]
 
 MAX_DIGITS = 18  # the longest count or id
 MANY_UNKNOWN = 0.2  # share of unknown tokens above which there is a warning
+MAPPINGS = (".yml", ".yaml", ".json")  # endings of the files that map tokens to ids
 # The special tokens of Nematus' files, with the ids 0, 1 and, in newer files, 2.
 NEMATUS_SPECIAL = ("eos", "UNK", "<EOS>", "<UNK>", "<GO>")
 
@@ -63,7 +64,7 @@ class Vocabulary:
         """
         path = Path(path)
         counts = None
-        if path.suffix in (".yml", ".yaml", ".json"):
+        if path.suffix in MAPPINGS:
             tokens = _read_ids(path)
         else:
             tokens, counts = _read_tokens(path, bom)

@@ -325,6 +325,18 @@ def test_vocabularies(folder: Path) -> None:
     assert len(pipeline.target_vocab) == apart.data["vocabulary"]["target"]
 
 
+def test_again_with_another_ending_of_a_vocabulary(folder: Path) -> None:
+    def made(name: str) -> tuple[list[str], list[str]]:
+        vocabulary = {"joint": True, "source": str(folder / name)}
+        chosen = config(folder, steps=[], bpe=None, test={}, vocabulary=vocabulary)
+        return prepare(chosen).made, Pipeline.load(folder / "out" / "text").source_vocab.tokens[4:]
+
+    (folder / "vocab").write_text("a: 5\nb: 4\n")
+    assert made("vocab")[1] == ["a:", "b:"]
+    (folder / "vocab").rename(folder / "vocab.yml")
+    assert made("vocab.yml") == (["vocabulary", "ids.train", "ids.valid"], ["b", "a"])
+
+
 def test_pairs_of_too_many_subwords(folder: Path) -> None:
     manifest = prepare(config(folder, bpe={"merges": 10, "max_subwords": 25}))
     train = manifest.splits["train"]
