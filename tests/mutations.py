@@ -542,8 +542,8 @@ MUTATIONS = [
     Mutation(
         "the filter's ratio is exclusive",
         "data/steps/filter.py",
-        "long > self.max_ratio * short",
-        "long >= self.max_ratio * short",
+        "long / short > self.max_ratio",
+        "long / short >= self.max_ratio",
         ("data/test_filter.py",),
     ),
     Mutation(

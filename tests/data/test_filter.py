@@ -31,6 +31,12 @@ def test_a_pair_at_the_largest_ratio_is_kept() -> None:
     step = Filter(step="filter", max_ratio=1.5)
     assert step.length_reason(100, 150) == ""
     assert step.length_reason(100, 151) == "length ratio"
+    for short, long, ratio in ((45, 63, 1.4), (30, 123, 4.1), (100, 115, 1.15)):
+        step = Filter(step="filter", max_ratio=ratio)
+        assert step.length_reason(short, long) == ""
+        assert step.length_reason(long + 1, short) == "length ratio"
+    step = Filter(step="filter", max_ratio=1.4, min_length=0)
+    assert (step.length_reason(0, 0), step.length_reason(0, 1)) == ("", "length ratio")
 
 
 @pytest.mark.parametrize(

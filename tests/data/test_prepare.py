@@ -448,7 +448,7 @@ def test_again_with_a_new_version_of_a_step(folder: Path, monkeypatch: pytest.Mo
 
 def test_the_first_version_of_a_step_is_not_in_the_fingerprint(folder: Path) -> None:
     """So folders that were prepared before steps had versions are up to date."""
-    settings = prepare(config(folder)).data["stages"]["words.train"]["settings"]
+    settings = prepare(config(folder, steps=STEPS[:3])).data["stages"]["words.train"]["settings"]
     assert settings.keys() == {"source", "target", "steps", "valid", "sacremoses"}
 
 

@@ -29,6 +29,8 @@ class Filter(PairStep):
     max_ratio: float | None = Field(default=None, ge=1)
     """Largest ratio of the longer side's length to the shorter side's."""
 
+    version = 2  # version 1 dropped some pairs at the largest ratio
+
     @model_validator(mode="after")
     def _keeps_some_lengths(self) -> "Filter":
         if self.max_length is not None and self.min_length > self.max_length:
@@ -48,7 +50,8 @@ class Filter(PairStep):
             return SHORT if short else EMPTY
         if self.max_length is not None and long > self.max_length:
             return LONG
-        if self.max_ratio is not None and long > self.max_ratio * short:
+        # In floating point, 63 / 45 equals 1.4, but 1.4 * 45 is less than 63.
+        if self.max_ratio is not None and long and (not short or long / short > self.max_ratio):
             return RATIO
         return ""
 
