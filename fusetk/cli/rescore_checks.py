@@ -76,7 +76,9 @@ def check_options(inputs: "RescoreInputs", values: Mapping[str, Any]) -> None:
             f"{flag_of(changed[0])} does not change the summary: omit it, or omit --summary"
         )
     if values["penalty"] and not values["normalize"]:
-        raise click.UsageError("--penalty has no effect without -n: add -n")
+        raise click.UsageError(
+            "--penalty has no effect without -n or with -n 0: give -n an exponent above 0"
+        )
     if "feature" in changed and not is_list:
         raise click.UsageError(
             "--feature has no effect without --n-best or --json-lines: add one of them"

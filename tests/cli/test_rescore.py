@@ -418,6 +418,7 @@ def test_a_sentence_that_is_too_long_is_named(tmp_path, files, monkeypatch):
         (["a", "b", "-n", "nan"], "is not between 0 and 10"),
         (["a", "b", "--summary", "--no-eos"], "--no-eos does not change the summary"),
         (["a", "b", "--penalty", "gnmt"], "--penalty has no effect without -n"),
+        (["a", "b", "--penalty", "gnmt", "-n", "0"], "give -n an exponent above 0"),
         (
             ["a", "b", "--feature", "New"],
             "--feature has no effect without --n-best or --json-lines",
