@@ -7,7 +7,9 @@ other folder that the marker names then adds a column of differences. If ``costs
 table of the measured costs of all systems. If ``losses`` and names of systems follow, it is a table
 of their validation losses after some epochs. ``training-losses`` makes a table of their training
 losses in these epochs. A name alone selects the trainings with the recipe's values;
-``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values. If ``loss-counts`` follows, it is a
+``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values. If ``tuning KEY EPOCHS`` follows, it
+is a table of the lowest validation losses in the first epochs for each value of a key that was
+tried. If ``loss-counts`` follows, it is a
 table of the number of systems whose validation loss is lower than that of their baseline. If
 ``all-scores`` follows, it is a table of the differences of all scores of the systems that have
 enough seeds. If ``overview`` and names of other folders follow, it is a table of the difference of
@@ -35,6 +37,7 @@ import numpy as np
 
 from fusetk.cli.tables import NONE, markdown_rows, markdown_table
 from fusetk.errors import DataError, FusetkError, join_names, quantity
+from fusetk.reporting.deviations import flat_values
 from fusetk.reporting.formats import signed
 from fusetk.reporting.gain import SEEDS, SeedComparison
 from fusetk.reporting.measured_costs import read_costs
@@ -42,7 +45,7 @@ from fusetk.reporting.result_columns import config_text
 from fusetk.reporting.result_layout import text_tables
 from fusetk.reporting.result_tables import ResultRow, ResultTable, read_tables
 from fusetk.reporting.runs import mean_of
-from fusetk.reporting.saved_run import SavedRun
+from fusetk.reporting.saved_run import END_KEY, SavedRun
 from tools.counts import count_table, printed_rows
 from tools.power import gain_probabilities, measured_noise
 
@@ -50,7 +53,7 @@ ROOT = Path(__file__).parent.parent
 BEGIN = re.compile(
     r"<!-- results: begin (\S+?)"
     r"( costs| counts| all-scores| loss-counts| (?:main|overview|significance|power)(?: \S+?)*|"
-    r" measured(?: \w+)*| (?:training-)?losses(?: [\w@.,=]+)+)?, "
+    r" measured(?: \w+)*| (?:training-)?losses(?: [\w@.,=]+)+| tuning [\w.]+ \d+)?, "
     r"made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
@@ -123,6 +126,8 @@ def _content(results: str, words: Sequence[str], folder: Path, read: Reader) -> 
         return loss_counts(read(folder / results))
     if kind == "losses":
         return loss_table(read(folder / results), names)
+    if kind == "tuning":
+        return tuning_table(read(folder / results), names[0], int(names[1]))
     if kind == "training-losses":
         return training_loss_table(read(folder / results), names)
     return all_tables(read(folder / results))
@@ -462,6 +467,53 @@ def training_loss_table(tables: Sequence[ResultTable], systems: list[str]) -> st
     lines = [[_label(row), *_means(row, _loss_in)] for row in _rows_of(tables, systems)]
     heads = ["mean training loss in epoch", *map(str, LOSS_EPOCHS)]
     return markdown_rows(heads, lines)
+
+
+def tuning_table(tables: Sequence[ResultTable], key: str, epochs: int) -> str:
+    """Return the lowest validation loss of each system in the first epochs by the value of a key.
+
+    It compares trainings whose configs differ from the recipe in this key and in their ends only,
+    with the first seed that has several values. The lowest loss is bold. Systems with one value
+    are left out. Raises DataError if no system is left.
+    """
+    losses_of_rows: dict[str, dict[Any, float]] = {}
+    for row in (row for table in tables for row in [*table.rows, *table.hidden_rows]):
+        by_seed: dict[int, dict[Any, float]] = {}
+        for run in row.runs + row.other_runs:
+            loss = _lowest_loss(run, epochs)
+            if loss is not None and all(
+                name == key or END_KEY.fullmatch(name) for name in run.result.overrides
+            ):
+                value = flat_values(run.result.config)[key]
+                by_seed.setdefault(run.result.seed, {}).setdefault(value, loss)
+        several = [losses for _, losses in sorted(by_seed.items()) if len(losses) > 1]
+        if several:
+            losses_of_rows[row.name] = several[0]
+    if not losses_of_rows:
+        raise DataError(f"no system was trained with several values of {key}")
+    values = sorted({value for losses in losses_of_rows.values() for value in losses})
+    lines = []
+    for name, losses in losses_of_rows.items():
+        best = min(losses.values())
+        cells = [f"{losses[value]:.3f}" if value in losses else NONE for value in values]
+        lines.append(
+            [
+                name,
+                *(
+                    f"**{cell}**" if losses.get(value) == best else cell
+                    for value, cell in zip(values, cells, strict=True)
+                ),
+            ]
+        )
+    return markdown_rows(["", *map(str, values)], lines)
+
+
+def _lowest_loss(run: SavedRun, epochs: int) -> float | None:
+    """Return the lowest loss of the validations in the first epochs; None if there is none."""
+    curve = run.result.valid_curve
+    ends = zip(curve["epoch"], curve["loss"], strict=True)
+    losses = [loss for end, loss in ends if end is not None and end <= epochs and loss is not None]
+    return min(losses, default=None)
 
 
 def loss_counts(tables: Sequence[ResultTable]) -> str:

@@ -9,7 +9,7 @@ from fusetk.reporting.result_files import RunResult, SavedScore
 from fusetk.reporting.runs import ScoreColumn
 
 # The keys that change the end of a training; the first one changes the stages themselves.
-END = re.compile(r"training\.stages(\.\d+\.end(\..*)?)?")
+END_KEY = re.compile(r"training\.stages(\.\d+\.end(\..*)?)?")
 
 CurveMetric = Literal["loss", "bleu"]  # metrics of validations
 
@@ -23,7 +23,7 @@ class SavedRun(NamedTuple):
     @property
     def changes_end(self) -> bool:
         """Whether the config changes the end of the training, as that of a trial does."""
-        return any(END.fullmatch(key) for key in self.result.overrides)
+        return any(END_KEY.fullmatch(key) for key in self.result.overrides)
 
     @property
     def best_loss(self) -> float | None:

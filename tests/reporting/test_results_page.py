@@ -652,6 +652,33 @@ def test_a_table_of_training_losses_is_inserted(results: Path) -> None:
     assert cells[2] == ["fused", f"{(first + 2 * first) / 2:.3f}", *["-"] * (len(cells[0]) - 2)]
 
 
+def test_a_table_of_tuned_values_is_inserted(results: Path) -> None:
+    """``fused`` was trained with two more rates: in a trial, and with another dropout rate."""
+    key = "training.stages.0.schedule.peak"
+    for rate, losses, more in (
+        ("0.02", [5.0, 1.25, 1.0, 1.0], {"training.stages.0.end.epochs": 2}),
+        ("0.03", [5.0, 0.5, 0.5, 0.5], {"model.dropout": 0.3}),
+    ):
+        path = results / f"fused.seed1.peak={rate}.json"
+        result = read_result(path)
+        overrides = {**result.overrides, **more}
+        curve = {"update": [1, 2, 3, 4], "epoch": [1.0, 2.0, 3.0, 4.0], "loss": losses}
+        write_result(path, result, valid_curve=curve, overrides=overrides)
+    text = f"{MARKERS.format(f'{results.name} tuning {key} 2')}{END}\n"
+    lines = updated(text, results.parent).splitlines()
+    recipe = read_result(results / "fused.seed1.json")
+    own = recipe.config["training"]["stages"][0]["schedule"]["peak"]
+    assert recipe.valid_curve["loss"][:2] == [2.0, 1.5]
+    cells = {str(own): "1.500", "0.02": "**1.250**"}
+    order = sorted(cells, key=float)
+    assert lines[1] == f"|  | {' | '.join(order)} |"
+    assert lines[3:-1] == [f"| fused | {' | '.join(cells[name] for name in order)} |"]
+    for path in results.glob("fused.*peak*.json"):
+        path.unlink()
+    with pytest.raises(DataError, match=f"several values of {key}"):
+        updated(text, results.parent)
+
+
 def test_systems_with_a_lower_loss_are_counted(results: Path) -> None:
     def loss(system: str, seed: int, epoch: str) -> float:
         curve = read_result(results / f"{system}.seed{seed}.json").valid_curve
