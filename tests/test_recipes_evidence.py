@@ -131,6 +131,14 @@ def test_trials_compare_the_first_epochs() -> None:
     assert "a2 rate=4" in names(*better, **TRIAL)
 
 
+def test_a_complete_training_does_not_change_the_choice_of_the_trials() -> None:
+    """The complete training ran on another device, so its first losses are not the trial's."""
+    tried = [*FIRST, trial("a", 9.1, 1), trial("a", 8.9, 4)]
+    complete = result("a", 2.0, rate=4)  # its loss after the first epoch is 9, as that of `own`
+    of_a = [name for name in names(*tried, complete, **TRIAL) if name[0] == "a"]
+    assert of_a == ["a2 rate=4", "a1 rate=4,dropout=0.1"]
+
+
 def test_seeds_are_trained_after_the_trials_and_before_the_other_keys_are_tuned() -> None:
     tried = [*FIRST, trial("a", 9.1, 1), trial("a", 8.9, 4)]
     of_a = [name for name in names(*tried, **TRIAL) if name[0] == "a"]

@@ -51,7 +51,7 @@ class TrialConfig(Config):
     """Keys whose values are compared in trials: trainings that end early."""
 
     epochs: int = Field(ge=1)
-    """Epochs of a trial. A complete training takes part with its first epochs."""
+    """Epochs of a trial. A complete training without a trial takes part with its first epochs."""
     keys: list[str]
 
 
@@ -181,14 +181,14 @@ class Results:
     ) -> float | None:
         """Return the best validation loss of a training; None if it is not done.
 
-        With ``epochs``, the loss is the best one of the first epochs of a trial or of a complete
-        training.
+        With ``epochs``, the loss is that of the trial; without a trial, it is the best one of the
+        first epochs of the complete training. So a complete training on another device, whose
+        losses differ, does not change a choice that the trials made.
         """
-        complete = self.losses.get(_key(system, seed, values, None))
-        if complete is not None:
-            return min(complete[:epochs], default=math.inf)
-        trial = self.losses.get(_key(system, seed, values, epochs))
-        return None if trial is None else min(trial, default=math.inf)
+        losses = self.losses.get(_key(system, seed, values, epochs))
+        if losses is None:
+            losses = self.losses.get(_key(system, seed, values, None))
+        return None if losses is None else min(losses[:epochs], default=math.inf)
 
     def fits(self, data: DataConfig, prepared: Mapping[str, Any]) -> bool:
         """Whether a result with these settings of the text has this text, or there is none.
