@@ -90,7 +90,6 @@ def save_results(folder: Path, rows: Sequence[PaperRow]) -> SaveReport:
         run = run._replace(records=[r for r in run.records if not is_outdated(r, run)])
         contents = _saved_run(run, row, report.notes)
         stem = file_stem(contents.result, row)
-        contents = _with_layer_weights(contents, run, folder / f"{stem}.json", report.notes)
         if stem in saved:
             raise DataError(
                 f"{saved[stem][0].folder} and {run.folder} have the same system, seed and config: "
@@ -101,7 +100,14 @@ def save_results(folder: Path, rows: Sequence[PaperRow]) -> SaveReport:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             report.renamed.extend(rename_results(folder, systems))
-            for stem, (_, contents) in saved.items():
+        # Now each file of an earlier save has the name of its config. The folder is not locked,
+        # because the weights of many models take minutes.
+        weighted = {
+            stem: _with_layer_weights(contents, run, folder / f"{stem}.json", report.notes)
+            for stem, (run, contents) in saved.items()
+        }
+        with locked(folder):
+            for stem, contents in weighted.items():
                 _write(folder, stem, contents, report)
     except OSError as error:
         raise cannot_write(error.filename or folder, error) from None

@@ -19,6 +19,7 @@ from fusetk.cli.main import main
 from fusetk.errors import DataError
 from fusetk.reporting import rename_results, result_files, save_results, score_log
 from fusetk.reporting.result_files import (
+    SavedWeights,
     columns_bytes,
     read_columns,
     read_result,
@@ -33,6 +34,7 @@ from tests.helpers.results import (
     make_prepared,
     make_recipes,
     make_run,
+    write_result,
 )
 
 GOOD = REFERENCES
@@ -225,6 +227,30 @@ def test_another_config_gets_the_name_of_its_row_if_the_recipe_adopts_it(work: P
     renamed = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert "0 results written, 3 unchanged" in save_all(work)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == renamed
+
+
+def test_layer_weights_without_a_checkpoint_belong_to_the_same_config(work: Path) -> None:
+    """The checkpoints were removed, and the recipe adopts the values of another run."""
+    save_all(work)
+    folder = work / "results"
+    for stem in ("fused.seed1", "fused.seed1.peak=0.02"):
+        weights = SavedWeights(checkpoint="best", weights=stem, text="test", sentences=1, panels=[])
+        path = folder / f"{stem}.json"
+        write_result(path, read_result(path), layer_weights=[weights])
+    path = work / "recipes" / "fused.yaml"
+    values = yaml.safe_load(path.read_text())
+    base = yaml.safe_load(Path(values["extends"]).read_text())["training"]["stages"]
+    base[0]["schedule"]["peak"] = 0.02
+    path.write_text(yaml.safe_dump({**values, "training": {"stages": base}}))
+    save_all(work)
+    weights_of = {
+        stem: [each.weights for each in read_result(folder / f"{stem}.json").layer_weights]
+        for stem in ("fused.seed1", "fused.seed1.peak=0.01")
+    }
+    assert weights_of == {
+        "fused.seed1": ["fused.seed1.peak=0.02"],
+        "fused.seed1.peak=0.01": ["fused.seed1"],
+    }
 
 
 @pytest.mark.parametrize("key", ["model.attention_dropout", RATE])
