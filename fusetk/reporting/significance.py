@@ -6,6 +6,7 @@ determines it.
 """
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -159,7 +160,8 @@ class PValues:
 def _options(signature: str) -> MetricOptions:
     """Return the options of a metric with this signature."""
     parts = dict(part.split(":", 1) for part in signature.split("|") if ":" in part)
-    tokenize = parts.get("tok")
+    # The signature of a MeCab tokeniser is its name with a version, such as ja-mecab-0.996-IPA.
+    tokenize = re.sub(r"(?<=-mecab)-.*", "", parts["tok"]) if "tok" in parts else None
     return MetricOptions(
         lowercase=parts.get("case") == "lc",
         tokenize=tokenize if tokenize not in (None, "13a") else None,

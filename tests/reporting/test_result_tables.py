@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from sacrebleu.metrics.bleu import BLEU
 
 from fusetk.cli.main import main
 from fusetk.evaluation.metric import MetricOptions
@@ -19,6 +20,7 @@ from fusetk.evaluation.multi_bleu import MultiBleu
 from fusetk.evaluation.significance import compare_systems
 from fusetk.reporting.result_files import read_result
 from fusetk.reporting.result_tables import TEST
+from fusetk.reporting.significance import _options
 from tests.helpers.results import BAD, REFERENCES, SET, WORSE, write_result
 from tests.reporting.conftest import RATE
 
@@ -217,6 +219,23 @@ def test_a_report_computes_the_statistics_of_a_run_once_and_no_bootstrap_sample(
     monkeypatch.setattr("fusetk.evaluation.significance._bootstrap_values", fail)
     output(results, "--metric", "multi-bleu", "--checkpoint", "best")
     assert len(scored) == 2 + 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("tokenize", "in_signature"),
+    [
+        (None, "13a"),
+        ("zh", "zh"),
+        ("ja-mecab", "ja-mecab-0.996-IPA"),
+        ("ko-mecab", "ko-mecab-0.996/ko-0.9.2-KO"),
+    ],
+)
+def test_a_difference_is_tested_with_the_tokeniser_of_the_signature(
+    tokenize: str | None, in_signature: str
+) -> None:
+    signature = f"nrefs:1|case:mixed|eff:no|tok:{in_signature}|smooth:exp|version:2.6.0"
+    assert _options(signature) == MetricOptions(tokenize=tokenize)
+    assert tokenize in (None, *BLEU.TOKENIZERS)
 
 
 def test_without_the_test_text_new_differences_are_not_tested(results: Path) -> None:
