@@ -26,7 +26,7 @@ from fusetk.plotting.figure import (
 )
 from fusetk.plotting.style import SCREEN, Size, Style
 from fusetk.plotting.text_width import TextWidth, missing_glyphs_ignored
-from fusetk.runs import HIGHER_IS_BETTER, OTHER_PARTS
+from fusetk.runs import OTHER_PARTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -324,7 +324,7 @@ def _mark_best(axes: "Axes", curve: Curve, options: _CurveOptions) -> _Star:
     color = options.colors[curve.line]
     star: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 4}
     axes.plot(*place, "*", color=color, markersize=MARKER * options.style.font, **star)
-    return _Star(place, curve.what in HIGHER_IS_BETTER, color)
+    return _Star(place, not curve.lowest_is_best, color)
 
 
 def _write_best(axes: "Axes", star: _Star, style: Style) -> "Annotation":

@@ -81,6 +81,11 @@ class Curve:
         """The key of the colour: True and the layer or part, or False and the run."""
         return bool(self.layer), self.layer or self.run
 
+    @property
+    def lowest_is_best(self) -> bool:
+        """Whether a lower value is better. It has no meaning if ``best`` returns None."""
+        return self.what in LOWER_IS_BETTER or is_lower_better(self.what)
+
     def best(self) -> int | None:
         """Return the index of the best value.
 
@@ -92,7 +97,7 @@ class Curve:
             return None
         if self.what not in LOWER_IS_BETTER | HIGHER_IS_BETTER | TRANSLATION_METRICS.keys():
             return None
-        sign = -1 if self.what in LOWER_IS_BETTER or is_lower_better(self.what) else 1
+        sign = -1 if self.lowest_is_best else 1
         return int(np.argmax(np.where(is_finite, sign * self.value, -np.inf)))
 
 

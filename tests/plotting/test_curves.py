@@ -347,6 +347,8 @@ def test_a_long_name_in_the_legend_is_cut_to_the_width_of_the_figure(tmp_path: P
     ("what", "values", "direction"),
     [
         ("bleu", (30.0, 30.1, 30.05), 1),
+        ("chrf", (50.0, 50.1, 50.05), 1),
+        ("ter", (60.0, 60.1, 60.0), -1),
         ("loss", (4.0, 4.01, 4.0), -1),
         ("ppl", (9.0, 9.0, 9.1), -1),
     ],
