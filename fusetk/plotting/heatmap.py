@@ -1,5 +1,6 @@
 """Heatmaps drawn by matplotlib: rows of panels with a label at every row and column."""
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEAST_HEADING = 2.5  # inches; a narrow figure grows so that its heading has few lines
+
+log = logging.getLogger(__name__)
 
 EMPTY = "#efe6d3"  # colour of a cell without a number; no colour map contains it
 CUT = "#e8710a"  # colour of the dividing line; visible on every colour map
@@ -104,6 +107,12 @@ def draw(
     families = fonts({label(text, 200) for text in [*texts, *captions, title, *measures]})
     widths = TextWidth(families)
     layout, frame = _lay_out(panels, captions, barred, title, columns, style, size, widths)
+    if style.widths and not layout.figure_width:
+        log.warning(
+            "the picture is %.1f inches wide, because its labels do not fit in %g inches",
+            frame.width,
+            style.widths[-1],
+        )
     figure = Figure(figsize=(frame.width, frame.height))
     FigureCanvasAgg(figure)
     pen = _Pen(figure, families, style)

@@ -1,6 +1,5 @@
 """Positions of the panels of a heatmap and sizes of their cells, in inches."""
 
-import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
@@ -23,8 +22,6 @@ LARGEST_FITTED_CELL = 0.4  # in a picture with a given width
 BAR = 0.12  # thickness of a colour bar
 LEAST_BAR = 1.2  # smallest length of a colour bar
 LONGEST_BAR = 3.0
-
-log = logging.getLogger(__name__)
 
 Captioned = tuple[Panel, list[str]]  # a panel and the lines of its caption
 
@@ -295,14 +292,7 @@ def arrange(
             "give a larger size or a shorter sentence"
         )
     lengths = next(_arrangements(measured, columns, natural_cell))
-    arranged = measured.at(natural_cell, lengths)
-    if style.widths:
-        log.warning(
-            "the picture is %.1f inches wide, because its labels do not fit in %g inches",
-            arranged.width + MARGIN + bar_room,
-            style.widths[-1],
-        )
-    return arranged
+    return measured.at(natural_cell, lengths)
 
 
 def _fit(

@@ -1,4 +1,5 @@
 import json
+import logging
 from itertools import pairwise
 from pathlib import Path
 
@@ -404,6 +405,16 @@ def test_a_picture_has_the_width_of_the_style_or_of_the_user(count: int, columns
         box = axes.get_tightbbox(renderer)
         assert paper.bbox.x0 <= box.x0 and box.x1 <= paper.bbox.x1
     assert {text.get_size() for text in paper.axes[0].get_xticklabels()} == {7.0}
+
+
+def test_one_warning_has_the_width_of_a_picture_that_does_not_fit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The panel is low, so arrangements with the colour bar beside it and below it are tried."""
+    with caplog.at_level(logging.WARNING):
+        figure = draw([panel(2, 60)], style=STYLES["paper"])
+    [message] = caplog.messages
+    assert f" {figure.get_size_inches()[0]:.1f} inches wide" in message
 
 
 def test_a_width_without_room_for_the_labels_is_refused() -> None:
