@@ -269,7 +269,7 @@ class ResultTable(NamedTuple):
         for run in row.runs:
             goal = base.best_of_seed(metric, run.result.seed)
             seconds = self._seconds_per_update(row, run)
-            if goal is None or seconds is None or run.best(metric) is None:
+            if goal is None or seconds is None or not run.has_computed(metric):
                 continue
             updates = run.updates_to(metric, goal)
             times.append(updates * seconds if updates is not None else None)

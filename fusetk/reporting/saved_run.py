@@ -35,6 +35,11 @@ class SavedRun(NamedTuple):
         values = [value for value in self.result.valid_curve.get(metric, []) if value is not None]
         return (min if metric == "loss" else max)(values, default=None)
 
+    def has_computed(self, metric: CurveMetric) -> bool:
+        """Whether a validation computed a metric. Each one computes the loss, also if it is NaN."""
+        name = "update" if metric == "loss" else metric
+        return bool(self.result.valid_curve.get(name))
+
     def loss_at(self, epoch: float) -> float | None:
         """Return the validation loss after a number of epochs.
 

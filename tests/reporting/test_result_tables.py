@@ -276,6 +276,18 @@ def test_time_to_the_loss_of_the_baseline(results: Path) -> None:
     assert cells(results)["fused"]["time to baseline's loss"] == "2 s (1 of 2)"
 
 
+def test_a_run_without_a_finite_loss_does_not_reach_the_loss_of_the_baseline(results: Path) -> None:
+    """It has validations. The saved curve has no loss, because none is a number."""
+    path = results / "fused.seed2.json"
+    result = read_result(path)
+    curve = {name: values for name, values in result.valid_curve.items() if name != "loss"}
+    write_result(path, result, valid_curve=curve)
+    assert cells(results)["fused"]["time to baseline's loss"] == "2 s (1 of 2)"
+    assert as_json(results)["fused"]["seconds_to_loss_of_baseline"] == [2.0, None]
+    write_result(path, result, valid_curve={})
+    assert as_json(results)["fused"]["seconds_to_loss_of_baseline"] == [2.0]
+
+
 def test_time_to_the_bleu_of_the_baseline(results: Path) -> None:
     """Only seed 1 of ``plain`` and ``other`` and both seeds of ``fused`` have BLEU."""
     assert "time to baseline's BLEU" not in output(results)
