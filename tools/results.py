@@ -479,13 +479,13 @@ def tuning_table(tables: Sequence[ResultTable], key: str, epochs: int) -> str:
     losses_of_rows: dict[str, dict[Any, float]] = {}
     for row in (row for table in tables for row in [*table.rows, *table.hidden_rows]):
         by_seed: dict[int, dict[Any, float]] = {}
-        for run in row.runs + row.other_runs:
+        for run in row.runs + row.other_runs:  # a trial is after a complete training
             loss = _lowest_loss(run, epochs)
             if loss is not None and all(
                 name == key or END_KEY.fullmatch(name) for name in run.result.overrides
             ):
                 value = flat_values(run.result.config)[key]
-                by_seed.setdefault(run.result.seed, {}).setdefault(value, loss)
+                by_seed.setdefault(run.result.seed, {})[value] = loss
         several = [losses for _, losses in sorted(by_seed.items()) if len(losses) > 1]
         if several:
             losses_of_rows[row.name] = several[0]
