@@ -480,11 +480,9 @@ def tuning_table(tables: Sequence[ResultTable], key: str, epochs: int) -> str:
     for row in (row for table in tables for row in [*table.rows, *table.hidden_rows]):
         by_seed: dict[int, dict[Any, float]] = {}
         for run in row.runs + row.other_runs:  # a trial is after a complete training
-            loss = _lowest_loss(run, epochs)
-            if loss is not None and all(
-                name == key or END_KEY.fullmatch(name) for name in run.result.overrides
-            ):
-                value = flat_values(run.result.config)[key]
+            others = [name for name in run.result.overrides if name != key]
+            value, loss = flat_values(run.result.config).get(key), _lowest_loss(run, epochs)
+            if value is not None and loss is not None and all(map(END_KEY.fullmatch, others)):
                 by_seed.setdefault(run.result.seed, {})[value] = loss
         several = [losses for _, losses in sorted(by_seed.items()) if len(losses) > 1]
         if several:
