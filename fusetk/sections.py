@@ -10,13 +10,14 @@ from typing import Any
 from pydantic import model_validator
 
 from fusetk import config
-from fusetk.config import Config
+from fusetk.config import Aliases, Config
 from fusetk.data.config import PATHS, DataConfig, load_document
 from fusetk.decoding.config import SearchConfig
 from fusetk.papers import PaperConfig, fill_in
 from fusetk.training.config import TrainingConfig
 
 START_FROM = ("training", "start_from")  # a path outside of ``data``
+ALIASES: Aliases = {("decoding",): SearchConfig.aliases}
 
 
 class SectionsWithoutModel(Config):
@@ -52,7 +53,7 @@ def read(path: Path | str, overrides: Sequence[str] = ()) -> config.Document:
     them, or from the current folder in an override. Published values that ``paper`` does not give
     are read from the file of ``paper.tables``. Raises ConfigError.
     """
-    document = load_document(path, overrides, [START_FROM])
+    document = load_document(path, overrides, [START_FROM], ALIASES)
     fill_in(document)
     return document
 

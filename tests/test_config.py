@@ -281,6 +281,36 @@ def test_an_override_replaces_its_alternative(tmp_path: Path) -> None:
     assert loaded.values == {"data": {"valid": {"sample": 8, "seed": 3}}}
 
 
+@pytest.mark.parametrize(
+    ("base", "top", "overrides", "merged"),
+    [
+        ("length_penalty: 0.6", "normalize: 2", [], {"normalize": 2}),
+        ("normalize: 0.6", "length_penalty: 2", [], {"length_penalty": 2}),
+        ("length_penalty: 0.6", "beam: 3", ["normalize=2"], {"normalize": 2}),
+        ("normalize: 0.6", "beam: 3", ["length_penalty=2"], {"length_penalty": 2}),
+    ],
+)
+def test_a_key_replaces_its_other_name_in_an_extended_config(
+    toy: Path, tmp_path: Path, base: str, top: str, overrides: list[str], merged: dict[str, int]
+) -> None:
+    (tmp_path / "base.yaml").write_text(f"extends: {toy}\ndecoding: {{{base}, beam: 3}}\n")
+    (tmp_path / "top.yaml").write_text(f"extends: base.yaml\ndecoding: {{{top}}}\n")
+    document = sections.read(tmp_path / "top.yaml", [f"decoding.{text}" for text in overrides])
+    assert {"beam": 3, **merged}.items() <= document.values["decoding"].items()
+    search = config.parse(document, sections.SectionsWithoutModel).decoding
+    assert (search.beam, search.normalize) == (3, 2)
+    last = overrides or [str(tmp_path / "top.yaml")]
+    [name] = merged
+    assert last[0] in document.where(("decoding", name)).text
+
+
+def test_two_names_of_a_key_in_one_config_are_an_error(toy: Path, tmp_path: Path) -> None:
+    names = "{normalize: 2, length_penalty: 2}"
+    (tmp_path / "top.yaml").write_text(f"extends: {toy}\ndecoding: {names}\n")
+    with pytest.raises(ConfigError, match="two names of one key"):
+        sections.check(tmp_path / "top.yaml")
+
+
 def test_what_is_dumped_is_loaded_again(tmp_path: Path) -> None:
     top = parse(tmp_path, "encoder: {layers: 3, fuse: {kind: mean, hidden: 7}}\nrate: 1e-9\n")
     assert parse(tmp_path, config.dump(top)).model_dump() == top.model_dump()

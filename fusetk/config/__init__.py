@@ -23,11 +23,21 @@ from fusetk.config.schema import (
     refuse_values,
     resolve,
 )
-from fusetk.config.source import Alternatives, Document, Origin, Place, dump, expand_path, load
+from fusetk.config.source import (
+    Aliases,
+    Alternatives,
+    Document,
+    Origin,
+    Place,
+    dump,
+    expand_path,
+    load,
+)
 from fusetk.config.validation import config_error, parse
 
 __all__ = [
     "FOREIGN_KEYS",
+    "Aliases",
     "Alternatives",
     "ComponentConfig",
     "ComponentImportError",

@@ -18,6 +18,8 @@ from fusetk.files import is_stream, similar_names
 Place = tuple[str | int, ...]  # keys and list indices, from the top of the config
 # Keys that exclude each other, by the place of their mapping.
 Alternatives = Mapping[Place, Set[str]]
+# Other names of keys, and the keys, by the place of their mapping.
+Aliases = Mapping[Place, Mapping[str, str]]
 STANDARD_INPUT = Path("-")
 DEEPEST = 100  # levels of a config; Python's recursion allows more
 LONGEST_CHAIN = 100  # configs in a chain of `extends`; Python's recursion allows more
@@ -66,19 +68,22 @@ class Document:
 
 
 def load(
-    path: Path | str, overrides: Sequence[str] = (), alternatives: Alternatives | None = None
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    alternatives: Alternatives | None = None,
+    aliases: Aliases | None = None,
 ) -> Document:
     """Read a YAML file and the files that it extends, then apply overrides ``a.b=value``.
 
     The path - is standard input; paths in it start from the current folder. Later values win, key
-    by key. A mapping with another ``kind``, or with another of its ``alternatives``, replaces the
-    earlier mapping.
+    by key, also if one of them has another name of the key (``aliases``). A mapping with another
+    ``kind``, or with another of its ``alternatives``, replaces the earlier mapping.
 
     Raises ConfigError for a file that cannot be read or parsed, and for an override without ``=``.
     """
-    document = _read(Path(os.path.normpath(path)), (), alternatives or {})
+    document = _read(Path(os.path.normpath(path)), (), alternatives or {}, aliases or {})
     for override in overrides:
-        _override(document, override, alternatives or {})
+        _override(document, override, alternatives or {}, aliases or {})
     return document
 
 
@@ -144,7 +149,9 @@ def expand_path(path: str) -> str:
 # Files -------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives) -> Document:
+def _read(
+    path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives, aliases: Aliases
+) -> Document:
     if path in extended_by:
         chain = " -> ".join(str(file) for file in (*extended_by, path))
         raise ConfigError(f"{path} extends itself: {chain}")
@@ -163,9 +170,9 @@ def _read(path: Path, extended_by: tuple[Path, ...], alternatives: Alternatives)
         raise ConfigError(f"{path}: extends must name a file or a list of files, not {parents!r}")
     merged = Document({}, {})
     for parent in [parents] if isinstance(parents, str) else parents:
-        extended = _read(_parent_path(path, parent), (*extended_by, path), alternatives)
-        _merge(merged, extended, alternatives)
-    _merge(merged, document, alternatives)
+        extended = _read(_parent_path(path, parent), (*extended_by, path), alternatives, aliases)
+        _merge(merged, extended, alternatives, aliases)
+    _merge(merged, document, alternatives, aliases)
     return merged
 
 
@@ -280,8 +287,10 @@ def _record_origins(
 # Merging -----------------------------------------------------------------------------------------
 
 
-def _merge(base: Document, top: Document, alternatives: Alternatives) -> None:
+def _merge(base: Document, top: Document, alternatives: Alternatives, aliases: Aliases) -> None:
     """Merge ``top`` into ``base``. If both have a key, the value of ``top`` wins."""
+    for place in aliases:
+        _remove_other_names(base, place, _mapping_at(top.values, place).keys(), aliases)
     for place, old in _merge_values(base.values, top.values, (), alternatives):
         origin = base.where((*place, "kind")).text
         _forget_origins(base, place)
@@ -289,6 +298,22 @@ def _merge(base: Document, top: Document, alternatives: Alternatives) -> None:
             base.replaced[place] = Replaced(old, origin)
     base.origins.update(top.origins)
     base.replaced.update(top.replaced)
+
+
+def _remove_other_names(document: Document, place: Place, new: Set[str], aliases: Aliases) -> None:
+    """Remove keys of the mapping at ``place`` of which another name is one of the keys ``new``."""
+    mapping = _mapping_at(document.values, place)
+    for names in map(set, aliases.get(place, {}).items()):
+        for name in names - new if names & new else ():
+            mapping.pop(name, None)
+            _forget_origins(document, (*place, name))
+
+
+def _mapping_at(values: Any, place: Place) -> dict[str, Any]:
+    """Return the mapping at a place; an empty one if there is none."""
+    for key in place:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values if isinstance(values, dict) else {}
 
 
 def _forget_origins(document: Document, place: Place) -> None:
@@ -356,8 +381,13 @@ def _replaces(new: dict[str, Any], old: dict[str, Any], alternatives: Set[str]) 
     return bool(chosen and before) and chosen != before
 
 
-def _override(document: Document, override: str, alternatives: Alternatives) -> None:
-    """Set one key of the document from ``a.b=value``. It replaces its alternatives."""
+def _override(
+    document: Document, override: str, alternatives: Alternatives, aliases: Aliases
+) -> None:
+    """Set one key of the document from ``a.b=value``.
+
+    It replaces its alternatives and its other names.
+    """
     name, equals, text = override.partition("=")
     if not equals or not name:
         raise ConfigError(f"--set {override}: write it as section.key=value")
@@ -390,6 +420,7 @@ def _override(document: Document, override: str, alternatives: Alternatives) -> 
     others = alternatives.get(tuple(path), set())
     for other in others - {key} if key in others else ():
         container.pop(other, None)
+    _remove_other_names(document, tuple(path), {str(key)}, aliases)
     container[key] = value
     changed = (*path, key)
     _forget_origins(document, changed)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from fusetk import config
-from fusetk.config import Alternatives, Config, Document, Place, refuse_values
+from fusetk.config import Aliases, Alternatives, Config, Document, Place, refuse_values
 from fusetk.data.steps import Step
 from fusetk.data.steps.base import LearnedStep, line_steps
 
@@ -283,15 +283,18 @@ def load_data(path: Path | str, overrides: Sequence[str] = ()) -> DataConfig:
 
 
 def load_document(
-    path: Path | str, overrides: Sequence[str] = (), more_paths: Sequence[Place] = ()
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    more_paths: Sequence[Place] = (),
+    aliases: Aliases | None = None,
 ) -> Document:
-    """Read a config without validation.
+    """Read a config without validation; ``aliases`` are other names of keys.
 
     Relative paths in ``data`` and in the keys ``more_paths`` become absolute; they start from the
     folder of the file that names them, or from the current folder in an override. Raises
     ConfigError for paths that cannot be expanded.
     """
-    document = config.load(path, overrides, ALTERNATIVES)
+    document = config.load(path, overrides, ALTERNATIVES, aliases)
     _resolve_paths(document, [*PATHS, *more_paths])
     return document
 
