@@ -63,14 +63,21 @@ def device_of(name: str) -> torch.device:
             f"there is no device {name}: this machine has "
             f"{quantity(torch.cuda.device_count(), 'CUDA device')}"
         )
-    # PyTorch does not know the limit of a container.
-    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > usable_processors():
-        torch.set_num_threads(usable_processors())
+    _limit_threads()
     if device.type == "cpu":
         configure_allocator()
         adapt_spinning(torch.get_num_threads())
         _use(choices(), "highest", INFERENCE_PRODUCTS)
     return device
+
+
+def _limit_threads() -> None:
+    """Limit PyTorch's threads to the usable processors, unless OMP_NUM_THREADS is set.
+
+    PyTorch does not know the limit of a container.
+    """
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > usable_processors():
+        torch.set_num_threads(usable_processors())
 
 
 def describe_device(device: torch.device) -> str:
@@ -181,8 +188,10 @@ def _file_name(matmul: str, threads: int) -> str:
 def forget_choices() -> None:
     """Delete the stored choices for this machine and the current number of threads.
 
-    Those that runs record remain. Raises OSError if a file cannot be deleted.
+    The number of threads is limited first, as in ``device_of``. Choices that runs record remain.
+    Raises OSError if a file cannot be deleted.
     """
+    _limit_threads()
     for folder in cache_folders():
         for matmul in ("highest", "high", "medium"):
             (folder / _file_name(matmul, torch.get_num_threads())).unlink(missing_ok=True)

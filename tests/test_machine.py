@@ -132,6 +132,23 @@ def test_damaged_choices_are_measured_again(
     assert read_choices(file) == again
 
 
+def test_forgotten_choices_are_those_of_the_limited_number_of_threads(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(machine, "usable_processors", lambda: 1)
+    monkeypatch.setattr(machine, "_measure", lambda matmul: uniform(6))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        choices()
+        torch.set_num_threads(2)  # of a process that starts in the container
+        machine.forget_choices()
+        assert not list(cache.glob("machine-*.json"))
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_parallel_processes_measure_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = iter((1, 2, 3, 4))
 
