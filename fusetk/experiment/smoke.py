@@ -34,11 +34,26 @@ def smoke_recipe(
     """
     text = where.out / "raw"
     write_smoke_text(recipe_with_folders(recipe, raw, where), text)
-    # The user's settings have precedence.
-    recipe = recipes.load(config, [*smoke_settings(recipe), *settings])
+    recipe = recipes.load(config, with_smoke_settings(settings, recipe))
     if recipe.paper:  # the counts are those of the complete text
         recipe = recipe.model_copy(update={"paper": recipe.paper.model_copy(update={"text": {}})})
     return recipe_with_folders(recipe, text, where)
+
+
+def with_smoke_settings(settings: Sequence[str], recipe: Recipe) -> list[str]:
+    """Return the user's ``settings`` and the overrides of the smoke test.
+
+    The user's settings have precedence, except for a list or mapping such as ``training.stages``
+    with a key that the smoke test changes.
+    """
+    smoke = smoke_settings(recipe)
+    changed = [setting.partition("=")[0] for setting in smoke]
+    last = [
+        setting
+        for setting in settings
+        if not any(key.startswith(f"{setting.partition('=')[0]}.") for key in changed)
+    ]
+    return [*settings, *smoke, *last]
 
 
 def smoke_settings(recipe: Recipe) -> list[str]:

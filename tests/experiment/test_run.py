@@ -26,7 +26,7 @@ from fusetk.experiment.products import Products
 from fusetk.experiment.references import write_references
 from fusetk.experiment.run import STEPS, Experiment, Options, describe_updates
 from fusetk.experiment.scoring import decoded_checkpoints, metrics_of
-from fusetk.experiment.smoke import smoke_settings, write_smoke_text
+from fusetk.experiment.smoke import smoke_settings, with_smoke_settings, write_smoke_text
 from fusetk.files import digest, lock
 from fusetk.runs import CHECKPOINTS, STATE, references_folder
 from fusetk.runs import CONFIG as CONFIG_NAME
@@ -682,6 +682,16 @@ def test_the_smoke_test_keeps_existing_codes(config):
     codes = ["data.bpe={codes: my.codes}"]
     settings = smoke_settings(recipes.load(config, codes))
     assert recipes.load(config, [*settings, *codes]).data.bpe.merges is None
+
+
+def test_the_smoke_test_changes_the_stages_that_the_user_sets(config):
+    [stage] = recipes.load(config).model_dump(mode="json")["training"]["stages"]
+    settings = [f"training.stages={json.dumps([stage, stage])}"]
+    one_limit = "training.stages.1.end.updates=5"
+    for limit, updates in (([], [3, 3]), ([one_limit], [3, 5])):
+        recipe = recipes.load(config, [*settings, *limit])
+        smoke = recipes.load(config, with_smoke_settings([*settings, *limit], recipe))
+        assert [stage.end.updates for stage in smoke.training.stages] == updates
 
 
 def test_the_smoke_test_has_enough_pairs_for_the_interval_of_validation_pairs(config):
