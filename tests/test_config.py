@@ -231,6 +231,13 @@ def test_extends_and_overrides_change_options_of_a_short_form(tmp_path: Path) ->
     assert parse(tmp_path, "extends: base.yaml\n", "encoder.fuse.hidden=7") == top
 
 
+def test_a_short_form_of_the_same_kind_keeps_the_options(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("encoder: {layers: 3, fuse: {kind: mean, hidden: 7}}\n")
+    for fuse in ("mean", "{kind: mean}"):
+        top = parse(tmp_path, f"extends: base.yaml\nencoder: {{fuse: {fuse}}}\n")
+        assert top.encoder.fuse.hidden == 7
+
+
 def test_the_word_none_is_not_a_short_form(tmp_path: Path) -> None:
     class Keys(Config):
         bpe: BPEConfig | None

@@ -332,7 +332,10 @@ def _merge_values(
     Yield the place and the old value of each value that is replaced.
     """
     for key, value in top.items():
-        old = long_form(base.get(key))
+        before = base.get(key)
+        if isinstance(before, dict) and isinstance(value, str) and value == before.get("kind"):
+            continue  # the short form of {kind: ...}
+        old = long_form(before)
         below = (*place, key)
         if (
             isinstance(old, dict)
