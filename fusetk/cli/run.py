@@ -17,6 +17,7 @@ from fusetk.experiment import STEPS
 EXAMPLE = "Example: fusetk run recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml --raw raw --smoke"
 # Keys that --raw and --out set.
 PLACES = ("data.folder", "data.train", "data.valid", "data.test")
+VALIDATION_PAIRS = ("data.valid.every", "data.valid.sample", "data.valid.seed")  # no paths
 
 
 @click.command("run", cls=Sections, sections=SECTIONS, epilog=EXAMPLE)
@@ -142,7 +143,9 @@ def _check(
     if config == "-":
         raise ConfigError("CONFIG -: give a file, because the outputs are named after it")
     for setting in settings:
-        if setting.partition("=")[0].split(".")[:2] in [key.split(".") for key in PLACES]:
+        name = setting.partition("=")[0]
+        sets_place = name.split(".")[:2] in [key.split(".") for key in PLACES]
+        if sets_place and name not in VALIDATION_PAIRS:
             raise ConfigError(
                 f"--set {setting}: use --raw for the folder of the text, and --out for the output"
             )

@@ -18,6 +18,7 @@ from fusetk import recipe as recipes
 from fusetk.cli import run_slurm
 from fusetk.cli.main import main
 from fusetk.cli.run_slurm import without_slurm
+from fusetk.data.config import Sample
 from fusetk.errors import ConfigError, DataError, Interrupted
 from fusetk.evaluation.metrics import METRICS
 from fusetk.experiment import launch, slurm
@@ -742,6 +743,16 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
 def test_wrong_options_are_one_sentence(config, arguments, text):
     result = CliRunner().invoke(main, ["run", str(config), *arguments])
     assert result.exit_code == 2 and text in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_the_validation_pairs_of_the_training_text_can_be_set(config, monkeypatch):
+    monkeypatch.setattr("fusetk.experiment.raw.provide_raw_text", lambda *arguments: None)
+    config.write_text(CONFIG.replace("valid: [raw/valid]", "valid: {every: 9}"))
+    chosen = []
+    monkeypatch.setattr(Experiment, "run", lambda self: chosen.append(self.recipe.data.valid))
+    options = ["--set=data.valid.sample=8", "--set=data.valid.seed=2"]
+    result = CliRunner().invoke(main, ["run", str(config), "--raw", ".", *options])
+    assert result.exit_code == 0 and chosen == [Sample(sample=8, seed=2)]
 
 
 def test_a_test_set_has_another_name_than_the_validation_text(config):
