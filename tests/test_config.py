@@ -251,6 +251,19 @@ def test_the_word_none_is_not_a_short_form(tmp_path: Path) -> None:
         assert config.parse(document, Keys).bpe == BPEConfig(merges=9)
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["data.bpe.codes", "data.vocabulary.source", "data.vocabulary.target", "training.start_from"],
+)
+def test_the_word_none_is_no_path_where_a_path_may_be_null(tmp_path: Path, key: str) -> None:
+    (tmp_path / "a.yaml").write_text("data: {folder: none}\n")
+    values: Any = sections.read(tmp_path / "a.yaml", [f"{key}=none"]).values
+    assert values["data"]["folder"] == str(tmp_path / "none")
+    for name in key.split("."):
+        values = values[name]
+    assert values is None
+
+
 def test_another_alternative_replaces_the_one_below(tmp_path: Path) -> None:
     for base, child, merged in (
         ("{every: 23}", "{sample: 100}", {"sample": 100}),

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from fusetk import config
 from fusetk.config import Aliases, Alternatives, Config, Document, Place, refuse_values
+from fusetk.config.schema import NULL_WORDS
 from fusetk.data.steps import Step
 from fusetk.data.steps.base import LearnedStep, line_steps
 
@@ -307,7 +308,10 @@ def _resolve_paths(document: Document, paths: Sequence[Place]) -> None:
         for key in place[:-1]:
             section = section.get(key) if isinstance(section, dict) else None
         if isinstance(section, dict) and place[-1] in section:
-            section[place[-1]] = _absolute(section[place[-1]], document, place, errors)
+            path = section[place[-1]]
+            may_be_null = place[-1] not in ("folder", *LISTS)
+            is_null = may_be_null and path in NULL_WORDS
+            section[place[-1]] = None if is_null else _absolute(path, document, place, errors)
     if errors:
         raise config.config_error(errors)
 
