@@ -9,18 +9,18 @@ of their validation losses after some epochs. ``training-losses`` makes a table 
 losses in these epochs. A name alone selects the trainings with the recipe's values;
 ``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values. If ``tuning KEY EPOCHS`` follows, it
 is a table of the lowest validation losses in the first epochs for each value of a key that was
-tried. If ``loss-counts`` follows, it is a
-table of the number of systems whose validation loss is lower than that of their baseline. If
-``all-scores`` follows, it is a table of the differences of all scores of the systems that have
-enough seeds. If ``overview`` and names of other folders follow, it is a table of the difference of
-each system to its baseline in each of these folders. If ``significance`` and names of other folders
-follow, it is a table of the systems that differ significantly with all, some or no seeds. If
-``power`` and names of other folders follow, it is a table of how often the rule of a gain finds a
-true difference. If ``measured`` and names of systems follow, it is a table of the differences of
-these systems in each folder of ``TEXTS`` below the folder. Without names, it has the first system
-of each page in the folder of the file. If ``counts`` follows a folder of recipes, it is a table of
-the numbers of parameters that the paper prints, and of those of the models. Without files, the
-command updates README.md and all pages with a marker in ``results`` and ``docs``.
+tried. If ``loss-counts`` follows, it is a table of the number of systems whose validation loss is
+lower than that of their baseline. If ``all-scores`` follows, it is a table of the differences of
+all scores of the systems that have enough seeds. If ``overview`` and names of other folders follow,
+it is a table of the difference of each system to its baseline in each of these folders. If
+``significance`` and names of other folders follow, it is a table of the systems that differ
+significantly with all, some or no seeds. If ``power`` and names of other folders follow, it is a
+table of how often the rule of a gain finds a true difference. If ``measured`` and names of systems
+follow, it is a table of the differences of these systems in each folder of ``TEXTS`` below the
+folder. Without names, it has the first system of each page in the folder of the file. If ``counts``
+follows a folder of recipes, it is a table of the numbers of parameters that the paper prints, and
+of those of the models. Without files, the command updates README.md and all pages with a marker in
+``results`` and ``docs``.
 """
 
 import argparse
