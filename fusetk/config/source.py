@@ -301,7 +301,7 @@ def _merge(base: Document, top: Document, alternatives: Alternatives, aliases: A
 
 
 def _remove_other_names(document: Document, place: Place, new: Set[str], aliases: Aliases) -> None:
-    """Remove keys of the mapping at ``place`` of which another name is one of the keys ``new``."""
+    """Remove the other names of the keys ``new`` from the mapping at ``place``."""
     mapping = _mapping_at(document.values, place)
     for names in map(set, aliases.get(place, {}).items()):
         for name in names - new if names & new else ():
