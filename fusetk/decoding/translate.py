@@ -29,6 +29,9 @@ from fusetk.models.seq2seq import Seq2Seq
 log = logging.getLogger(__name__)
 
 MIN_TOKENS_TO_WARN = 200  # in a shorter text, a few names make a large share
+# A step of a search with no hypothesis would take about as long as a step adds for this number of
+# hypotheses. The number of steps is taken to be that of the source tokens of the longest sentence.
+STEP_COST = 50
 
 Ids = Sequence[int] | np.ndarray
 
@@ -352,27 +355,34 @@ def source_batches(
     The longest sources come first. The size of a batch is sentences * hypotheses * source tokens of
     the longest sentence. It is at most ``batch_tokens``, unless the batch is a single sentence.
     Sources that consist of EOS alone are in no batch. If up to ``max_workers`` workers search
-    several batches, the batches have similar sizes, if possible each worker gets the same number,
-    and those of all workers have together at most twice the size ``batch_tokens``.
+    several batches, the searches take similar times, and if possible each worker gets the same
+    number of batches. The batches of all workers have together at most twice the size
+    ``batch_tokens``.
     """
     order = sorted((i for i, length in enumerate(lengths) if length > 1), key=lambda i: -lengths[i])
     hypotheses = config.n_best if config.sample else config.beam
 
-    def cut(limit: int) -> list[list[int]]:
-        result = []
-        start = 0
-        while start < len(order):
-            size = max(1, limit // (hypotheses * lengths[order[start]]))
-            result.append(order[start : start + size])
-            start += size
-        return result
+    def cut(size: int, cost: float = math.inf) -> list[list[int]]:
+        """Return batches of at most this size and estimated cost, or of a single sentence."""
+        batches: list[list[int]] = []
+        max_sentences = 0
+        batch_cost = 0.0
+        for i in order:
+            batch_cost += hypotheses * lengths[i]
+            if not batches or len(batches[-1]) >= max_sentences or batch_cost > cost:
+                batches.append([])
+                max_sentences = size // (hypotheses * lengths[i])
+                batch_cost = (hypotheses + STEP_COST) * lengths[i]
+            batches[-1].append(i)
+        return batches
 
-    largest = cut(config.batch_tokens)
-    workers = min(max_workers, len(largest))
+    batches = cut(config.batch_tokens)
+    workers = min(max_workers, len(batches))
     if workers <= 1:
-        return largest
-    highest = min(config.batch_tokens, max(1, 2 * config.batch_tokens // workers))
-    count = math.ceil(len(cut(highest)) / workers) * workers
-    # The lowest limit that gives at most ``count`` batches makes their sizes similar.
-    limits = range(1, highest + 1)
-    return cut(limits[bisect_left(limits, -count, key=lambda limit: -len(cut(limit)))])
+        return batches
+    size = min(config.batch_tokens, max(1, 2 * config.batch_tokens // workers))
+    count = math.ceil(len(cut(size)) / workers) * workers
+    # The lowest limit that gives at most ``count`` batches makes their costs similar.
+    costs = range((hypotheses + STEP_COST) * sum(lengths) + 1)
+    lowest = bisect_left(costs, -count, key=lambda cost: -len(cut(size, cost)))
+    return cut(size, lowest)

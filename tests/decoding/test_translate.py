@@ -18,7 +18,7 @@ from fusetk.data.vocab import EOS, Vocabulary
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.requests import Request
 from fusetk.decoding.stream import LineReader, chunks
-from fusetk.decoding.translate import Translator, source_batches
+from fusetk.decoding.translate import STEP_COST, Translator, source_batches
 from fusetk.errors import DataError
 from tests.decoding.fakes import Echo
 
@@ -164,6 +164,18 @@ def test_workers_get_equal_numbers_of_similar_batches(workers):
     assert len(sizes) % min(workers, 5) == 0
     assert max(sizes) == math.ceil(410 / len(sizes))
     assert source_batches([10] * 100, config, workers) == [list(range(100))]
+
+
+def test_the_searches_of_workers_take_similar_times():
+    lengths = [length for length in range(10, 40) for _ in range(80 - 2 * length)]
+    config = SearchConfig(beam=1, batch_tokens=20_000)
+
+    def cost(cut: list[int]) -> int:
+        return sum(lengths[i] for i in cut) + STEP_COST * max(lengths[i] for i in cut)
+
+    costs = [cost(cut) for cut in source_batches(lengths, config, 2)]
+    assert len(costs) == 2
+    assert max(costs) - min(costs) <= 2 * max(lengths)
 
 
 # Streams ------------------------------------------------------------------------------------------
