@@ -20,7 +20,7 @@ from fusetk import system
 from fusetk.cli.main import main
 from fusetk.decoding.threads import raise_if_cancelled
 from fusetk.decoding.translate import Translation
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, Diverged, FusetkError
 from fusetk.recipe import load
 from fusetk.serving.batching import Batcher, Closed, QueueFull
 from fusetk.train import train
@@ -291,10 +291,14 @@ def test_wrong_requests(port: int, body: object, status: int, reason: str) -> No
     assert answered == status and reason in answer["error"]
 
 
-class StepTranslator:
-    """A translator of words whose prep step fails for some lines."""
+class FailingTranslator:
+    """A translator of words whose prep step fails for one line, and whose search for another."""
 
     max_source_length = 9
+
+    def __init__(self, failure: FusetkError) -> None:
+        """``failure`` is the error of the search."""
+        self.failure = failure
 
     def tokens(self, side: str, line: str) -> list[str]:
         if line == "before":
@@ -303,20 +307,24 @@ class StepTranslator:
 
     def n_best(self, lines: list[str], first: list[int]) -> list[list[Translation]]:
         if "after" in lines:
-            raise ConfigError("the step a:B failed for 'after'")
+            raise self.failure
         return [[Translation(line.upper(), [], 0.0, 0.0)] for line in lines]
 
 
-def test_a_failing_step_does_not_fail_other_sentences() -> None:
+@pytest.mark.parametrize("failure", [ConfigError("the step a:B failed for 'after'"), Diverged()])
+def test_a_failing_sentence_does_not_fail_other_sentences(failure: FusetkError) -> None:
     pytest.importorskip("starlette")
     from fusetk.serving.app import NumberedSentence, _translate
 
     lines = ["a", "before", "b", "after"]
     sentences = [NumberedSentence(number, line) for number, line in enumerate(lines, 1)]
-    results: Any = _translate(StepTranslator(), sentences)  # type: ignore[arg-type]
+    results: Any = _translate(FailingTranslator(failure), sentences)  # type: ignore[arg-type]
     assert [results[i][0].text for i in (0, 2)] == ["A", "B"]
-    for i, said in ((1, "cannot be prepared"), (3, "cannot be translated")):
-        assert results[i].status == 500 and said in str(results[i]) and lines[i] in str(results[i])
+    for i, said in (
+        (1, "cannot be prepared: the step a:B failed for 'before'"),
+        (3, f"cannot be translated: {failure}"),
+    ):
+        assert results[i].status == 500 and said in str(results[i])
 
 
 def test_a_sentence_with_too_many_tokens_is_refused(port: int) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from fusetk.decoding.alignment import AttentionHeads, hard
 from fusetk.decoding.config import multiple_of_groups
 from fusetk.decoding.translate import Extras, Translation, Translator
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, Diverged
 from fusetk.serving.batching import Batcher
 from fusetk.serving.http import (
     LOCAL_HOSTS,
@@ -125,7 +125,7 @@ def _translate(
         translations = translator.n_best(
             [sentences[i].text for i in fitting], first=[sentences[i].number for i in fitting]
         )
-    except ConfigError as error:
+    except (ConfigError, Diverged) as error:
         if len(fitting) > 1:  # each request gets its own result
             return [_translate(translator, [sentence])[0] for sentence in sentences]
         translations = [BadRequest(500, f"cannot be translated: {error}")]
