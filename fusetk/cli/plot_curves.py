@@ -65,7 +65,8 @@ from fusetk.plotting.style import STYLES, Size
     default=1,
     show_default=True,
     metavar="N",
-    help="Smooth training curves: draw the mean of the N points around each point.",
+    help="Smooth training curves: draw the mean of the N points around each point. An even N counts"
+    " as N + 1.",
 )
 @click.option(
     "--names",

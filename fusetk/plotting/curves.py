@@ -235,16 +235,17 @@ def _numbers(record: Mapping[str, Any], key: str) -> Iterator[tuple[str, str, fl
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
     """Return the mean of the ``window`` values around each value, ignoring NaN and infinity.
 
-    A window of 1 returns the values themselves, with their infinities. Near the ends the window
-    shrinks on both sides: a window cut off on one side would bend a steep curve.
+    A window of 1 returns the values themselves, with their infinities. The window extends equally
+    to both sides, so an even window has one more value. Near the ends the window shrinks on both
+    sides: a window cut off on one side would bend a steep curve.
     """
     if window == 1:
         return values
     is_finite = np.isfinite(values)
     index = np.arange(len(values))
-    to_end = np.minimum(index, index[::-1])
-    start = index - np.minimum(to_end, (window - 1) // 2)
-    end = index + np.minimum(to_end, window // 2) + 1
+    half = np.minimum(np.minimum(index, index[::-1]), window // 2)
+    start = index - half
+    end = index + half + 1
     # Each window is summed by itself: differences of one cumulative sum would have the rounding
     # errors of all values before the window. `reduceat` also sums between two windows; `[::2]`
     # drops these.
