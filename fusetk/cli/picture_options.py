@@ -1,12 +1,13 @@
 """Options of the commands that draw pictures."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from fusetk.cli.parameters import Decorator, Parsed
 from fusetk.errors import DataError
-from fusetk.plotting.figure import PICTURES
+from fusetk.plotting.figure import NUMBERS, PICTURES
 from fusetk.plotting.style import STYLES, Size, parse_size
 
 style_option: Decorator = click.option(
@@ -38,3 +39,13 @@ def check_picture(output: Path, size: Size | None, style: str) -> None:
                 f"{option} is for pictures ({', '.join(PICTURES)}), and {output} is not a picture: "
                 f"remove {option}"
             )
+
+
+def check_numbers(output: Path, options: Mapping[str, bool]) -> None:
+    """Raise DataError if an option is given that changes no number in a file of numbers.
+
+    ``options`` says for each of these options whether it is given.
+    """
+    for option, is_given in options.items():
+        if is_given and output.suffix.lower() in NUMBERS:
+            raise DataError(f"{option} changes no number in {output}: remove {option}")

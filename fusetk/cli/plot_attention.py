@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from fusetk.cli.common_options import inform, inform_of_warning
-from fusetk.cli.picture_options import check_picture
+from fusetk.cli.picture_options import check_numbers, check_picture
 from fusetk.cli.plot_attention_options import SECTIONS, plot_attention_options
 from fusetk.cli.sections import Sections
 from fusetk.errors import DataError
@@ -71,6 +72,15 @@ def command(
     choices = PlotOptions(**options)  # type: ignore[arg-type]
     check_options(choices)
     check_picture(choices.output, size, style)
+    color_source = click.get_current_context().get_parameter_source("colors")
+    check_numbers(
+        choices.output,
+        {
+            "--colors": color_source is not ParameterSource.DEFAULT,
+            "--vmax": top is not None,
+            "--title": title is not None and choices.output.suffix.lower() != ".json",
+        },
+    )
     if size and size.height:
         raise DataError(
             "--size: the cells are square, so the width determines the height: give only the width"

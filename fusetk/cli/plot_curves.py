@@ -7,7 +7,7 @@ import click
 
 from fusetk.cli.options import runs_argument
 from fusetk.cli.parameters import FilePath
-from fusetk.cli.picture_options import check_picture, size_option, style_option
+from fusetk.cli.picture_options import check_numbers, check_picture, size_option, style_option
 from fusetk.errors import DataError, quantity
 from fusetk.plotting.curve_figure import plot
 from fusetk.plotting.curves import (
@@ -99,6 +99,7 @@ def command(
     """
     check_output(output)
     check_picture(output, size, style)
+    check_numbers(output, {"--title": bool(title)})
     quantities = list(filter(None, _split(what or "")))
     if what is not None and not quantities:
         raise click.UsageError("--what has no quantity: give one, or omit --what")

@@ -201,18 +201,10 @@ def test_tokenized_text_is_not_changed(loaded: Any) -> None:
 
 @pytest.mark.parametrize("output", ["a.png", "a.pdf", "a.svg", "a.npz", "a.html"])
 def test_pictures_and_numbers(loaded: Any, output: str, caplog: pytest.LogCaptureFixture) -> None:
+    colors = [] if output == "a.npz" else ["--colors", "grey"]
     with caplog.at_level(logging.WARNING):
-        result = run(
-            "-s",
-            "Привет , $5 .",
-            "-t",
-            "hello .",
-            "--head",
-            "all",
-            "--colors",
-            "grey",
-            output=output,
-        )
+        text = ["-s", "Привет , $5 .", "-t", "hello ."]
+        result = run(*text, "--head", "all", *colors, output=output)
     assert result.exit_code == 0, result.output
     assert Path(output).stat().st_size > 1000
     assert not caplog.records  # the default font has Cyrillic
@@ -555,6 +547,9 @@ def test_title_scale_size_and_style_of_a_picture(loaded: Any, monkeypatch: Any) 
     [
         (["--size", "3"], "a.html", "--size is for pictures"),
         (["--style", "paper"], "a.npz", "--style paper is for pictures"),
+        (["--colors", "blue"], "a.npz", "--colors changes no number in a.npz: remove --colors"),
+        (["--vmax", "max"], "a.json", "--vmax changes no number in a.json"),
+        (["--title", "a"], "a.npz", "--title changes no number in a.npz"),
         (["--size", "3x2"], "a.png", "give only the width"),
         (["--size", "wide"], "a.png", "WIDTHxHEIGHT in inches"),
         (["--vmax", "0"], "a.png", "not a number above 0"),

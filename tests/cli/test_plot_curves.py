@@ -82,6 +82,7 @@ def test_curves_in_the_numbers(runs: Path) -> None:
         (["x/base", "-o", "a.png", "--what", ","], "--what has no quantity"),
         (["x/base", "-o", "a.png", "--size", "0.5"], "--size: 0.5 x 1.54 inches are too small"),
         (["x/base", "-o", "a.png", "--smooth", "0"], "--smooth"),
+        (["x/base", "-o", "a.json", "--title", "a"], "--title changes no number in a.json"),
         (["-o", "a.png"], "RUN"),
     ],
 )
