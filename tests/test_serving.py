@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -72,6 +73,23 @@ def test_requests_are_translated_together_and_answered_in_order() -> None:
     assert [rows[0].text for rows in futures[2].result(10)] == ["B2", "C2"]
     assert other.result(10)[0][0].text == "D"
     assert [lines for lines, _ in gate.batches] == [["a"], ["b0", "c0", "b2", "c2"], ["d"]]
+    batcher.close()
+
+
+def test_cancelled_requests_leave_the_queue() -> None:
+    gate = Gate()
+    batcher = Batcher(gate, batch=2, queue=3, window=0.0)
+    batcher.submit(["a"], RequestOptions())
+    waits(batcher, gate)
+    cancelled = []
+    for _ in range(5):
+        future = batcher.submit(["b"], RequestOptions())
+        future.cancel()
+        cancelled.append(weakref.ref(future))
+    del future
+    batcher.submit(["c"], RequestOptions())
+    assert not any(future() for future in cancelled)
+    gate.open.set()
     batcher.close()
 
 

@@ -69,6 +69,8 @@ class Batcher(Generic[Item, Options, Result]):
         with self._changed:
             if self._closed:
                 raise Closed
+            # Cancelled requests do not count, so they must not fill the memory.
+            self._jobs = deque(job for job in self._jobs if not job.result.cancelled())
             if self.waiting + len(items) > self.queue:
                 raise QueueFull
             self._jobs.append(job)
