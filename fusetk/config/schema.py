@@ -179,9 +179,12 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
     config = _required_config(component_class, base)
     own = getattr(component_class, "Config", None)
     if not (isinstance(own, type) and issubclass(own, config)):
+        advice = ""
+        if not isinstance(component_class, type):
+            advice = ": decorate the function with fusetk.training.optim.configured_by"
         raise ValueError(
             f"{kind!r} must have an attribute Config that is a subclass of "
-            f"{config.__module__}.{config.__name__}"
+            f"{config.__module__}.{config.__name__}{advice}"
         )
     annotation: Any = own.model_fields["kind"].annotation
     if annotation is not str and kind not in get_args(annotation):

@@ -261,8 +261,8 @@ def _compare(model: Seq2Seq, pairs: Pairs, names: str, may_be_infinite: bool = F
         if may_be_infinite:
             return
         raise ConfigError(
-            f"a model with {names} has logits that are not finite before any update: correct the "
-            "initial weights and the divisions of the class"
+            f"a model with {names} has logits that are not finite before any update: "
+            f"{_advice_for_logits_that_are_not_finite(model)}"
         )
     scale = max(1.0, float(padded.abs().max()))
     for rule, compute in RULES.items():
@@ -290,6 +290,13 @@ def _compare(model: Seq2Seq, pairs: Pairs, names: str, may_be_infinite: bool = F
                 f"{difference:.3g}. Correct the class; the section Rules of docs/extending.md "
                 "explains the rule"
             )
+
+
+def _advice_for_logits_that_are_not_finite(model: Seq2Seq) -> str:
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            return f"set the initial values of {name}, some of which are NaN or infinite"
+    return "correct the initial weights and the divisions of the class"
 
 
 def _wrong_classes(model: Seq2Seq) -> Iterator[str]:

@@ -56,7 +56,7 @@ def test_an_optimizer_from_outside_is_a_function_or_a_class_that_builds_it(name:
     [
         ("OwnOptimizer", r"is a class without a static method build\(config, parameters\)"),
         ("NUMBER", "is neither a class nor a function"),
-        ("stage_with", "must have an attribute Config that is a subclass of"),
+        ("stage_with", r"must have an attribute Config .*: decorate .*optim.configured_by"),
     ],
 )
 def test_a_class_without_build_and_an_object_without_config_are_refused(

@@ -27,6 +27,7 @@ from fusetk.nn.dropout import Dropout
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.packed_attention import packed_attention
 from fusetk.nn.packed_layout import AttentionLayout, PackedLayout
+from fusetk.nn.parameter import unset_parameter
 from fusetk.training.verify import verify
 from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE
 
@@ -186,6 +187,15 @@ class Failing(Plain):
 class NotFinite(Plain):
     def forward(self, history: Sequence[Tensor]) -> Tensor:
         return history[-1] / 0 * 0
+
+
+class UnsetWeight(LayerFusion):
+    def __init__(self, config: Any, widths: Sequence[int], width: int, name: str):
+        super().__init__(config, widths, width, name)
+        self.scale = unset_parameter(width)
+
+    def fuse(self, layers: list[Tensor]) -> Tensor:
+        return layers[-1] * self.scale
 
 
 class AverageConnection(SourcesConnection):
@@ -606,7 +616,8 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.residual", TwoTensors, "set spans_layers = True"),
         ("encoder.fuse", Pair, r"Pair \(encoder.fuse\) returned the type tuple"),
         ("decoder.fuse", Failing, r"cannot compute: TypeError: .*test_verify.py, line \d+\)"),
-        ("decoder.fuse", NotFinite, "not finite before any update"),
+        ("decoder.fuse", NotFinite, "not finite before any update: correct the initial weights"),
+        ("decoder.fuse", UnsetWeight, "set the initial values of decoder.fuse.scale, .* are NaN"),
         ("decoder.fuse", InPlace, "InPlace changes its input in place"),
         ("encoder.fuse", Scaled, "Scaled changes its input in place"),
         ("decoder.connect", NoWidth, r"NoWidth.register_input \(decoder.connect\) returned None"),
