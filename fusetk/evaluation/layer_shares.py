@@ -110,7 +110,7 @@ def _trace_fusion(fusion: Fusion, traced: ForwardTrace, depth: int | None) -> Fu
     if weights is None:
         weights = contributions(fusion, history).unsqueeze(-2)
     else:
-        _check_hops(fusion, weights)
+        _check_hops(fusion, weights, len(fusion.combination(history)[0]))
     if weights[:, 0].isnan().any():
         raise Diverged("weights of layers")
     learned = {}
@@ -129,10 +129,18 @@ def _trace_fusion(fusion: Fusion, traced: ForwardTrace, depth: int | None) -> Fu
     )
 
 
-def _check_hops(fusion: Fusion, weights: Tensor) -> None:
-    """Raise DataError if the recorded weights of a user's fusion have a wrong shape or sum."""
+def _check_hops(fusion: Fusion, weights: Tensor, layers: int) -> None:
+    """Raise DataError if the recorded weights of a user's fusion have a wrong shape or sum.
+
+    ``layers`` is the number L of layers that the fusion gets.
+    """
     name = f"{fusion.name}.hops"
     _check_dimensions(name, weights, 4, "(B, T, hops, L)")
+    if weights.shape[-1] != layers:
+        raise DataError(
+            f"{type(fusion).__name__} recorded {name} with {weights.shape[-1]} weights, and the "
+            f"fusion gets {layers} layers: record 0 for each layer that it does not read"
+        )
     sums = weights[:, 0].float().sum(-1)  # positions after the end of a sentence are undefined
     worst = float(sums.flatten()[(sums - 1).abs().argmax()])
     if abs(worst - 1) > 0.01:

@@ -241,6 +241,7 @@ def test_names_of_layers() -> None:
         ("hops", torch.ones(1, 3, 6) / 6, r"hops was recorded with the shape \(1, 3, 6\)"),
         ("hops", torch.ones(1, 3, 2, 6), "hops, whose sum over the layers must be 1, but it is 6"),
         ("hops", torch.tensor([1.0, 0.5]).view(1, 1, 2, 1) * torch.ones(1, 3, 2, 6) / 6, "is 0.5"),
+        ("hops", torch.ones(1, 3, 2, 5) / 5, "with 5 weights, and the fusion gets 6 layers: recor"),
         ("weights", torch.ones(2, 6), r"weights was recorded with the shape \(2, 6\)"),
     ],
 )
