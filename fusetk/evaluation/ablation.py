@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from fusetk.decoding.target_scores import IdPair, score_targets
-from fusetk.fusion.base import Fusion, fusions_of_stacks
+from fusetk.fusion.base import Fusion, LayerFusion, fusions_of_stacks
 from fusetk.models.attend import AttendedSources, OutputSource
 from fusetk.models.connect.cross import CrossConnection
 from fusetk.models.connect.last import LastConnection
@@ -120,21 +120,28 @@ def changed_layers(model: nn.Module, change: Change) -> Iterator[None]:
 
 
 def _changed_history(
-    site: str, history: Sequence[Tensor], depth: int | None, change: Change
+    site: str, history: Sequence[Tensor], depth: int | None, change: Change, first: int = 0
 ) -> tuple[Tensor, ...]:
-    """Return the changed history of a stack of ``depth`` layers; None: it has every layer."""
+    """Return the changed history of a stack of ``depth`` layers; None: it has every layer.
+
+    The tensors below ``first`` remain.
+    """
     # The history of a stack with summary layers has none of the layers below the last summary.
     below = 0 if depth is None else depth + 1 - len(history)
-    return tuple(change(site, i + below if i else 0, layer) for i, layer in enumerate(history))
+    return tuple(
+        layer if i < first else change(site, i + below if i else 0, layer)
+        for i, layer in enumerate(history)
+    )
 
 
 def _change_fusion(
     fusion: Fusion, change: Change, depths: dict[str, int], hooks: ExitStack
 ) -> None:
     depth = depths.get(fusion.name.partition(".")[0])
+    first = fusion.first if isinstance(fusion, LayerFusion) else 0
 
     def before(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        history = _changed_history(fusion.name, arguments[0], depth, change)
+        history = _changed_history(fusion.name, arguments[0], depth, change, first)
         return (history, *arguments[1:])
 
     hooks.callback(fusion.register_forward_pre_hook(before).remove)

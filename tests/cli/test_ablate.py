@@ -86,6 +86,20 @@ def test_a_layer_with_the_weight_0_is_not_needed() -> None:
     assert len(differences(model, PAIRS, decoder.name)) == 4
 
 
+@pytest.mark.parametrize(
+    ("fuse", "layers"),
+    [
+        ({"kind": "linear", "embedding": False}, [1, 2, 3, 4]),
+        ({"kind": "tree", "leaves": 2, "residual": "none"}, [3, 4]),
+    ],
+)
+def test_layers_that_a_fusion_does_not_read_are_left_out(
+    fuse: dict[str, Any], layers: list[int]
+) -> None:
+    model = built(decoder={"layers": 4, "fuse": fuse}, encoder={"layers": 1})
+    assert [each.layer for each in layer_losses(model, PAIRS)] == layers
+
+
 def test_an_encoder_layer_without_weight_is_not_needed() -> None:
     model = attending("transparent")
     with torch.no_grad():
