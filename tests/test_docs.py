@@ -547,6 +547,15 @@ def test_the_model_on_the_page_extending(toy: Path, provide_example: Callable[[s
     assert not verify(model, 20, 20, ["my_model"])
 
 
+def test_the_layer_on_the_page_extending(toy: Path, provide_example: Callable[[str], None]) -> None:
+    provide_example("my_layer")
+    settings = ["model.kind=my_layer:SourceFirst", "model.decoder={layers: 3, ffn_growth: 0.5}"]
+    model: Any = build_model(recipe.load(toy, settings).model, 20, 20)
+    assert not verify(model, 20, 20, ["my_layer"])
+    hidden = [layer.ffn.hidden.out_features for layer in model.decoder.layers]
+    assert hidden == sorted(set(hidden))
+
+
 def test_the_metric_on_the_page_extending(
     tmp_path: Path, provide_example: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

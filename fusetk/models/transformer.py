@@ -529,6 +529,8 @@ class Transformer(Seq2Seq):
     """Encoder and decoder of self-attention layers (Vaswani et al. 2017)."""
 
     Config = TransformerConfig
+    encoder_layer_class: ClassVar[type[TransformerEncoderLayer]] = TransformerEncoderLayer
+    decoder_layer_class: ClassVar[type[TransformerDecoderLayer]] = TransformerDecoderLayer
     packs = True
     converts_maps = True
 
@@ -591,9 +593,9 @@ class Transformer(Seq2Seq):
         name: str,
         input_width: int,
     ) -> Layer:
-        """Build an encoder layer. A subclass with another kind of layer overrides this method."""
+        """Build an encoder layer. A subclass may return any ``Layer``."""
         options = layer_options(config, config.encoder, planned.layer)
-        return TransformerEncoderLayer(options, name, input_width, planned.width, residuals)
+        return self.encoder_layer_class(options, name, input_width, planned.width, residuals)
 
     def decoder_layer(
         self,
@@ -606,7 +608,7 @@ class Transformer(Seq2Seq):
         """Build a decoder layer, a ``TransformerDecoderLayer`` or a subclass of it."""
         source_widths = [self.attend.widths[i] for i in self.attend.indices_of(planned.layer)]
         options = layer_options(config, config.decoder, planned.layer)
-        return TransformerDecoderLayer(
+        return self.decoder_layer_class(
             options, name, input_width, planned.width, source_widths, residuals
         )
 
