@@ -21,7 +21,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from pydantic import Field
 
-from fusetk import recipe
+from fusetk import recipe, trace
 from fusetk.cli.foreign import option_advice
 from fusetk.cli.main import main as fusetk_command
 from fusetk.config import FOREIGN_KEYS, Config, fusetk_key
@@ -30,6 +30,7 @@ from fusetk.evaluation.significance import SAMPLES
 from fusetk.fusion import build_fusion
 from fusetk.models import build_model
 from fusetk.plotting.connect import panels
+from fusetk.special_tokens import EOS
 from fusetk.training.schedule import build as build_schedule
 from fusetk.training.update import batch_loss
 from fusetk.training.verify import verify
@@ -556,6 +557,22 @@ def test_the_layer_on_the_page_extending(toy: Path, provide_example: Callable[[s
     assert hidden == sorted(set(hidden))
 
 
+@pytest.mark.parametrize("connect", ["last", "{kind: dense, growth: 8, summary_every: 2}"])
+def test_the_backbone_on_the_page_extending(
+    connect: str, toy: Path, provide_example: Callable[[str], None]
+) -> None:
+    provide_example("my_backbone")
+    side = f"{{layers: 3, connect: {connect}}}"
+    kind = "my_backbone:Gated"
+    option = f"model={{kind: '{kind}', width: 16, encoder: {side}, decoder: {side}}}"
+    model: Any = build_model(recipe.load(toy, [option]).model, 20, 20)
+    assert not verify(model, 20, 20, ["my_backbone"])
+    source, target = torch.full((1, 2), EOS), torch.full((1, 3), EOS)
+    with trace.listen("decoder.layer1.cross") as records:
+        model(source, source > 0, target)
+    assert records["decoder.layer1.cross"][0].shape == (1, 1, 3, 2)
+
+
 def test_the_metric_on_the_page_extending(
     tmp_path: Path, provide_example: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -604,6 +621,17 @@ def test_the_losses_on_the_page_extending(
         torch.testing.assert_close(losses[f"{side}.fuse.penalty"], 0.5 * squares * tokens)
     words = int(batch.src_mask.sum())
     assert 0 < float(losses["encoder.fuse.similarity"].detach()) < 0.2 * words
+
+
+def test_the_loss_of_a_layer_on_the_page_extending(
+    toy: Path, provide_example: Callable[[str], None]
+) -> None:
+    provide_example("my_exit")
+    settings = ["model.kind=my_exit:Exit", "model.norm=pre", "model.exit_factor=0.25"]
+    model: Any = build_model(recipe.load(toy, settings).model, SOURCE_SIZE, TARGET_SIZE)
+    assert not verify(model, SOURCE_SIZE, TARGET_SIZE, ["my_exit"])
+    result = batch_loss(model, random_batch(), 0.0)  # the exit is the only layer
+    torch.testing.assert_close(result.additional["decoder.exit"], 0.25 * result.nll)
 
 
 def test_the_step_on_the_page_extending(toy: Path, provide_example: Callable[[str], None]) -> None:
