@@ -22,6 +22,7 @@ from fusetk.models.connect.base import SourcesConnection
 from fusetk.models.residual import Residual, StreamEnds
 from fusetk.models.self_attention import CustomSelfAttention
 from fusetk.models.seq2seq import Seq2Seq, State
+from fusetk.models.stack import Layer
 from fusetk.nn.attention import SelfAttention
 from fusetk.nn.nested import select
 from fusetk.nn.shape_check import check_shape, is_outside
@@ -60,6 +61,7 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
         with _evaluation(model):
             shapes = _saved_shapes(model)
             _check_residuals(model)
+            _check_layer_results(model, pairs)
             _check_decode(model, pairs)
             _compare(model, pairs, names)
             check_stored_values(model, pairs, "evaluation")
@@ -158,6 +160,26 @@ def _check_decode(model: Seq2Seq, pairs: Pairs) -> None:
             f"of the shape {tuple(pairs.tgt_in.shape)}; they must have {width} features each, "
             "from which `output` computes the logits"
         )
+
+
+def _check_layer_results(model: Seq2Seq, pairs: Pairs) -> None:
+    """Raise ConfigError if a layer outside fusetk does not return an output and a state."""
+
+    def after(layer: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise ConfigError(
+                f"{class_name(layer)}.forward returned a {type(result).__name__}; it must return "
+                "the output (B, T, D) and the state of the layer, for example its cache or None"
+            )
+
+    layers = [each for each in model.modules() if isinstance(each, Layer) and is_outside(each)]
+    hooks = [layer.register_forward_hook(after) for layer in layers]
+    try:
+        if layers:
+            pairs.padded_logits(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _check_residuals(model: Seq2Seq) -> None:

@@ -502,6 +502,15 @@ class OwnLayers(Transformer):
         return super().decoder_layer(config, residuals, planned, name, input_width)
 
 
+class OnlyOutputLayer(TransformerDecoderLayer):
+    def forward(self, x: Tensor, context: Any) -> Any:
+        return super().forward(x, context)[0]
+
+
+class OnlyOutput(Transformer):
+    decoder_layer_class = OnlyOutputLayer
+
+
 class Empty(Transformer):
     def __init__(self, config: Any, source_size: int, target_size: int):
         nn.Module.__init__(self)
@@ -662,6 +671,11 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.fuse", StoredLayers, "StoredLayers.layers changed during a pass"),
         ("decoder.fuse", PlainTensor, "PlainTensor.factors has a tensor that is not registered"),
         ("kind", Empty, "has no parameters"),
+        (
+            "kind",
+            OnlyOutput,
+            "OnlyOutputLayer.forward returned a Tensor; it must return the output",
+        ),
         ("kind", UnpaddedLayers, "alone and in a batch"),
         ("kind", PackedLayers, r"packed sentences .*`packs = False` in the class of the model"),
         ("kind", LaterLayers, "token by token"),
