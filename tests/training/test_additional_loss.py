@@ -356,7 +356,9 @@ def test_a_skipped_update_names_a_loss_that_is_not_finite(tmp_path: Path) -> Non
 
 
 def test_a_training_records_each_loss(toy: Path, tmp_path: Path) -> None:
+    """The values of an update are those of all its batches."""
     settings = [f"model.decoder.fuse={own(Counting)['kind']}", "training.log_every=1"]
+    settings.append("training.stages.0.batch.accumulate=2")
     train_module.train(load(toy, settings), tmp_path / "run", "cpu", quiet=True)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     for record in map(json.loads, lines):

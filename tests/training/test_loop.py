@@ -577,7 +577,8 @@ def test_average_is_the_mean(whole: tuple[Recipe, Path], tmp_path: Path) -> None
     ranked = sorted(lines(run, "valid"), key=lambda line: line["loss"])
     assert {p.name for p in best} == {runs.checkpoint_name(line["update"]) for line in ranked[:2]}
     assert [p.name for p in choose(run, updates=[5, 10])] == ["update-0000005", "update-0000010"]
-    for wrong in ({"last": 99}, {"best": 99}, {"updates": [6]}):
+    too_many = len(runs.checkpoints(run)) + 1
+    for wrong in ({"last": too_many}, {"best": too_many}, {"updates": [6]}):
         with pytest.raises(CheckpointError, match="requested"):
             choose(run, **wrong)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=r"no checkpoint of .* has a bleu from"):

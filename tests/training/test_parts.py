@@ -15,7 +15,9 @@ from fusetk.data.corpus import Corpus
 from fusetk.errors import CheckpointError, FusetkError
 from fusetk.processes import ALONE, World
 from fusetk.recipe import load
-from fusetk.training.average import choose
+from fusetk.training import checkpoint
+from fusetk.training import gradients as gradients_module
+from fusetk.training.average import average, choose
 from fusetk.training.checkpoints import Checkpoints
 from fusetk.training.config import EndConfig
 from fusetk.training.gradient_check import GradientCheck
@@ -24,13 +26,14 @@ from fusetk.training.parallel import local_batches
 from fusetk.training.progress import (
     Progress,
     StageClock,
+    stage_ended,
     update_schedule,
     validation_due,
 )
-from fusetk.training.schedule import Plateau, PlateauConfig
+from fusetk.training.schedule import Constant, ConstantConfig, Plateau, PlateauConfig
 from fusetk.training.stages import Stages
 from fusetk.training.validation_config import ValidationConfig, ranking_key
-from fusetk.weights import read_state
+from fusetk.weights import read_state, read_tensors
 
 
 class RecordingLog:
@@ -96,6 +99,29 @@ def test_an_fp16_overflow_lowers_the_scale_and_is_no_failure() -> None:
     check.check(progress, math.inf, [np.arange(3)])
     assert (check.scale(progress), progress.skipped) == (4.0, 0)
     assert "loss scale 8 -> 4" in log.lines[0]
+
+
+def test_a_failed_attempt_changes_no_buffer(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load(toy)
+    corpus = Corpus.open(Path(recipe.data.folder), "train")
+    sizes = [int(side.ids.max()) + 1 for side in (corpus.source, corpus.target)]
+    model = system.build(recipe, *sizes)
+    count = torch.zeros(())
+    model.register_buffer("count", count)
+    before: list[float] = []
+
+    def accumulate(model: Any, batches: Any, *arguments: Any) -> list[Any]:
+        before.append(float(count))
+        count.add_(1)
+        parts = list(batches)
+        if len(before) == 1:
+            raise RuntimeError("out of memory")
+        return parts
+
+    monkeypatch.setattr(gradients_module, "accumulate_gradients", accumulate)
+    computer = GradientComputer(recipe.training, model, ALONE, BatchSplitter(False, print))
+    parts = computer.compute(corpus, [np.arange(8)], 1, 0, 1.0)
+    assert len(parts) == 2 and before == [0, 0] and count == 1
 
 
 def test_parts_of_a_batch() -> None:
@@ -234,6 +260,16 @@ def test_validations_are_due_after_epochs_or_updates(
     assert updates == due
 
 
+def test_an_average_may_have_infinite_values_that_never_change(tmp_path: Path) -> None:
+    names = [runs.checkpoint_name(update) for update in (1, 2)]
+    folders = [tmp_path / runs.CHECKPOINTS / name for name in [*names, "mean"]]
+    folders[0].parent.mkdir()
+    for number, folder in enumerate(folders[:2]):
+        checkpoint.save(folder, {"bias": torch.tensor([-math.inf, number])}, {}, {})
+    average(folders[:2], folders[2])
+    assert read_tensors(folders[2], runs.MODEL)["bias"].tolist() == [-math.inf, 0.5]
+
+
 def test_a_stage_that_hours_limit_has_the_duration_of_the_first_process() -> None:
     world: Any = SimpleNamespace(first=False, all_sum=lambda values: [values[0] + 7200.0])
     clock = StageClock(world)
@@ -285,7 +321,7 @@ def test_epochs_of_stages_that_end_inside_an_epoch() -> None:
     config = ValidationConfig(every_epochs=2)
     progress = Progress()
     due = []
-    for updates in (2, 2, 28):
+    for updates in (2, 2, 2, 28):
         if progress.update:
             progress.start_stage()
         for _ in range(updates):
@@ -293,8 +329,21 @@ def test_epochs_of_stages_that_end_inside_an_epoch() -> None:
             if validation_due(config, progress):
                 due.append(progress.update)
         assert progress.epochs == pytest.approx(progress.update / 7)
-    assert progress.epoch == 2 + 4, "the number of the shuffle"
-    assert due == [4 + 14, 4 + 28]
+    assert progress.epoch == 3 + 4, "the number of the shuffle"
+    assert due == [6 + 14, 6 + 28]
+
+
+def test_a_stage_does_not_inherit_the_limits_of_the_stage_before() -> None:
+    """Its patience and its time start with its first update."""
+    schedule = Constant(ConstantConfig(rate=1.0), 8)
+    end = EndConfig(patience=2, hours=1)
+    progress = Progress(update=5, stage_update=5, stalled=2, seconds=3600.0)
+    assert stage_ended(end, progress, schedule)
+    progress.start_stage()
+    assert not stage_ended(end, progress, schedule)
+    progress.stalled = 1
+    progress.seconds = 3599.0
+    assert not stage_ended(end, progress, schedule)
 
 
 def test_the_progress_of_a_version_without_the_data_of_earlier_stages() -> None:
