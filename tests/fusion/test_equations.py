@@ -87,6 +87,12 @@ def test_ffn(embedding: bool, layer_embedding: bool, norm_layers: bool) -> None:
 SIGMAS = {"relu": lambda u: np.maximum(u, 0), "tanh": np.tanh}
 
 
+def test_the_activation_of_ffn() -> None:
+    options = {"embedding": False, "layer_embedding": False, "norm": False}
+    fuse = make("ffn", activation="tanh", hidden=7, **options)
+    check(fuse, lambda p, z: ffn(p, "ffn", np.concatenate(z[1:]), np.tanh))
+
+
 @pytest.mark.parametrize("embedding", [True, False])
 @pytest.mark.parametrize("layer_embedding", [True, False])
 @pytest.mark.parametrize("independent_w1", [True, False, "hops"])
@@ -267,17 +273,17 @@ def test_tree_of_eight(residual: str) -> None:
     )
 
 
-@pytest.mark.parametrize("embedding", [True, False])
-def test_groups(embedding: bool) -> None:
-    """GTrans: the highest layer of each of two groups of two layers."""
+@pytest.mark.parametrize(("groups", "embedding"), [(2, True), (2, False), (1, True)])
+def test_groups(groups: int, embedding: bool) -> None:
+    """GTrans: the highest layer of each group of the four layers."""
 
     def equation(p: dict[str, Any], z: list[Any]) -> Any:
-        layers = ([z[0]] if embedding else []) + [z[2], z[4]]
+        layers = ([z[0]] if embedding else []) + z[4 // groups :: 4 // groups]
         weights = 1 / (1 + np.exp(-p["weight"]))
         mean = sum(w * h for w, h in zip(weights, layers, strict=True)) / len(layers)
         return layer_norm(p, "norm", mean)
 
-    check(make("groups", groups=2, embedding=embedding), equation)
+    check(make("groups", groups=groups, embedding=embedding), equation)
 
 
 @pytest.mark.parametrize("normalize", ["none", "softmax"])

@@ -9,12 +9,13 @@ from fusetk.errors import ConfigError
 from fusetk.fusion import FUSIONS
 from fusetk.fusion.base import LayerFusion, share_layer_embedding
 from fusetk.models.stack import StackConfig
+from fusetk.nn.feedforward import FeedForward
 from tests.contracts.systems import ATTENTION, build
 
 
-def fusion(kind: str, layers: int, **options: Any) -> Any:
+def fusion(kind: str, layers: int, width: int = 8, **options: Any) -> Any:
     config = FUSIONS[kind].Config.model_validate({"kind": kind, **options})
-    return FUSIONS[kind](config, [8] * (layers + 1), 8, "side.fuse")
+    return FUSIONS[kind](config, [width] * (layers + 1), width, "side.fuse")
 
 
 def count_parameters(model: torch.nn.Module) -> int:
@@ -68,11 +69,29 @@ def test_fusions_of_different_layers_share_no_layer_embedding() -> None:
     assert low.layer_embedding is not tables[0]
 
 
+def test_fusions_of_different_widths_share_no_layer_embedding() -> None:
+    wide, narrow = fusion("ffn", 3, width=12), fusion("ffn", 3)
+    share_layer_embedding(wide, narrow)
+    assert wide.layer_embedding.weight.shape == (4, 12)
+    assert narrow.layer_embedding.weight.shape == (4, 8)
+
+
 def test_a_side_without_layer_embedding_shares_none() -> None:
     with_one, without = fusion("ffn", 3), fusion("ffn", 3, layer_embedding=False)
     table = with_one.layer_embedding
     share_layer_embedding(with_one, without)
     assert with_one.layer_embedding is table and without.layer_embedding is None
+
+
+@pytest.mark.parametrize(
+    "fuse",
+    [{"kind": "tree"}, {"kind": "iterative", "aggregation": "concat-ffn"}]
+    + [{"kind": "linear", "aggregation": "ewp-ffn"}],
+)
+def test_hidden_layers_are_four_times_as_wide_by_default(fuse: Any) -> None:
+    modules = fusion(layers=4, **fuse).modules()
+    networks = [module for module in modules if isinstance(module, FeedForward)]
+    assert {network.hidden.out_features for network in networks} == {4 * 8}
 
 
 def test_initial_layer_embeddings_are_uniform_between_minus_and_plus_a_tenth() -> None:
