@@ -74,7 +74,8 @@ def test_sentences_with_too_many_tokens_are_split_in_halves() -> None:
     assert {tuple(pairs) for pairs in epoch} == set(expected) and len(epoch) == len(expected)
     alone = batches(SOURCE, TARGET, BatchConfig(size=32, unit="sentences", token_limit=1), 1, 0)
     assert [len(pairs) for pairs in alone] == [1] * 1000
-    enough = BatchConfig(size=32, unit="sentences", token_limit=32 * 40)
+    most = max(len(pairs) * int(longest[pairs].max()) for pairs in whole)
+    enough = BatchConfig(size=32, unit="sentences", token_limit=most)
     assert [*map(list, batches(SOURCE, TARGET, enough, 1, 0))] == [*map(list, whole)]
 
 

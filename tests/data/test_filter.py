@@ -66,6 +66,16 @@ def test_deduplication_compares_the_text_at_its_step() -> None:
     assert outcomes[0][:3] == ("a", "b", "")
 
 
+def test_each_deduplication_compares_with_the_pairs_that_reached_it() -> None:
+    again = Deduplicate(step="deduplicate")
+    steps = [again, Lowercase(step="lowercase"), again]
+    run = PairSteps(PassSpec(steps, "de", "en", {}, drop_empty=True))
+    deduplicator = Deduplicator(steps)
+    outcomes = run([("A", "B"), ("a", "B"), ("b", "a"), ("A", "B")])
+    reasons = [deduplicator.reason(outcome) for outcome in outcomes]
+    assert reasons == ["", "duplicate", "", "duplicate"]
+
+
 def test_drop_empty_decides_about_an_empty_side() -> None:
     dropping = PairSteps(PassSpec([], "de", "en", {}, drop_empty=True))
     assert dropping.pair(" ", "x").reason == "empty"
