@@ -158,11 +158,13 @@ def test_stopping_early_loses_nothing(monkeypatch):
     assert len(model.rows) == 16 > steps
 
 
-@pytest.mark.parametrize("scale", [0.5, 4.0])
-def test_beam_1_is_greedy(scale):
+@pytest.mark.parametrize(("scale", "alpha"), [(0.5, 0.0), (4.0, 0.0), (4.0, 1.0)])
+def test_beam_1_is_greedy(scale, alpha):
+    """With an alpha of 1, a longer hypothesis could have a higher value than the first one."""
+    settings = config(beam=1, max_length_extra=9, normalize=alpha)
     for seed in range(5):
         model = Echo(vocabulary=20, seed=seed, scale=scale)
-        results = search([model], *batch(SOURCES), config(beam=1, max_length_extra=9))
+        results = search([model], *batch(SOURCES), settings)
         for source, [hypothesis] in zip(SOURCES, results, strict=True):
             prefix: list[int] = []
             while len(prefix) < 9:
@@ -275,6 +277,12 @@ def test_positions_of_the_model_limit_the_length():
     model.max_positions = 4
     model.output.bias.data[EOS] = -9.0
     assert all(len(h.ids) == 3 for [h] in search([model], *batch(SOURCES), SearchConfig()))
+
+
+def test_a_minimum_above_the_maximum_raises_the_maximum():
+    settings = SearchConfig(min_length=9, max_length_factor=1.0, max_length_extra=0)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    assert length_bounds([], mask, settings, unrestricted(2)) == ([9, 9], [10, 10])
 
 
 def test_equal_scores_the_lower_index_first():

@@ -50,6 +50,9 @@ def test_translations_of_a_search_are_weighted_by_probability() -> None:
     assert ranked(rows, sample=False)[0].text == "x y"
     near = [("x y", -1.0), ("a b", -1.1), ("a b c", -1.1)]
     assert ranked(near, sample=False)[0].text == "a b"
+    improbable = [(text, score - 2000) for text, score in near]
+    values = [row.utility for row in ranked(improbable, sample=False)]
+    assert values == pytest.approx([row.utility for row in ranked(near, sample=False)])
 
 
 def test_bleu_splits_languages_without_spaces() -> None:
