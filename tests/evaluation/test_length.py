@@ -143,6 +143,7 @@ def test_each_sentence_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         [ScoredText("ref", 0, reference)],
         ScoredText("src", 0, source),
     )
+    source[source.index("")] = " "
     table = score_by_length(texts, metric, ranges_above(BOUNDS))
     assert counted == hypotheses
     assert table.sentences[0] == len(source) - table.blank

@@ -113,10 +113,15 @@ def test_the_numbers_are_those_of_sacrebleu(
 
 @pytest.mark.parametrize("name", METRICS)
 def test_values_of_many_samples_are_the_single_ones(name: str) -> None:
-    """Some samples have no match of some n-grams, or no line at all."""
+    """Some samples have no match of some n-grams, or no line at all.
+
+    Some are longer than their reference, and others are shorter.
+    """
     hypotheses, reference = corpus(3)
     hypotheses[0], reference[0] = "x", "y"
     hypotheses[1], reference[1] = "der Mann a b", "der Mann c d"
+    hypotheses[2] += " der Mann"
+    reference[3] += " der Mann"
     [metric] = make_metrics([reference], [name], MetricOptions())
     rows = np.array(metric.statistics(hypotheses), dtype=np.float64)
     counts = np.random.default_rng(1).integers(3, size=(50, len(rows)))
