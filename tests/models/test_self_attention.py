@@ -16,9 +16,10 @@ from fusetk.models.self_attention import (
     CustomSelfAttention,
     SelfAttentionConfig,
 )
-from fusetk.models.seq2seq import Seq2Seq
+from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.models.transformer import Transformer, TransformerConfig
 from fusetk.nn.cache import Cache
+from fusetk.nn.nested import select
 from fusetk.training.verify import verify
 from fusetk.training.verify_pairs import random_pairs
 
@@ -140,6 +141,19 @@ def test_scores_may_depend_on_the_positions() -> None:
     result = torch.cat(steps, 1)[0].detach().numpy()
     np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-8)
     assert not verify(built(Distances), 20, 20, [kind(Distances)])
+
+
+@torch.no_grad()
+def test_selected_sentences_keep_the_positions_of_their_tokens() -> None:
+    model = built(Distances).eval()
+    pairs = random_pairs(model, 20, 20)
+    target = torch.randint(4, 20, (len(pairs.src), 3))
+    _, state = model.decode(target[:, :2], model.start(model.encode(pairs.src, pairs.src_mask)))
+    features, _ = model.decode(target[:, 2:], state)
+    rows = torch.tensor([2, 0])
+    tensors = (select(part, rows) for part in (state.per_sentence, state.per_hypothesis))
+    selected, _ = model.decode(target[rows, 2:], State(*tensors, state.step))
+    torch.testing.assert_close(selected, features[rows])
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,8 @@ def test_only_learned_positions_have_a_longest_sentence() -> None:
         assert torch.equal(positions(2, 9), sinusoids(11, 6)[2:])
     assert len(positions.table) == 16 and not positions.table.is_inference()
     assert torch.equal(positions(0, 16), sinusoids(16, 6))
+    assert torch.equal(positions(16, 1), sinusoids(17, 6)[16:]), "a step of decoding"
+    assert Learned(6, 4)(2, 2).shape == (2, 6)
     with pytest.raises(ValueError, match="max_positions"):
         Learned(6, 4)(2, 3)
 
