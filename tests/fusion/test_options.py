@@ -85,8 +85,11 @@ def test_a_side_without_layer_embedding_shares_none() -> None:
 
 @pytest.mark.parametrize(
     "fuse",
-    [{"kind": "tree"}, {"kind": "iterative", "aggregation": "concat-ffn"}]
-    + [{"kind": "linear", "aggregation": "ewp-ffn"}],
+    [
+        {"kind": "tree"},
+        {"kind": "iterative", "aggregation": "concat-ffn"},
+        {"kind": "linear", "aggregation": "ewp-ffn"},
+    ],
 )
 def test_hidden_layers_are_four_times_as_wide_by_default(fuse: Any) -> None:
     modules = fusion(layers=4, **fuse).modules()

@@ -103,6 +103,7 @@ def test_overflow_at_every_scale_ends_training(
 
 
 def test_the_scale_changes_neither_weights_nor_the_gradient_norm() -> None:
+    """With a clip of 0, the update is that of the complete gradient, (1, 2, 3) in each row."""
     results = []
     for scale in (1.0, 1024.0):
         model = torch.nn.Linear(3, 2)
@@ -112,3 +113,6 @@ def test_the_scale_changes_neither_weights_nor_the_gradient_norm() -> None:
         stats = optimizer_step(model, optimizer, [], 0.1, 0.0, scale=scale)
         results.append((stats.grad_norm, model.weight))
     torch.testing.assert_close(*results)
+    norm, weight = results[0]
+    assert norm == pytest.approx(30**0.5)
+    torch.testing.assert_close(weight.detach(), torch.tensor([[0.9, 0.8, 0.7]] * 2))
