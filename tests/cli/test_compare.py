@@ -98,7 +98,7 @@ def test_the_last_line_is_over_all_sentences() -> None:
         == f"chrF2 {chrf[0]:.2f} -> {chrf[1]:.2f}, BLEU {bleu[0]:.2f} -> {bleu[1]:.2f}; {counts}"
     )
     [line] = blocks("b", "a", "-i", "src", "-r", "ref")[-1]
-    assert "better in 1 of 5 sentences, worse in 2" in line
+    assert "better in 1 of 5 sentences, worse in 2, equal in 2 (2 the same)" in line
 
 
 def test_tokenized_text_is_not_tokenised_again() -> None:

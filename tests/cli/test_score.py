@@ -694,6 +694,8 @@ def test_json_by_length(texts: dict[str, list[str]], metric: str) -> None:
     assert [system["name"] for system in document["systems"]] == ["base", "deep"] and document[
         "sentences"
     ] == 10
+    of_source = json.loads(by_length("--source", "src.de", *arguments).stdout)
+    assert of_source["lengths"]["of"] == "source"
 
 
 def test_lengths_of_the_first_reference(texts: dict[str, list[str]]) -> None:

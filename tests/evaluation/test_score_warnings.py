@@ -91,6 +91,8 @@ def test_metrics_expect_raw_or_tokenised_text() -> None:
     assert "and sacrebleu, mteval-v13a and mteval-v13a-cased will tokenise it again" in warning
     untokenized = metrics("sacrebleu", tokenize="none")
     assert score_warnings(TOKENISED, [TOKENISED], metrics=untokenized) == []
+    [warning] = score_warnings(RAW, [TOKENISED], metrics=metrics("sacrebleu", "multi-bleu"))
+    assert "the reference looks tokenised and the hypothesis does not" in warning
 
 
 def sentences(seed: int) -> list[str]:
