@@ -17,6 +17,7 @@ from tests.contracts.systems import (
     SOURCE_SIZE,
     SYSTEMS,
     TARGET_SIZE,
+    build,
     kinds_tested_elsewhere,
     outside_fusions,
     sides,
@@ -73,6 +74,15 @@ def test_defaults_are_the_connections_without_options(kind: str) -> None:
 def test_a_model_has_its_options(kind: str) -> None:
     config = MODELS[kind].Config.model_validate({**BACKBONES[kind].sizes, "kind": kind})
     assert build_model(config, SOURCE_SIZE, TARGET_SIZE).config is config
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_learned_positions_limit_the_length(kind: str) -> None:
+    if kind == "recurrent":
+        assert build(kind).max_positions is None
+        return
+    options = {} if kind == "conv" else {"positions": "learned"}
+    assert build(kind, max_positions=7, **options).max_positions == 7
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -338,6 +338,15 @@ def test_separate_maps_need_projected_embeddings(sizes: dict[str, int]) -> None:
         ConvConfig.model_validate({**sizes, "separate_maps": True})
 
 
+def test_each_layer_has_its_width_and_its_kernel() -> None:
+    model = make(encoder={"widths": [8, 10]}, decoder={"attend": "layerwise"})
+    assert [layer.conv.kernel for layer in model.encoder.layers] == [3, 2]
+    assert [layer.conv.kernel for layer in model.decoder.layers] == [2, 3]
+    assert [layer.conv.width for layer in model.encoder.layers] == [8, 8]
+    assert [layer.width for layer in model.encoder.layers] == [8, 10]
+    assert model.attend.widths == (8, 10), "those of the layers, without the embedding"
+
+
 @pytest.mark.parametrize(
     ("side", "key"), [("encoder", "widths"), ("decoder", "kernels"), ("decoder", "growth")]
 )

@@ -57,6 +57,7 @@ def test_recomputed_layers_keep_no_caches() -> None:
         _, state = model.decode(ids, model.start(memory))
         _, _, caches = state.per_sentence
         assert len(caches) == (0 if recomputes else 2)
+        assert not model.eval().decoder.recomputes, "a search reads the caches"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fusetk.models.transformer import (
     TransformerEmbedding,
     TransformerEncoderLayer,
 )
-from fusetk.nn.attention import CrossAttention
+from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.packed_layout import PackedLayout
 from fusetk.nn.positions import Learned, Sinusoidal, sinusoids
 
@@ -52,8 +52,17 @@ def test_tying_shares_matrices() -> None:
         count_parameters(Transformer(config(tie=tie), 20, 20)) for tie in ("none", "target", "all")
     )
     assert none - target == target - both == 20 * 8
-    with pytest.raises(ConfigError, match="one vocabulary"):
-        Transformer(config(tie="all"), 20, 21)
+    for sizes in ((20, 21), (21, 20)):
+        with pytest.raises(ConfigError, match="one vocabulary"):
+            Transformer(config(tie="all"), *sizes)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_attention_bias_applies_to_all_maps_of_attention(bias: bool) -> None:
+    model = Transformer(config(attention_bias=bias), 20, 20)
+    attentions = [m for m in model.modules() if isinstance(m, SelfAttention | CrossAttention)]
+    maps = [m for each in attentions for m in each.modules() if isinstance(m, torch.nn.Linear)]
+    assert {m.bias is not None for m in maps} == {bias}
 
 
 def test_a_subclass_replaces_the_layers_by_two_methods() -> None:

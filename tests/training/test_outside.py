@@ -233,6 +233,19 @@ def test_maps_in_outside_classes_are_not_quantised(toy: Path, others: str) -> No
         assert memory.output.isfinite().all()
 
 
+def test_a_subclass_of_a_map_is_not_quantised(toy: Path) -> None:
+    class Doubling(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    for convert in (to_bf16, to_int8):
+        model: Any = build_model(load(toy), 20, 20).eval()
+        network = model.encoder.layers[0].ffn
+        network.out = Doubling(network.out.in_features, network.out.out_features)
+        convert(model)
+        assert type(network.out) is Doubling and type(network.hidden) is not nn.Linear
+
+
 def test_an_error_in_an_outside_class_is_one_line(toy: Path, tmp_path: Path, others: str) -> None:
     run = tmp_path / "run"
     words = ["train", str(toy), "-r", str(run), "--set", f"model.decoder.fuse={others}:Bug"]
