@@ -159,6 +159,7 @@ def test_a_fusion_that_nothing_would_read_is_refused() -> None:
         {"kind": "linear", "weights": "matrix", "normalize": "softmax"},
         {"kind": "linear", "hidden": 5},
         {"kind": "tree", "aggregation": "mean", "dropout": 0.1},
+        {"kind": "tree", "aggregation": "concat-ffn", "beta": "vector"},
     ],
     ids=str,
 )
@@ -182,7 +183,7 @@ def test_a_plug_in_of_another_kind_is_refused(site: str) -> None:
     [
         {"kind": "iterative"},
         {"kind": "attention", "embedding": False},
-        {"kind": "linear", "embedding": False, "normalize": "softmax"},
+        {"kind": "linear", "embedding": False, "normalize": "softmax", "norm": False},
         {"kind": "linear", "embedding": False},
     ],
 )

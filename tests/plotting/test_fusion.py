@@ -88,6 +88,7 @@ def test_a_hop_that_one_side_has_is_drawn_for_this_side() -> None:
         ({"kind": "linear"}, "weights", ["l0", "l1", "l2", "l3", "l4", "l5"]),
         ({"kind": "iterative"}, "betas", ["n1", "n2", "n3", "root"]),
         ({"kind": "tree"}, "betas", ["n1", "n2", "root"]),
+        ({"kind": "tree", "beta": "vector"}, "betas", ["n1", "n2", "root"]),
         ({"kind": "tree", "leaves": 2}, "betas", ["root"]),
         ({"kind": "ffn"}, None, []),
         ({"kind": "linear", "weights": "matrix"}, None, []),
@@ -114,14 +115,12 @@ def test_shares_their_mean_and_learned_values(
         assert panel.y == labels and panel.measure not in (share.measure, HOPS)
         model = transformer(stack("last"), stack(options, 5))
         [fusion] = find_fusions(model)
-        trained = [
-            p
+        values = [
+            p.detach().mean()[None] if name.endswith("beta") else p.detach()
             for name, p in fusion.named_parameters()
             if name.endswith("beta") or name == "combine.weight"
         ]
-        np.testing.assert_allclose(
-            panel.matrix[:, 0], torch.cat([p.detach().flatten() for p in trained]), rtol=1e-6
-        )
+        np.testing.assert_allclose(panel.matrix[:, 0], torch.cat(values), rtol=1e-6)
 
 
 def test_each_side_starts_a_row() -> None:
