@@ -11,7 +11,7 @@ from fusetk.decoding import beam as beam_module
 from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scores import PENALTIES
-from fusetk.decoding.token_mask import length_bounds, unrestricted
+from fusetk.decoding.token_mask import length_bounds, max_positions, unrestricted
 from fusetk.errors import Diverged
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import KernelLinear
@@ -273,6 +273,10 @@ def test_positions_of_the_model_limit_the_length():
         settings = SearchConfig(min_length_factor=factor)
         assert length_bounds([], mask, settings, unrestricted(1))[0] == [limit - 1]
     model.max_positions = 4
+    other = Echo(seed=0)
+    assert max_positions([other]) is None
+    other.max_positions = 9
+    assert max_positions([other, Echo(seed=0), model]) == 4, "all models of an ensemble can read it"
     model.output.bias.data[EOS] = -9.0
     assert all(len(h.ids) == 3 for [h] in search([model], *batch(SOURCES), SearchConfig()))
 

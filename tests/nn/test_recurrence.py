@@ -269,6 +269,7 @@ def test_the_step_layout_rounded_up(multiple: int) -> None:
     assert torch.equal(
         layout.from_slots(layout.to_slots(ids)), exact.from_slots(exact.to_slots(ids))
     )
+    assert sorted(layout.places[layout.is_real]) == sorted(exact.places)
 
 
 @pytest.mark.parametrize(
