@@ -404,6 +404,17 @@ def test_warnings_of_systems_name_them(files: Path) -> None:
     assert run("hyp", "ref", "--system", "bpe=bpe").stderr.startswith(
         "warning: bpe: the hypothesis looks like subwords"
     )
+    said = run("bpe", "ref", "--system", "other=bpe").stderr
+    for name in ("bpe", "other"):
+        assert f"warning: {name}: the hypothesis looks like subwords" in said
+
+
+def test_only_named_metrics_warn_about_tokenised_text(files: Path) -> None:
+    """Among the default metrics are some that tokenise and some that do not."""
+    Path("tokenised").write_text("yes .\nno .\nwhy ?\n")
+    assert run("tokenised", "tokenised").stderr == ""
+    said = run("tokenised", "tokenised", "--metric", "sacrebleu").stderr
+    assert "sacrebleu will tokenise it again" in said
 
 
 def test_unequal_pipes_are_one_sentence() -> None:

@@ -13,6 +13,7 @@ from fusetk.evaluation.significance import (
     Sampling,
     SignificanceResult,
     compare_systems,
+    randomization_p_value,
 )
 
 WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", "im", "Haus", ",", "."]
@@ -60,6 +61,18 @@ def test_different_systems_without_any_match_are_not_significantly_different(kin
     [metric] = make_metrics([reference], ["multi-bleu"], MetricOptions())
     _, other = outcome(metric, kind, ["x"] * len(reference), ["y y"] * len(reference))
     assert other.differ == len(reference) and other.p == 1
+
+
+def test_the_p_value_of_randomisation_alone_is_that_of_the_comparison() -> None:
+    first, reference = corpus(3)
+    [metric] = make_metrics([reference], ["multi-bleu"], MetricOptions())
+    texts = {"first": first, "second": ["x", *first[1:20], *reference[20:25], *first[25:]]}
+    statistics = {name: metric.statistics(lines) for name, lines in texts.items()}
+    sampling = Sampling("randomization", 200)
+    rows = [np.array(rows, dtype=np.float64) for rows in statistics.values()]
+    p = randomization_p_value(metric, rows[0], rows[1], sampling)
+    assert 0.02 < p < 1
+    assert compare_systems(metric, statistics, sampling)["second"].p == p
 
 
 @pytest.mark.parametrize("kind, name", [("bootstrap", "bs"), ("randomization", "ar")])
