@@ -16,6 +16,7 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.target_scores import batch_of_ids
 from fusetk.decoding.translate import Translator
 from fusetk.evaluation.ablation import layer_losses, loss, without_layer
+from fusetk.evaluation.forward_trace import trace_forward
 from fusetk.fusion.base import fusions_of_stacks
 from fusetk.models import MODELS
 from fusetk.models.conv import Conv, ConvConfig
@@ -166,6 +167,18 @@ def test_the_mean_of_one_position_is_the_position() -> None:
     pairs = [([EOS], [4, 5, 6])]
     assert differences(model, pairs, "encoder.fuse") == pytest.approx([0, 0, 0], abs=1e-6)
     assert min(map(abs, differences(model, pairs, "decoder.fuse"))) > 1e-6
+
+
+@torch.no_grad()
+def test_the_mean_is_that_of_all_positions() -> None:
+    model = fused()
+    watched: dict[str, Any] = {"fuse": model.get_submodule("encoder.fuse")}
+    traces = [trace_forward(model, [pair], "", watched) for pair in PAIRS]
+    positions = torch.cat([each.inputs["fuse"][1][0] for each in traces])  # of layer 1
+    with without_layer(model, "encoder.fuse", 1, positions.mean(0)):
+        expected = loss(model, PAIRS)
+    losses = {(each.site, each.layer): each.loss for each in layer_losses(model, PAIRS)}
+    assert losses["encoder.fuse", 1] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("site", READERS, ids=str)

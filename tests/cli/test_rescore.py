@@ -203,6 +203,8 @@ def test_scores_do_not_depend_on_chunks_and_batches(trained, files, monkeypatch)
     for options in ([], ["--batch-tokens", 1]):
         for one, other in zip(lines("-m", trained, *files, *options), printed, strict=True):
             assert one == other or float(one) == pytest.approx(float(other), abs=1e-5)
+    rows = map(json.loads, lines("-m", trained, "--json", *files))
+    assert [row["id"] for row in rows] == list(range(len(printed)))
 
 
 def test_tokenized_and_raw_text(trained):

@@ -68,8 +68,8 @@ def test_shares_are_stretches_and_none_where_all_weigh_one() -> None:
         == sampling_spans(PARTS, {"web": 1, "raw/news": 1.0})
         == []
     )
-    assert sampling_spans(PARTS, {"web": 2.5, "raw/news": 0}) == [
-        WeightedSpan(10, 30, 2.5),
+    assert sampling_spans(PARTS, {"web": 0.5, "raw/news": 0}) == [
+        WeightedSpan(10, 30, 0.5),
         WeightedSpan(30, 60, 1),
         WeightedSpan(60, 60, 1),
     ]

@@ -325,10 +325,10 @@ def test_layerwise_attention_reads_the_encoder_layer_of_the_same_height() -> Non
 
 
 def test_layerwise_attention_needs_stacks_of_one_depth() -> None:
-    with pytest.raises(
-        ValueError, match="as many encoder layers as decoder layers, but there are 2 and 3"
-    ):
-        make("transformer", decoder={"attend": "layerwise", "layers": 3})
+    for layers in (1, 3):
+        message = f"as many encoder layers as decoder layers, but there are 2 and {layers}"
+        with pytest.raises(ValueError, match=message):
+            make("transformer", decoder={"attend": "layerwise", "layers": layers})
     summed = {"connect": {"kind": "dense", "growth": 4, "summary_every": 1}}
     with pytest.raises(ValueError, match="hide some of them"):
         make("transformer", encoder=summed, decoder={"attend": "layerwise"})

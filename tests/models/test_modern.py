@@ -90,6 +90,14 @@ def test_rotated_scores_depend_on_the_distance() -> None:
     assert not torch.isclose(score(7, 3), score(7, 4))
 
 
+def test_bf16_rotates_by_exact_positions() -> None:
+    """bf16 has no number between 512 and 516."""
+    x = inputs()[:, None].bfloat16()
+    positions = torch.arange(510, 515)
+    expected = rotate(x.double(), positions)
+    torch.testing.assert_close(rotate(x, positions).double(), expected, rtol=0.01, atol=0.01)
+
+
 def test_one_group_for_each_head_is_the_usual_attention() -> None:
     module = attention()
     plain = SelfAttention(D, HEADS, 0.0, "self").double().eval()
