@@ -568,8 +568,10 @@ def test_the_backbone_on_the_page_extending(
     model: Any = build_model(recipe.load(toy, [option]).model, 20, 20)
     assert not verify(model, 20, 20, ["my_backbone"])
     source, target = torch.full((1, 2), EOS), torch.full((1, 3), EOS)
-    with trace.listen("decoder.layer1.cross") as records:
-        model(source, source > 0, target)
+    mask = torch.ones_like(source, dtype=torch.bool)
+    # As in training with `precision: bf16`.
+    with trace.listen("decoder.layer1.cross") as records, torch.autocast("cpu", torch.bfloat16):
+        model(source, mask, target)
     assert records["decoder.layer1.cross"][0].shape == (1, 1, 3, 2)
 
 
