@@ -14,7 +14,13 @@ from fusetk.weights import read_state, read_weights, saved_tensors
 
 # The side of the vocabulary, for each module whose weights have a row for each token. Modules of
 # other names, such as those of positions, may have as many rows by chance.
-VOCABULARY_SIDES = {"source.tokens": "source", "target.tokens": "target", "output": "target"}
+VOCABULARY_SIDES = {
+    "source": "source",
+    "source.tokens": "source",
+    "target": "target",
+    "target.tokens": "target",
+    "output": "target",
+}
 
 
 class TokenRows(NamedTuple):

@@ -19,6 +19,7 @@ from fusetk.recipe import Recipe, load
 from fusetk.resume import check_before_prep
 from fusetk.system import build
 from fusetk.train import train
+from fusetk.training import checkpoint
 from fusetk.training.start_from import start_checkpoint, start_from
 from fusetk.weights import read_tensors
 
@@ -124,6 +125,17 @@ def test_learned_positions_are_no_tokens(toy: Path, parent: Path, tmp_path: Path
     assert torch.equal(weights["source.positions.weight"], tensors["source.positions.weight"])
     reordered = tensors["source.tokens.weight"][[*range(4), *range(size - 1, 3, -1)]]
     assert torch.equal(weights["source.tokens.weight"], reordered)
+
+
+def test_rows_of_embeddings_with_the_name_of_their_side(parent: Path, tmp_path: Path) -> None:
+    pipeline = Pipeline.load(parent / "text")
+    size = len(pipeline.source_vocab)
+    checkpoint.save(tmp_path / "old", {"source.weight": torch.arange(float(size))[:, None]}, {}, {})
+    pipeline.source_vocab = Vocabulary(pipeline.source_vocab.tokens[4:][::-1])
+    model = torch.nn.ModuleDict({"source": torch.nn.Embedding(size, 1)})
+    start_from(model, parent, tmp_path / "old", pipeline)
+    rows = model.get_parameter("source.weight").flatten().tolist()
+    assert rows == [*range(4), *range(size - 1, 3, -1)]
 
 
 def test_weights_that_do_not_fit_are_named(toy: Path, parent: Path, tmp_path: Path) -> None:
