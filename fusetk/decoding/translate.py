@@ -29,8 +29,8 @@ from fusetk.models.seq2seq import Seq2Seq
 log = logging.getLogger(__name__)
 
 MIN_TOKENS_TO_WARN = 200  # in a shorter text, a few names make a large share
-# A step of a search with no hypothesis would take about as long as a step adds for this number of
-# hypotheses. The number of steps is taken to be that of the source tokens of the longest sentence.
+# The time of a search step is estimated as the number of its hypotheses plus this constant, and the
+# number of steps as the number of source tokens of the longest sentence.
 STEP_COST = 50
 
 Ids = Sequence[int] | np.ndarray
@@ -355,9 +355,9 @@ def source_batches(
     The longest sources come first. The size of a batch is sentences * hypotheses * source tokens of
     the longest sentence. It is at most ``batch_tokens``, unless the batch is a single sentence.
     Sources that consist of EOS alone are in no batch. If up to ``max_workers`` workers search
-    several batches, the searches take similar times, and if possible each worker gets the same
-    number of batches. The batches of all workers have together at most twice the size
-    ``batch_tokens``.
+    several batches, the estimated times of the searches are similar, and each worker usually gets
+    the same number of batches. The batches that the workers search at the same time have together
+    at most twice the size ``batch_tokens``.
     """
     order = sorted((i for i, length in enumerate(lengths) if length > 1), key=lambda i: -lengths[i])
     hypotheses = config.n_best if config.sample else config.beam
@@ -365,8 +365,7 @@ def source_batches(
     def cut(size: int, cost: float = math.inf) -> list[list[int]]:
         """Return batches of at most this size and estimated cost, or of a single sentence."""
         batches: list[list[int]] = []
-        max_sentences = 0
-        batch_cost = 0.0
+        max_sentences = batch_cost = 0
         for i in order:
             batch_cost += hypotheses * lengths[i]
             if not batches or len(batches[-1]) >= max_sentences or batch_cost > cost:
@@ -382,7 +381,8 @@ def source_batches(
         return batches
     size = min(config.batch_tokens, max(1, 2 * config.batch_tokens // workers))
     count = math.ceil(len(cut(size)) / workers) * workers
-    # The lowest limit that gives at most ``count`` batches makes their costs similar.
+    # A higher limit never gives more batches. The lowest limit that gives at most ``count`` makes
+    # their costs similar.
     costs = range((hypotheses + STEP_COST) * sum(lengths) + 1)
     lowest = bisect_left(costs, -count, key=lambda cost: -len(cut(size, cost)))
     return cut(size, lowest)
