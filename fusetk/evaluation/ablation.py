@@ -124,7 +124,7 @@ def _changed_history(
 ) -> tuple[Tensor, ...]:
     """Return the changed history of a stack of ``depth`` layers; None: it has every layer.
 
-    The tensors below ``first`` remain.
+    The tensors with a lower index than ``first`` are not changed.
     """
     # The history of a stack with summary layers has none of the layers below the last summary.
     below = 0 if depth is None else depth + 1 - len(history)

@@ -139,7 +139,7 @@ def _check_hops(fusion: Fusion, weights: Tensor, layers: int) -> None:
     if weights.shape[-1] != layers:
         raise DataError(
             f"{type(fusion).__name__} recorded {name} with {weights.shape[-1]} weights, and the "
-            f"fusion gets {layers} layers: record 0 for each layer that it does not read"
+            f"fusion gets {layers} layers: record one for each, 0 if the fusion does not read it"
         )
     sums = weights[:, 0].float().sum(-1)  # positions after the end of a sentence are undefined
     worst = float(sums.flatten()[(sums - 1).abs().argmax()])

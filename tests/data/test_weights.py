@@ -43,7 +43,10 @@ PARTS = [CorpusPart(prefix, pairs) for prefix, pairs in zip(PREFIXES, (10, 20, 3
 )
 def test_a_corpus_is_named_by_the_end_of_its_path(name: str, found: int) -> None:
     assert find(name, PREFIXES) == PREFIXES[found]
-    assert find("news", ["news", "old/news"]) == "news", "a complete path is not ambiguous"
+
+
+def test_a_complete_path_is_not_ambiguous() -> None:
+    assert find("news", ["news", "old/news"]) == "news"
 
 
 def test_names_of_none_or_of_several_are_refused() -> None:

@@ -129,6 +129,7 @@ def test_words_are_split_at_ascii_white_space() -> None:
 
 def test_each_sentence_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hypotheses, [reference], source = corpus(4)
+    source[source.index("")] = " "
     counted: list[str] = []
     statistics = MultiBleu.statistics
 
@@ -143,7 +144,6 @@ def test_each_sentence_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         [ScoredText("ref", 0, reference)],
         ScoredText("src", 0, source),
     )
-    source[source.index("")] = " "
     table = score_by_length(texts, metric, ranges_above(BOUNDS))
     assert counted == hypotheses
     assert table.sentences[0] == len(source) - table.blank

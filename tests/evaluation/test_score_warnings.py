@@ -107,11 +107,11 @@ def test_lines_out_of_step(line: int) -> None:
     reference = sentences(1)
     missing = [*reference[: line - 1], *reference[line:], ""]
     repeated = [*reference[: line - 1], "w0 w1", *reference[line - 1 : -1]]
-    # The repeated line itself fits neither line.
-    for hypotheses, which, first in ((missing, "next", 0), (repeated, "previous", 1)):
+    # The additional line "w0 w1" fits no line, so the warning may name the line after it.
+    for hypotheses, which, after in ((missing, "next", 0), (repeated, "previous", 1)):
         [warning] = score_warnings(hypotheses, [reference])
         assert f"fits the {which} line of the reference much better" in warning
-        assert line <= int(warning.split()[2]) <= line + first
+        assert line <= int(warning.split()[2]) <= line + after
 
 
 def test_lines_in_step_and_lines_of_another_text() -> None:
