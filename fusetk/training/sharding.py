@@ -198,12 +198,12 @@ def unsharded(model: nn.Module) -> Iterator[None]:
     """
     units = _units(model)
     attributes = [dict(vars(unit)) for unit in units]
-    for unit in units:
-        unit.unshard()
-        unit._forward_pre_hooks = OrderedDict()
-        unit._forward_hooks = OrderedDict()
-        vars(unit).pop(PROJECTION, None)
-    try:
+    try:  # the memory may not suffice for all parameters
+        for unit in units:
+            unit.unshard()
+            unit._forward_pre_hooks = OrderedDict()
+            unit._forward_hooks = OrderedDict()
+            vars(unit).pop(PROJECTION, None)
         yield
     finally:
         for unit, before in zip(units, attributes, strict=True):

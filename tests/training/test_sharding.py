@@ -91,6 +91,7 @@ def test_sharded_and_unsharded_training_resume_each_other(toy: Path, tmp_path: P
 
 
 BACKBONES = """
+from contextlib import suppress
 import torch
 from fusetk.data.batch import Batch
 from fusetk.machine import device_of
@@ -151,6 +152,12 @@ for name in NAMES or SYSTEMS:
             features = [m.decode(data.tgt_in, state)[0] for m, state in zip(models, states)]
             logits = [m.output(f) for m, f in zip(models, features)]
             assert torch.allclose(*logits, atol=1e-5), name
+    last = [module for module in split.modules() if hasattr(module, "unshard")][-1]
+    last.unshard = lambda: 1 / 0
+    with suppress(ZeroDivisionError), unsharded(split):
+        raise AssertionError("the last part was not gathered")
+    del last.unshard
+    assert sum(local(p).numel() for p in split.parameters()) == local_size, name
     after = gather({n: p.detach() for n, p in split.named_parameters()}, True)
     assert all(torch.equal(after[n], p) for n, p in before.items()), name
     split.train()
@@ -168,7 +175,7 @@ def backbones(names: list[str], processes: int) -> None:
 def test_gradients_and_search_of_each_backbone() -> None:
     """Gradients are sums over the processes. One process has a batch without target tokens.
 
-    Each process stores about half of the parameters.
+    Each process stores about half of the parameters, also after it failed to gather all of them.
     """
     names = [
         "transformer",
