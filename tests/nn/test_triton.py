@@ -9,14 +9,16 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fusetk.nn import recurrence
+from fusetk.nn import fused, recurrence
 from fusetk.nn.cells import InputCell
 from fusetk.nn.fused import recurrence_gpu as gpu
 from fusetk.nn.fused.recurrence_buffers import ForwardBuffers
@@ -58,6 +60,28 @@ def test_programs_read_all_parameters() -> None:
     for program in programs:
         read = {n.id for part in program.body for n in ast.walk(part) if isinstance(n, ast.Name)}
         assert not {argument.arg for argument in program.args.args} - read, program.name
+
+
+def test_rows_are_in_the_dimension_of_a_grid_that_cuda_does_not_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA allows 65,535 programs in the others, and the beams of a search may have more rows."""
+    case = Case("gru", directions=2)
+    grids = []
+
+    class Program:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *arguments, **options: None
+
+    programs = SimpleNamespace(cell=Program())
+    monkeypatch.setattr(fused, "recurrence_programs", programs, raising=False)
+    monkeypatch.setitem(recurrence.fused_recurrence.KERNELS, "cpu", gpu.GpuKernels)
+    monkeypatch.setattr(recurrence.fused_recurrence, "usable", lambda *_: True)
+    with torch.inference_mode():
+        case.infer(torch.float32)
+    cells = len(case.first.cells)
+    assert grids == [(rows, 2) for rows in case.layout.sizes for _ in range(cells)]
 
 
 CODE = """

@@ -116,7 +116,7 @@ class GpuKernels:
         directions, positions, width = buffers.states[c].shape
         before = buffers.state_before(c, t)
         copy = buffers.next_factor(c, t)
-        self.programs.cell[directions, before.rows](
+        self.programs.cell[before.rows, directions](
             self._pointer(buffers.inputs[c]),
             buffers.projected[c],
             before.buffer,

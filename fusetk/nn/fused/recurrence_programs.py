@@ -91,11 +91,12 @@ def cell(
 ):
     """Compute the new state of one row of a step.
 
-    ``program_id`` 0 is the direction and ``program_id`` 1 is the row.
+    ``program_id`` 0 is the row and ``program_id`` 1 is the direction: CUDA allows more than 65,535
+    programs in dimension 0 only, and the beams of a search may have more rows.
     """
     GATES: tl.constexpr = 3 if KIND >= 2 else 2
     READS: tl.constexpr = KIND != 1
-    r, i = tl.program_id(0), tl.program_id(1)
+    i, r = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, BLOCK)
     valid = d < width
     row = (r * positions + start + i).to(tl.int64)
