@@ -126,14 +126,14 @@ class CudaGraphs:
         try:
             replay, sums = self._capture(passes)
         except RuntimeError as error:
-            # The end of a failed capture raises an error of its own after the first one.
-            errors = _chain(error)
-            for each in errors:
-                if out_of_memory(each):
-                    raise each from None
+            # The end of a failed capture raises an error of its own after the first one. No local
+            # variable may refer to an error: it refers to this frame by its traceback, and such a
+            # cycle would keep the tensors of the passes in memory.
+            if any(map(out_of_memory, _chain(error))):
+                raise next(filter(out_of_memory, _chain(error))) from None
             raise ConfigError(
                 f"training.cuda_graphs: the passes of {class_name(self.model)} cannot be recorded "
-                f"as a CUDA graph ({first_line(errors[-1])}): their operations must depend "
+                f"as a CUDA graph ({first_line(_chain(error)[-1])}): their operations must depend "
                 "only on the shapes of a batch; set training.cuda_graphs: false"
             ) from error
         gradients = [(p, p.grad) for p in used if p.grad is not None]

@@ -3,7 +3,10 @@
 ``tests.contracts.test_cuda`` tests graphs on a GPU.
 """
 
+import gc
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -119,6 +122,26 @@ def test_a_model_that_cannot_be_recorded_is_refused() -> None:
     reason = "CUDA out of memory"
     with pytest.raises(RuntimeError, match="out of memory"):
         graphs.add_gradients(random_batch(), 1.0)
+
+
+def test_a_recording_without_memory_frees_its_tensors() -> None:
+    """The batch is computed again before Python looks for cycles."""
+
+    class Full(CudaGraphs):
+        def _capture(self, passes: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+            sums = passes()
+            self.freed = weakref.finalize(sums, list)
+            raise RuntimeError("CUDA out of memory")
+
+    graphs = Full(SYSTEMS[NAME](), 0.1, "fp32")
+    graphs.add_gradients(random_batch(), 1.0)
+    gc.disable()
+    try:
+        with suppress(RuntimeError):
+            graphs.add_gradients(random_batch(), 1.0)
+        assert not graphs.freed.alive
+    finally:
+        gc.enable()
 
 
 def test_an_update_can_keep_the_memory_of_the_gradients() -> None:
