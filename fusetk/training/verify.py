@@ -317,7 +317,7 @@ def _compare(model: Seq2Seq, pairs: Pairs, names: str, may_be_infinite: bool = F
 def _advice_for_logits_that_are_not_finite(model: Seq2Seq) -> str:
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
-            return f"set the initial values of {name}, some of which are NaN or infinite"
+            return f"set the initial values of {name}, which has NaN or infinity"
     return "correct the initial weights and the divisions of the class"
 
 
