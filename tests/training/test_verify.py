@@ -626,7 +626,7 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("encoder.fuse", Pair, r"Pair \(encoder.fuse\) returned the type tuple"),
         ("decoder.fuse", Failing, r"cannot compute: TypeError: .*test_verify.py, line \d+\)"),
         ("decoder.fuse", NotFinite, "not finite before any update: correct the initial weights"),
-        ("decoder.fuse", UnsetWeight, "set the initial values of decoder.fuse.scale, which has NaN"),
+        ("decoder.fuse", UnsetWeight, "initial values of decoder.fuse.scale, which has NaN"),
         ("decoder.fuse", InPlace, "InPlace changes its input in place"),
         ("encoder.fuse", Scaled, "Scaled changes its input in place"),
         ("decoder.connect", NoWidth, r"NoWidth.register_input \(decoder.connect\) returned None"),
