@@ -159,9 +159,9 @@ def test_real_text(name: str, language: str) -> None:
 
 def test_spaces_around_a_line_remain_as_with_subword_nmt() -> None:
     codes = ["#version: 0.2", "a b</w>"]
-    theirs = apply_bpe.BPE(io.StringIO("\n".join(codes) + "\n"))
+    subword_nmt = apply_bpe.BPE(io.StringIO("\n".join(codes) + "\n"))
     for line in ("  ab ba ", "ab", "ab  ", " ba", "   ", ""):
-        assert bpe.with_margins(BPE(codes).line, line) == theirs.process_line(line)
+        assert bpe.with_margins(BPE(codes).line, line) == subword_nmt.process_line(line)
 
 
 def test_joined() -> None:
