@@ -6,6 +6,7 @@ WARNING = "warning: "  # the start of messages that -q does not suppress
 
 EX_IOERR = 74  # a batch system should not requeue the job, because it would fail again
 EX_TEMPFAIL = 75  # a batch system may requeue the job
+EX_DIVERGED = 76
 EXIT_INTERRUPTED = 130  # as a shell reports the end by SIGINT
 
 
@@ -90,6 +91,12 @@ class Diverged(FusetkError):
         super().__init__(
             f"the model returned NaN {what}: training has diverged; use an earlier checkpoint"
         )
+
+
+class TrainingDiverged(FusetkError):
+    """Training has diverged. A new run needs other settings."""
+
+    exit_code = EX_DIVERGED
 
 
 class DiskFull(CheckpointError):

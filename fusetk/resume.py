@@ -18,7 +18,8 @@ from fusetk.runs import (
     Session,
     changed_modules,
     checkpoint_folders,
-    newest_intact,
+    checkpoints,
+    is_complete,
     read_metrics,
     read_sessions,
 )
@@ -48,7 +49,8 @@ def last_checkpoint(run: Path) -> Path | None:
 
     Returns the newest one if none is complete, and None if the run has no checkpoint. A copy of a
     run may have a folder instead of the link. Raises ConfigError if the checkpoints of a training
-    were removed, and other files are left beside them.
+    were removed, and other files are left beside them, and UnreadableFile if there is no link and
+    the system cannot read a checkpoint that is newer than all complete ones.
     """
     checkpoint.recover(run)
     last = _newest_checkpoint(run)
@@ -86,8 +88,10 @@ def _newest_checkpoint(run: Path) -> Path | None:
     last = run / CHECKPOINTS / "last"
     if last.is_symlink() and last.is_dir():
         return last.resolve()
-    if folder := newest_intact(run):
-        return folder
+    for folder in reversed(checkpoints(run)):
+        # Training would delete a newer checkpoint, so one that cannot be read is an error.
+        if is_complete(folder):
+            return folder
     # A damaged checkpoint is an error of the caller, which must not start the training again.
     # A kill may have come between the two renames of a checkpoint that is written again.
     folders = checkpoint_folders(run) or sorted((run / CHECKPOINTS).glob(".update-*.old"))

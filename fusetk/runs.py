@@ -209,13 +209,37 @@ def read_state_if_valid(folder: Path) -> dict[str, Any]:
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether every file of a checkpoint has the checksum that was recorded when it was written."""
+    """Whether a checkpoint can be read and is complete; see ``is_complete``."""
+    with suppress(UnreadableFile):
+        return is_complete(folder)
+    return False
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether every file of a checkpoint has the checksum that was recorded when it was written.
+
+    Raises UnreadableFile if the system cannot read a file, which may be intact.
+    """
     try:
         expected = read_state(folder)["sha256"]
-        files = [file for file in (MODEL, TRAINING, EMA) if file in expected]
-        return MODEL in files and all(checksum(folder / file) == expected[file] for file in files)
-    except (CheckpointError, OSError, KeyError):
+    except UnreadableFile:
+        raise
+    except CheckpointError:
         return False
+    files = [file for file in (MODEL, TRAINING, EMA) if file in expected]
+    return MODEL in files and all(
+        _checksum_or_none(folder / file) == expected[file] for file in files
+    )
+
+
+def _checksum_or_none(path: Path) -> str | None:
+    """Return the checksum of a file; None if there is none. Raises UnreadableFile."""
+    try:
+        return checksum(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from None
 
 
 def updates_and_data(run: Path) -> tuple[int | None, str | None]:

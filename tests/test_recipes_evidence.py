@@ -131,6 +131,15 @@ def test_trials_compare_the_first_epochs() -> None:
     assert "a2 rate=4" in names(*better, **TRIAL)
 
 
+def test_a_trial_that_has_diverged_is_done_and_never_the_best() -> None:
+    results = run_queue.Results(plan(**TRIAL), [*FIRST, trial("a", 9.1, 1)])
+    diverged = run_queue.Job("a", 1, (("rate", 4),), 1)
+    results.add_diverged(diverged, OWN["a"])
+    jobs = run_queue.jobs_left(plan(**TRIAL), OWN, results)
+    of_a = [f"a{job.seed} {job.setting}" for job in jobs if job.system == "a"]
+    assert of_a == ["a2 own", "a1 dropout=0.1"]
+
+
 def test_a_complete_training_does_not_change_the_choice_of_the_trials() -> None:
     """The complete training ran on another device, so its first losses are not the trial's."""
     tried = [*FIRST, trial("a", 9.1, 1), trial("a", 8.9, 4)]
@@ -356,6 +365,7 @@ class FakeQueue(run_queue.Queue):
         self.elsewhere = set()
         self.next_try = 0.0
         self.failed = set()
+        self.diverged = set()
         self.stopped = False
         self.error = None
         self.code = code
@@ -366,7 +376,7 @@ class FakeQueue(run_queue.Queue):
         self.times_read = 0
 
     def command(self, job: run_queue.Job) -> list[str]:
-        return [sys.executable, "-c", self.code, f"{job.system}{job.seed}"]
+        return [sys.executable, "-c", self.code, f"{job.system}{job.seed}", job.setting]
 
     def prepare_command(self, job: run_queue.Job) -> list[str]:
         return [sys.executable, "-S", "-c", ""]
@@ -416,6 +426,16 @@ def test_a_failed_training_does_not_stop_the_others(tmp_path: Path, capsys: Any)
     assert len(queue.done) == 5
     log = tmp_path / "own" / "b.seed1.log"
     assert f"b.seed1 (own) failed with status 1: see {log}" in capsys.readouterr().out
+
+
+def test_a_training_that_has_diverged_does_not_stop_the_tuning(tmp_path: Path) -> None:
+    diverged = f"sys.argv[2] == 'rate=1' and {run_queue.EX_DIVERGED}"
+    queue = FakeQueue(tmp_path, f"import sys; sys.exit({diverged})")
+    queue.plan = plan(tuning={"usual": {"rate": [2, 1]}}, waves=[{"a": "usual"}])
+    queue.own = {"a": {"rate": 2}}
+    assert queue.run() == 1
+    assert [job.seed for job in queue.done] == [1, 2]
+    assert queue.failed == {"a.seed1 (rate=1)"}
 
 
 def test_a_signal_between_two_steps_stops_the_next_one(tmp_path: Path) -> None:

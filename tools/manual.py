@@ -15,7 +15,14 @@ import click
 from fusetk.cli.main import COMMANDS
 from fusetk.cli.main import main as fusetk_command
 from fusetk.cli.sections import Sections
-from fusetk.errors import EXIT_INTERRUPTED, DiskFull, FusetkError, Interrupted, OutputDiskFull
+from fusetk.errors import (
+    EXIT_INTERRUPTED,
+    DiskFull,
+    FusetkError,
+    Interrupted,
+    OutputDiskFull,
+    TrainingDiverged,
+)
 from tools.config_page import config_page
 from tools.troff import bold, escape, italic, page, prose, tagged
 
@@ -122,6 +129,7 @@ SPECIAL: dict[type[FusetkError], set[str]] = {
     },
     DiskFull: {"train", "average", "run"},
     Interrupted: {"train", "run"},
+    TrainingDiverged: {"train", "run"},
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from fusetk.data.sampler import Indices
-from fusetk.errors import FusetkError, join_names
+from fusetk.errors import FusetkError, TrainingDiverged, join_names
 from fusetk.runs import CHECKPOINTS
 from fusetk.training.log import Log
 from fusetk.training.progress import Progress
@@ -57,7 +57,8 @@ class GradientCheck:
 
         ``additional`` are the additional losses of this process, for the message of a failure.
         In fp16, a gradient that is not finite is not a failure while the loss scale can still be
-        lowered. Raises FusetkError after ``max_skipped`` consecutive failures.
+        lowered. Raises TrainingDiverged after ``max_skipped`` consecutive failures, or FusetkError
+        if no update had a finite gradient.
         """
         finite = math.isfinite(grad_norm)
         self.had_finite_gradient |= finite
@@ -107,7 +108,7 @@ class GradientCheck:
         remedies = ["lower the learning rate", "lengthen the warm-up", "clip gradients"]
         if self.fp16:
             remedies.append("train in bf16 or fp32")
-        return FusetkError(
+        return TrainingDiverged(
             f"{progress.skipped} updates in a row after update {updates} had no finite "
             f"gradient: training has diverged; {earlier}{join_names(remedies, 'or')}, in a new run "
             "folder"

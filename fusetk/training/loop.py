@@ -11,7 +11,7 @@ import torch
 
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import Indices, update_size
-from fusetk.errors import WARNING, CheckpointError, FusetkError, Interrupted
+from fusetk.errors import WARNING, CheckpointError, Interrupted, TrainingDiverged
 from fusetk.models.parts import layers_and_parts
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World, is_peer_failure
@@ -89,7 +89,7 @@ class Trainer:
     def train(self, log: Log, stop: Stop) -> None:
         """Train from ``progress`` to the end of the last stage.
 
-        After a signal, save a checkpoint and raise Interrupted. Raises FusetkError if too many
+        After a signal, save a checkpoint and raise Interrupted. Raises TrainingDiverged if too many
         consecutive gradients are not finite, or if a stage starts from the best checkpoint and each
         validation gave NaN. Raises CheckpointError if this checkpoint is missing.
         """
@@ -174,7 +174,7 @@ class Trainer:
         self.progress.start_stage()
         if self.stages.config(self.progress).start == "best":
             if self.progress.best is None:
-                raise FusetkError(
+                raise TrainingDiverged(
                     f"training.stages.{self.progress.stage} has start: best, but {NO_BEST}: "
                     f"{RESTART}"
                 )

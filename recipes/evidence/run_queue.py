@@ -25,7 +25,7 @@ from fusetk.config import Config
 from fusetk.data import manifest
 from fusetk.data.config import DataConfig
 from fusetk.data.text import cannot_write
-from fusetk.errors import EX_TEMPFAIL, ConfigError, FusetkError
+from fusetk.errors import EX_DIVERGED, EX_TEMPFAIL, ConfigError, FusetkError
 from fusetk.experiment.launch import ends_with_parent, module_path
 from fusetk.experiment.places import places, text_settings
 from fusetk.files import lock, locked, open_lock_file
@@ -189,6 +189,11 @@ class Results:
         if losses is None:
             losses = self.losses.get(_key(system, seed, values, None))
         return None if losses is None else min(losses[:epochs], default=math.inf)
+
+    def add_diverged(self, job: Job, own: Values) -> None:
+        """Give a training that has diverged an infinite loss; ``own`` is as in ``has``."""
+        values = own | dict(job.changes)
+        self.losses[_key(job.system, job.seed, values, job.epochs)] = []
 
     def fits(self, data: DataConfig, prepared: Mapping[str, Any]) -> bool:
         """Whether a result with these settings of the text has this text, or there is none.
@@ -364,6 +369,7 @@ class Queue:
         self.elsewhere: set[Job] = set()  # jobs that other queues with the same results run
         self.next_try = 0.0  # the time of the next check of the jobs in ``elsewhere``
         self.failed: set[str] = set()
+        self.diverged: set[Job] = set()
         self.stopped = False
         self.error: ConfigError | None = None  # the reason why the queue stopped itself
 
@@ -407,7 +413,10 @@ class Queue:
         self.next_try = time.monotonic() + RETRY
         if len(self.running) >= self.options.jobs:
             return
-        left = jobs_left(self.plan, self.own, self.results())
+        results = self.results()
+        for job in self.diverged:
+            results.add_diverged(job, self.own[job.system])
+        left = jobs_left(self.plan, self.own, results)
         self.elsewhere.intersection_update(left)
         for job in left:
             if self.stopped or len(self.running) >= self.options.jobs:
@@ -508,6 +517,8 @@ class Queue:
                 self.stop()
             else:
                 self.preparing.discard(job)
+                if status == EX_DIVERGED:
+                    self.diverged.add(job)
                 self.fail(job, f"failed with status {status}")
             if job not in self.running:
                 self.job_locks.pop(job).close()

@@ -269,6 +269,23 @@ def test_a_copy_without_links_is_resumed(toy: Path, copy: Path) -> None:
     assert "resumed after update 8" in (copy / "log.txt").read_text()
 
 
+def test_a_copy_without_links_keeps_a_checkpoint_that_cannot_be_read(
+    toy: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("best", "last"):
+        (copy / "checkpoints" / name).unlink()
+
+    def refuse(path: Path, *_: object) -> str:
+        if path.parent.name == "update-0000008":
+            raise OSError(errno.EIO, "Input/output error")
+        return checksum(path)
+
+    monkeypatch.setattr(runs, "checksum", refuse)
+    message = refusal(train(toy, copy, *GIVEN, "training.keep_last=1"))
+    assert "model.safetensors cannot be read: Input/output error: check the disk" in message
+    assert len(runs.checkpoints(copy)) == 4
+
+
 def test_without_a_complete_checkpoint_training_does_not_restart(toy: Path, copy: Path) -> None:
     for update in (2, 4, 6):
         shutil.rmtree(folder_of(copy, update))

@@ -28,7 +28,14 @@ from fusetk.data.batch_config import MOST_IN_BATCH
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import prepare
-from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
+from fusetk.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    FusetkError,
+    Interrupted,
+    TrainingDiverged,
+)
 from fusetk.files import locked
 from fusetk.machine import revision
 from fusetk.nn.dropout import Dropout
@@ -363,7 +370,9 @@ def test_a_stage_cannot_start_from_the_best_checkpoint_if_there_is_none(
     stages = f"training.stages=[{stage % ''}, {stage % ', start: best'}]"
     recipe = load(toy, [stages, "training.max_skipped=9"])
     for _ in range(2):  # also after a restart
-        with pytest.raises(FusetkError, match=r"stages\.1 has start: best, but .* has diverged: "):
+        with pytest.raises(
+            TrainingDiverged, match=r"stages\.1 has start: best, but .* has diverged: "
+        ):
             train_module.train(recipe, tmp_path, "cpu", quiet=True)
 
 
@@ -380,7 +389,7 @@ def test_updates_that_are_skipped_are_counted_over_a_resume(toy: Path, tmp_path:
         )
 
     train_module.train(diverging(4), tmp_path / "run", "cpu", quiet=True)
-    with pytest.raises(FusetkError, match="6 updates in a row after update"):
+    with pytest.raises(TrainingDiverged, match="6 updates in a row after update"):
         train_module.train(diverging(90), tmp_path / "run", "cpu", quiet=True)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     norms = [
