@@ -31,19 +31,30 @@ def local_batches(world: World, batches: Sequence[Indices]) -> list[Indices]:
 
 
 def all_reduce_gradients(world: World, model: nn.Module) -> None:
-    """Replace each gradient by its sum over all processes. Sharded gradients are sums already."""
+    """Replace each gradient by its sum over all processes. Sharded gradients are sums already.
+
+    A parameter without a gradient in all processes has none afterwards.
+    """
     if world.size == 1:
         return
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    for bucket in _buckets(gradient for gradient in gradients if not sharded(gradient)):
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    unused = [index for index, parameter in enumerate(parameters) if parameter.grad is None]
+    # After the sum, these are the numbers of processes with a gradient.
+    uses = torch.tensor([float(p.grad is not None) for p in parameters], device=world.device)
+    for index in unused:
+        parameters[index].grad = torch.zeros_like(parameters[index])
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    summed = [gradient for gradient in gradients if not sharded(gradient)]
+    for bucket in _buckets([*summed, uses]):
         flat = torch.cat([gradient.flatten() for gradient in bucket])
         dist.all_reduce(flat)
         parts = flat.split([gradient.numel() for gradient in bucket])
         for gradient, total in zip(bucket, parts, strict=True):
             gradient.copy_(total.view_as(gradient))
+    # Only a process without one of the gradients waits for the values, which may be on a GPU.
+    for index in unused:
+        if not uses[index]:
+            parameters[index].grad = None
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:

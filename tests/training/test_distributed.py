@@ -28,6 +28,7 @@ from fusetk.errors import ConfigError, FusetkError
 from fusetk.processes import local_device
 from fusetk.recipe import load
 from fusetk.training.gradients import seed_of_update
+from fusetk.training.parallel import all_reduce_gradients
 from fusetk.weights import read_state
 from tests.helpers.forks import train
 
@@ -176,6 +177,25 @@ def test_a_process_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -
     endless = ["training.stages.0.end.updates=100000"]
     said = train(toy, tmp_path / "run", endless, 2, fail).fail(seconds=60)
     assert "process 1 of 2 on" in said and "the third is enough" in said
+
+
+@pytest.mark.parametrize("used_elsewhere", [False, True])
+def test_a_parameter_that_no_process_uses_has_no_gradient(
+    used_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add_other_process(values: torch.Tensor) -> None:
+        if used_elsewhere:
+            values += 1  # its gradients, and the number of processes with a gradient
+
+    monkeypatch.setattr(dist, "all_reduce", add_other_process)
+    model = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 3), "unused": torch.nn.Linear(2, 3)})
+    model["used"](torch.ones(1, 2)).sum().backward()
+    all_reduce_gradients(process_module.World(0, 2), model)
+    assert (model["used"].weight.grad == 1 + used_elsewhere).all()
+    if used_elsewhere:
+        assert (model["unused"].weight.grad == 1).all()
+    else:
+        assert model["unused"].weight.grad is None
 
 
 def test_a_process_that_does_not_answer_is_one_sentence() -> None:
