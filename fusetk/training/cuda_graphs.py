@@ -64,6 +64,7 @@ class CudaGraphs:
         """Delete all graphs, for example because dropout rates or tensors of gradients change."""
         self.seen: set[Shape] = set()
         self.graphs: dict[Shape, _Graph] = {}
+        self.recording = False  # also after a recording that failed
         self.pool: Any = None  # the handle of the memory that all graphs share
 
     def halve_limit(self) -> None:
@@ -84,7 +85,9 @@ class CudaGraphs:
                 # Without lengths, as in a graph, so that both passes compute the same.
                 moved = batch._replace(lengths=None).to(self.device)
                 return add_gradients(self.model, moved, self.smoothing, self.precision, factor)
+            self.recording = True
             self.graphs[shape] = self._record(batch)
+            self.recording = False
         graph = self.graphs[shape]
         if any(parameter.grad is not gradient for parameter, gradient in graph.gradients):
             raise ConfigError(

@@ -194,14 +194,14 @@ class GradientComputer:
     ) -> list[Indices]:
         """Return the batches to compute after the memory did not suffice for the batch ``failed``.
 
-        Fewer CUDA graphs are recorded; without graphs, the batches are split. Raises any other
-        ``error``.
+        If there are CUDA graphs, or the first one did not fit, fewer are recorded. Otherwise the
+        batches are split. Raises any other ``error``.
         """
         if not out_of_memory(error):
             if message := compile_failure(error):
                 raise CompilationFailed(message) from None
             raise error
-        if self.graphs and self.graphs.graphs:
+        if self.graphs and (self.graphs.graphs or self.graphs.recording):
             self.graphs.halve_limit()
             self.splitter.notify(
                 f"update {update}: the CUDA graphs do not fit into memory; from now on at most "
