@@ -61,11 +61,13 @@ struct Row {
     // Compute gate `g` into `result`. With normalisation, store its normalised argument in `normed`
     // and return 1 / standard deviation; otherwise return 1.
     inline float gate(int g, float *result, float *normed) const {
-        const Int at = g * width;
+        const Int width = this->width;
+        const T *x = this->x + g * width, *a = this->a + g * width;
+        const float *gain = this->gain + g * width, *shift = this->shift + g * width;
         float sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
         for (Int d = 0; d < width; d++) {
-            float value = get(a, at + d) + (READS ? get(x, at + d) : 0.0f);
+            float value = get(a, d) + (READS ? get(x, d) : 0.0f);
             result[d] = value;
             sum += value;
         }
@@ -81,23 +83,34 @@ struct Row {
 #pragma omp simd
         for (Int d = 0; d < width; d++) {
             normed[d] = (result[d] - mean) * scale;
-            result[d] = sigmoid(normed[d] * gain[at + d] + shift[at + d]);
+            result[d] = sigmoid(normed[d] * gain[d] + shift[d]);
         }
         return scale;
     }
 
-    inline float dropout_factor(Int d) const {
-        if (!random_bits) return 1.0f;
-        return random_bits[d] >= c.threshold ? c.scale : 0.0f;
+    // Compute the factors of dropout. GCC cannot vectorise a loop that reads the random bits on a
+    // condition, so the loops over the features read these factors.
+    inline void dropout(float *factors) const {
+        const Int width = this->width, threshold = c.threshold;
+        const int16_t *random_bits = this->random_bits;
+        const float scale = c.scale;
+        if (random_bits) {
+#pragma omp simd
+            for (Int d = 0; d < width; d++)
+                factors[d] = random_bits[d] >= threshold ? scale : 0.0f;
+        } else {
+            for (Int d = 0; d < width; d++) factors[d] = 1;
+        }
     }
 
     inline void forward(Int r, Int i, float *s) const {
         float *reset = s, *update = s + width, *third = s + 2 * width, *normed = s + 3 * width;
+        float *factors = s + 4 * width;
+        dropout(factors);
         gate(0, reset, normed);
         gate(1, update, normed);
         if (LINEAR) gate(2, third, normed);
         float *out = c.out + (r * c.positions + i) * width;
-        const bool drop = random_bits != 0;
 #pragma omp simd
         for (Int d = 0; d < width; d++) {
             float recalled = get(a, GATES * width + d) + bias[d];
@@ -106,7 +119,7 @@ struct Row {
             float candidate = tanh_(sum), linear = 0;
             if (LINEAR) linear = get(x, (GATES + 1) * width + d) + linear_bias[d];
             if (KIND == L_GRU) candidate += third[d] * linear;
-            if (drop) candidate *= dropout_factor(d);
+            candidate *= factors[d];
             float state = h[d] + update[d] * (candidate - h[d]);
             if (KIND == LAU) state += third[d] * (linear - state);
             out[d] = state;
@@ -120,6 +133,8 @@ struct Row {
 
     inline void backward(Int r, Int i, float *s) const {
         float *gates = s, *normed = s + 3 * width, *grads = s + 6 * width, scale[3];
+        float *factors = s + 9 * width;
+        dropout(factors);
         for (int g = 0; g < GATES; g++) scale[g] = gate(g, gates + g * width, normed + g * width);
         const float *reset = gates, *update = gates + width, *third = gates + 2 * width;
         float *grad = c.grad + (r * c.grad_positions + i) * width;
@@ -128,10 +143,13 @@ struct Row {
         if (c.output_grad) output_grad = c.output_grad + (r * c.positions + i) * width;
         T *da = (T *)c.da + (r * c.positions + i) * STATES * width;
         T *dx = READS ? (T *)c.dx + (r * c.positions + i) * INPUTS * width : 0;
-        const bool drop = random_bits != 0, has_output_grad = output_grad != 0;
+        if (output_grad) {
 #pragma omp simd
-        for (Int d = 0; d < width; d++)
-            grad[d] += get(product, d) + (has_output_grad ? output_grad[d] : 0.0f);
+            for (Int d = 0; d < width; d++) grad[d] += get(product, d) + output_grad[d];
+        } else {
+#pragma omp simd
+            for (Int d = 0; d < width; d++) grad[d] += get(product, d);
+        }
 #pragma omp simd
         for (Int d = 0; d < width; d++) {
             float recalled = get(a, GATES * width + d) + bias[d];
@@ -140,8 +158,7 @@ struct Row {
             float nonlinear = tanh_(reset[d] * recalled + read_gate * read);
             float linear = LINEAR ? get(x, (GATES + 1) * width + d) + linear_bias[d] : 0.0f;
             float candidate = nonlinear + (KIND == L_GRU ? third[d] * linear : 0.0f);
-            float factor = drop ? dropout_factor(d) : 1.0f;
-            candidate *= factor;
+            candidate *= factors[d];
             float g = grad[d], by_third = 0, by_linear = 0;
             if (KIND == LAU) {
                 float state = h[d] + update[d] * (candidate - h[d]);
@@ -149,7 +166,7 @@ struct Row {
                 by_linear = g * third[d];
                 g *= 1 - third[d];
             }
-            float by_update = g * (candidate - h[d]), by_candidate = g * update[d] * factor;
+            float by_update = g * (candidate - h[d]), by_candidate = g * update[d] * factors[d];
             grad[d] = g * (1 - update[d]);
             if (KIND == L_GRU) {
                 by_third = by_candidate * linear;
@@ -170,7 +187,8 @@ struct Row {
 
     inline void through_gate(Int r, int g, float *grad, const float *normed, float scale, T *da,
                              T *dx) const {
-        const Int at = g * width;
+        const Int width = this->width, at = g * width;
+        const float *gain = this->gain + at;
         if (c.norm) {
             const Int part = omp_get_thread_num() * c.directions + r;
             float *by_gain = c.partial + part * 2 * GATES * width + at;
@@ -179,7 +197,7 @@ struct Row {
             for (Int d = 0; d < width; d++) {
                 by_gain[d] += grad[d] * normed[d];
                 by_shift[d] += grad[d];
-                grad[d] *= gain[at + d];
+                grad[d] *= gain[d];
                 sum += grad[d];
                 along += grad[d] * normed[d];
             }
@@ -201,7 +219,7 @@ static void run_cell(const Cell &c, bool backward) {
     const Int rows = c.directions * c.rows;
 #pragma omp parallel num_threads(c.threads) if (rows * c.width > 4096)
     {
-        Scratch scratch(9 * c.width);
+        Scratch scratch(10 * c.width);
 #pragma omp for schedule(static)
         for (Int row = 0; row < rows; row++) {
             Int r = row / c.rows, i = row % c.rows;
@@ -258,6 +276,7 @@ static void attention_forward(const Attention &c, Int row, float *scratch) {
     const T *keys = (const T *)c.keys + sentence * slots * c.width;
     const T *values = (const T *)c.values + sentence * slots * c.value_width;
     const uint8_t *mask = c.mask + sentence * c.length;
+    const float *vector = c.vector;
     float *weights = c.weights + row * slots * c.heads;
     float *sum = scratch, *query = sum + c.value_width;
     for (Int d = 0; d < c.width; d++) query[d] = get(q, d);
@@ -270,7 +289,7 @@ static void attention_forward(const Attention &c, Int row, float *scratch) {
             if (mask[s % c.length])
 #pragma omp simd reduction(+ : score)
                 for (Int d = 0; d < size; d++)
-                    score += c.vector[d] * tanh_(head_query[d] + get(key, d));
+                    score += vector[d] * tanh_(head_query[d] + get(key, d));
             weights[s * c.heads + h] = score;
         }
     for (Int source = 0; source < c.sources; source++) {
@@ -309,7 +328,7 @@ static void attention_backward(const Attention &c, Int row, float *scratch) {
     const T *values = (const T *)c.values + row * slots * c.value_width;
     const T *product = (const T *)c.product + row * c.value_width;
     const uint8_t *mask = c.mask + row * c.length;
-    const float *weights = c.weights + row * slots * c.heads;
+    const float *weights = c.weights + row * slots * c.heads, *vector = c.vector;
     float *grad = c.grad + row * c.value_width, *by_keys = c.by_keys + row * slots * c.width;
     float *by_vector = c.by_vector + omp_get_thread_num() * size;
     float *query = scratch, *by_query = query + c.width, *scores = by_query + c.width;
@@ -350,7 +369,7 @@ static void attention_backward(const Attention &c, Int row, float *scratch) {
 #pragma omp simd
                 for (Int d = 0; d < size; d++) {
                     float t = tanh_(head_query[d] + get(key, d));
-                    float inner = score * c.vector[d] * (1 - t * t);
+                    float inner = score * vector[d] * (1 - t * t);
                     by_vector[d] += score * t;
                     to_query[d] += inner;
                     to_key[d] += inner;
