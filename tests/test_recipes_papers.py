@@ -327,6 +327,19 @@ def test_rtal_truncates_its_counts_and_mlrf_rounds_all_except_three():
         73,  # of 73.97M; with biases in attention, or with one at the output, it would be 74
         261,
     ]
+    # Sizes of the vocabulary with which all four are the printed numbers.
+    printed = {"base_rtal_4layers": 59, "big_rtal_4layers": 202}
+    printed |= {"base_rtal_6layers": 73, "big_rtal_6layers": 261}
+    sizes = [
+        size
+        for size in range(30_000, 40_000)
+        if all(
+            (EXPECTED["rtal/wmt14_ende"][name] + (size - 33_708) * width) // 10**6 == number
+            for name, number in printed.items()
+            for width in [1024 if name.startswith("big") else 512]
+        )
+    ]
+    assert (sizes[0], sizes[-1]) == (33_533, 33_773)
     recipes = rows("mlrf/iwslt14_deen").items()
     cut = {
         name
@@ -375,11 +388,54 @@ def test_training_of_all_systems_of_a_table_is_the_same():
                 )
 
 
-def test_batches_of_rtal_count_the_longer_side_as_tensor2tensor_does():
-    for folder in ("rtal/wmt14_ende", "rtal/wmt17_enfr"):
-        for one in rows(folder).values():
-            batch = one.training.stages[0].batch
-            assert (batch.size, batch.unit, batch.accumulate) == (4096, "longest", 8)
+@pytest.mark.parametrize(
+    ("folder", "sizes", "epochs", "search"),
+    [
+        ("mlrf/iwslt14_deen", (256, 1024), (40, 20), (8, 1.6)),
+        ("mlrf/nist_zhen", (512, 2048), (10, 5), (12, 1.3)),
+    ],
+)
+def test_training_of_mlrf_is_that_of_the_paper(folder, sizes, epochs, search):
+    for name, recipe in rows(folder).items():
+        model, stages = recipe.model, recipe.training.stages
+        assert (model.width, model.ffn, model.tie, model.norm, model.init) == (
+            *sizes,
+            "none",
+            "post",
+            "mlrf",
+        )
+        assert model.dropout == (0.2 if "dropout_0.2" in name else 0.1)
+        for stage in stages:
+            adam = stage.optimizer
+            assert (adam.kind, tuple(adam.betas), adam.eps) == ("adam", (0.9, 0.98), 1e-9)
+        assert [(stage.end.epochs, stage.batch.size) for stage in stages] == [
+            (epochs[0], 80),
+            (epochs[1], 32),
+        ][: 1 if name.endswith("mle") else 2]
+        noam = stages[0].schedule
+        assert (noam.kind, noam.warmup, noam.factor) == ("noam", 16_000, 1)
+        assert all(stage.schedule.rate == 5e-5 for stage in stages[1:])
+        assert recipe.training.label_smoothing == 0
+        assert (recipe.decoding.beam, recipe.decoding.normalize) == search
+        for side in (model.encoder, model.decoder):
+            fuse = side.fuse
+            assert fuse.kind in ("last", "average") or fuse.hidden == D_F
+            assert fuse.kind != "attention" or fuse.attention_hidden == D_A
+
+
+@pytest.mark.parametrize("folder", ["rtal/wmt14_ende", "rtal/wmt17_enfr"])
+def test_training_of_rtal_is_that_of_the_paper(folder):
+    for recipe in rows(folder).values():
+        model, (stage,) = recipe.model, recipe.training.stages
+        assert (model.width, model.ffn, model.heads) in ((512, 2048, 8), (1024, 4096, 16))
+        adam, batch, search = stage.optimizer, stage.batch, recipe.decoding
+        assert (adam.kind, tuple(adam.betas), adam.eps) == ("adam", (0.9, 0.98), 1e-9)
+        # tensor2tensor counts the longer side of a batch.
+        assert (batch.size, batch.unit, batch.accumulate) == (4096, "longest", 8)
+        assert recipe.training.label_smoothing == 0.1
+        assert (search.beam, search.normalize, search.penalty) == (4, 0.6, "gnmt")
+        assert recipe.data.bpe and (recipe.data.bpe.merges, recipe.data.bpe.joint) == (32_000, True)
+        assert recipe.data.vocabulary.joint
 
 
 def test_big_models_train_longer_and_average_more():
