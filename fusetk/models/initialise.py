@@ -80,8 +80,9 @@ def _attention_matrices(module: nn.Module) -> Iterator[Tensor]:
 def mlrf(model: nn.Module) -> None:
     """Initialise the weights as in MLRF section 4.2.
 
-    Embeddings, and matrices tied to them, are normal with standard deviation D^-0.5. All other
-    matrices and biases are uniform in +-1 / sqrt(fan_in).
+    Embeddings, and matrices tied to them, are normal with standard deviation D^-0.5. The paper
+    prints N(0, D^-0.5); our reading is that D^-0.5 is the standard deviation, not the variance. All
+    other matrices and biases are uniform in +-1 / sqrt(fan_in).
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | OutputProjection):
