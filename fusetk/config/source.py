@@ -164,12 +164,10 @@ def _read(
     path = Path("standard input") if path == STANDARD_INPUT else path  # its name in errors
     document = _parse_yaml(path, text)
     parents = document.values.pop("extends", None)
-    if parents is None:
-        parents = []
-    if not isinstance(parents, str | list):
-        raise ConfigError(f"{path}: extends must name a file or a list of files, not {parents!r}")
+    if not isinstance(parents, list):
+        parents = [] if parents is None else [parents]
     merged = Document({}, {})
-    for parent in [parents] if isinstance(parents, str) else parents:
+    for parent in parents:
         extended = _read(_parent_path(path, parent), (*extended_by, path), alternatives, aliases)
         _merge(merged, extended, alternatives, aliases)
     _merge(merged, document, alternatives, aliases)
