@@ -94,18 +94,10 @@ def dump(config: Config, paths: Sequence[Place] = ()) -> str:
     """
     values = config.model_dump(mode="json")
     for *above, key in paths:
-        section: Any = values
-        for name in above:
-            section = section and section.get(name)
-        if section and key in section:
+        section = mapping_at(values, above)
+        if key in section:
             section[key] = _escape(section[key])
-    return yaml.dump(
-        values,
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        width=120,
-    )
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _escape(value: Any) -> Any:
@@ -288,7 +280,7 @@ def _record_origins(
 def _merge(base: Document, top: Document, alternatives: Alternatives, aliases: Aliases) -> None:
     """Merge ``top`` into ``base``. If both have a key, the value of ``top`` wins."""
     for place in aliases:
-        _remove_other_names(base, place, _mapping_at(top.values, place).keys(), aliases)
+        _remove_other_names(base, place, mapping_at(top.values, place).keys(), aliases)
     for place, old in _merge_values(base.values, top.values, (), alternatives):
         origin = base.where((*place, "kind")).text
         _forget_origins(base, place)
@@ -300,15 +292,15 @@ def _merge(base: Document, top: Document, alternatives: Alternatives, aliases: A
 
 def _remove_other_names(document: Document, place: Place, new: Set[str], aliases: Aliases) -> None:
     """Remove the other names of the keys ``new`` from the mapping at ``place``."""
-    mapping = _mapping_at(document.values, place)
+    mapping = mapping_at(document.values, place)
     for names in map(set, aliases.get(place, {}).items()):
         for name in names - new if names & new else ():
             mapping.pop(name, None)
             _forget_origins(document, (*place, name))
 
 
-def _mapping_at(values: Any, place: Place) -> dict[str, Any]:
-    """Return the mapping at a place; an empty one if there is none."""
+def mapping_at(values: Any, place: Sequence[str | int]) -> dict[Any, Any]:
+    """Return the mapping at a place of nested mappings; an empty one if there is none."""
     for key in place:
         values = values.get(key) if isinstance(values, dict) else None
     return values if isinstance(values, dict) else {}

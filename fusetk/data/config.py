@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from fusetk import config
 from fusetk.config import Aliases, Alternatives, Config, Document, Place, refuse_values
 from fusetk.config.schema import NULL_WORDS
+from fusetk.config.source import mapping_at
 from fusetk.data.steps import Step
 from fusetk.data.steps.base import LearnedStep, line_steps
 
@@ -304,14 +305,13 @@ def _resolve_paths(document: Document, paths: Sequence[Place]) -> None:
     """Make the paths of these keys absolute. Raises ConfigError for bad paths."""
     errors: list[str] = []
     for place in paths:
-        section: Any = document.values
-        for key in place[:-1]:
-            section = section.get(key) if isinstance(section, dict) else None
-        if isinstance(section, dict) and place[-1] in section:
-            path = section[place[-1]]
-            may_be_null = place[-1] not in ("folder", *LISTS)
+        *above, key = place
+        section = mapping_at(document.values, above)
+        if key in section:
+            path = section[key]
+            may_be_null = key not in ("folder", *LISTS)
             is_null = may_be_null and path in NULL_WORDS
-            section[place[-1]] = None if is_null else _absolute(path, document, place, errors)
+            section[key] = None if is_null else _absolute(path, document, place, errors)
     if errors:
         raise config.config_error(errors)
 
