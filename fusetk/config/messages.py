@@ -67,12 +67,12 @@ def reason(error: Mapping[str, Any], may_be_null: bool = False) -> str:
         return f"must have {bound} {items}, but it has {context['actual_length']}"
     if kind == "literal_error":
         return unknown_choice("value", value, _quoted(context["expected"]))
-    if kind == "union_tag_invalid":
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
         key = context["discriminator"].strip("'")
+        if kind == "union_tag_not_found":
+            return f"the key {key} must be given"
         known = unknown_choice(key, context["tag"], _quoted(context["expected_tags"]))
         return f"{known}; or package.module:Name"
-    if kind == "union_tag_not_found":
-        return f"the key {context['discriminator'].strip(chr(39))} must be given"
     if kind == "string_pattern_mismatch":
         return f"has the wrong form: it is {shown(value)} and must match {context['pattern']}"
     text: str = error["msg"].removeprefix("Value error, ")

@@ -147,16 +147,16 @@ def _without_other_members(config: type[Config], errors: Sequence[Any]) -> list[
         if "" in members or len(members) == 1:
             result += [error for group in members.values() for error in group]
             continue
-        fitting = {
-            member: group
-            for member, group in members.items()
+        fitting = [
+            group
+            for group in members.values()
             if not any(
                 error["type"] in messages.TYPES and len(error["loc"]) == len(place) + 1
                 for error in group
             )
-        }
+        ]
         if fitting:
-            best = min(fitting.values(), key=_misfit)
+            best = min(fitting, key=_misfit)
             result += best
         else:
             result.append(_type_error(config, place, list(members.values())))
