@@ -289,19 +289,13 @@ def _divide(
 # Words of other text -----------------------------------------------------------------------------
 
 
-class BothSides:
-    """The line steps of both sides, on chunks of pairs of lines."""
-
-    def __init__(self, steps: Sequence[PrepStep], source: str, target: str, models: StepModels):
-        self.text = Text(steps, source, target, models)
-
-    def __call__(self, chunk: list[LinePair]) -> list[tuple[LinePair, LinePair]]:
-        """Return each raw pair and its words."""
-        words = self.text.words
-        return [
-            ((source, target), (words("source", source), words("target", target)))
-            for source, target in chunk
-        ]
+def _with_words(text: Text, chunk: list[LinePair]) -> list[tuple[LinePair, LinePair]]:
+    """Return each raw pair of a chunk and its words."""
+    words = text.words
+    return [
+        ((source, target), (words("source", source), words("target", target)))
+        for source, target in chunk
+    ]
 
 
 def held_out_words(
@@ -316,7 +310,7 @@ def held_out_words(
     ``further`` are the files of further references, those of the second reference first. Raises
     DataError if a side of the validation text has no word.
     """
-    arguments = (config.steps, *languages(config), prepared_models(build, config))
+    text = Text(config.steps, *languages(config), prepared_models(build, config))
     count = 0
     has_words = [False, False]
     with ExitStack() as stack:
@@ -328,7 +322,8 @@ def held_out_words(
         raw_files = open_both("raw")
         word_files = open_both("txt")
         done = stack.enter_context(display.task(split, "lines", build.lines))
-        for chunk in build.workers.ordered(BothSides, arguments, chunks(all_pairs(pairs), size_of)):
+        lines = chunks(all_pairs(pairs), size_of)
+        for chunk in build.workers.ordered(partial, (_with_words, text), lines):
             count += len(chunk)
             done.set(count)
             for raw, words in chunk:
@@ -342,7 +337,6 @@ def held_out_words(
                 f"the validation text has no word in {language} "
                 f"({', '.join(str(pair[side]) for pair in pairs)}): check data.valid"
             )
-    text = Text(*arguments)
     for start in range(0, len(further), len(pairs)):
         name = f"{split}.{config.target}{start // len(pairs) + 1}"
         _write_reference(build, name, further[start : start + len(pairs)], text)
