@@ -112,8 +112,7 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
             if message := bpe.fewer_merges_message(lines, merges, options.min_frequency):
                 build.report(f"bpe: {prefix}{message}")
     for language, lines in zip(languages(config), codes, strict=True):
-        name = "words/bpe.codes" if options.one_list else f"words/bpe.codes.{language}"
-        with writer(build.new(name)) as file:
+        with writer(build.new(f"words/{bpe.codes_name(options.one_list, language)}")) as file:
             file.writelines(f"{line}\n" for line in lines)
     splitters = [BPE(lines) for lines in codes]
     if options.threshold:

@@ -264,6 +264,11 @@ def merge(
                     heappush(heap, (new_rank, left))
 
 
+def codes_name(joint: bool, language: str) -> str:
+    """Return the name of the file with the codes of a language; joint codes have one file."""
+    return "bpe.codes" if joint else f"bpe.codes.{language}"
+
+
 def read_vocabulary(path: Path, threshold: int = 1, bom: bool = False) -> dict[str, int]:
     """Return the tokens of a subword-nmt vocabulary file (`token count`) with their counts.
 

@@ -195,7 +195,7 @@ class Pipeline(Text):
         """Write one side's codes and, with a vocabulary threshold, its counts of subwords."""
         language = self.language(side)
         codes = self.bpe[side]
-        written = [folder / ("bpe.codes" if joint else f"bpe.codes.{language}")]
+        written = [folder / bpe.codes_name(joint, language)]
         with writer(written[0]) as file:
             file.writelines(f"{line}\n" for line in codes.codes)
         if has_threshold:
@@ -285,7 +285,7 @@ def load_bpe(
     loaded: dict[str, BPE] = {}
     lines: list[str] = []
     for side, language in languages.items():
-        path = find("bpe.codes" if joint else f"bpe.codes.{language}")
+        path = find(bpe.codes_name(joint, language))
         if not (joint and lines):
             lines = list(read_lines(path, bom=False))
         counts = None
