@@ -10,8 +10,8 @@ from fusetk.cli.parameters import FilePath
 from fusetk.cli.text_filter import filter_pairs
 from fusetk.cli.text_line_commands import LINE_COMMANDS
 from fusetk.cli.text_options import count_option, make_command, path_option
-from fusetk.cli.text_streams import is_file, lines_of, output_to
-from fusetk.data.text import check_inputs_and_output
+from fusetk.cli.text_streams import is_file, output_to
+from fusetk.data.text import check_inputs_and_output, display_name, read_input
 from fusetk.errors import DataError
 
 
@@ -41,7 +41,9 @@ command.add_command(filter_pairs)
     help="Read this file; repeat the option to count several files together. Files can also be "
     "given without -i.",
 )
-@path_option("-o", "--output", help="Write the codes to this file instead of standard output.")
+@path_option(
+    "-o", "--output", default="-", help="Write the codes to this file instead of standard output."
+)
 @count_option("-s", "--merges", default=10000, help="Number of merges to learn.")
 @count_option(
     "--min-frequency",
@@ -51,22 +53,21 @@ command.add_command(filter_pairs)
 def learn_bpe(
     files: tuple[Path, ...],
     inputs: tuple[Path, ...],
-    output: Path | None,
+    output: Path,
     merges: int,
     min_frequency: int,
 ) -> None:
     """Learn byte pair encoding from tokenised text."""
     from fusetk.data.bpe import fewer_merges_message, learn, word_frequencies
 
-    inputs += files
-    if inputs.count(Path("-")) > 1:
+    sources = [*inputs, *files] or [Path("-")]
+    if sources.count(Path("-")) > 1:
         raise DataError("- is given twice, but standard input can be read only once")
-    sources = inputs or (None,)
-    if output and is_file(output):
-        check_inputs_and_output([source or Path("-") for source in sources], output)
-    counts = word_frequencies(chain.from_iterable(map(lines_of, sources)))
+    if is_file(output):
+        check_inputs_and_output(sources, output)
+    counts = word_frequencies(chain.from_iterable(read_input(str(file)) for file in sources))
     if not counts:
-        name = inputs[0] if inputs else "standard input"
+        name = display_name(str(sources[0]))
         raise DataError(f"{name} has no words to learn from; give text with words")
     codes = learn(counts, merges, min_frequency)
     if message := fewer_merges_message(codes, merges, min_frequency):

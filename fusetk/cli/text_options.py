@@ -28,10 +28,13 @@ def count_option(*names: str, **settings: Any) -> Decorator:
     return click.option(*names, show_default=True, type=click.IntRange(1), **settings)
 
 
-output_option = path_option("-o", "--output", help="Write to this file instead of standard output.")
+output_option = path_option(
+    "-o", "--output", default="-", help="Write to this file instead of standard output."
+)
 input_option = path_option(
     "-i",
     "--input",
+    default="-",
     callback=input_or_argument,
     help="Read this file instead of standard input. It can also be given without -i.",
 )
@@ -56,7 +59,7 @@ class LineCommand(NamedTuple):
 def make_command(name: str, entry: LineCommand) -> click.Command:
     """Return the click command of an entry of the table."""
 
-    def run(input: Path | None, output: Path | None, **options: Any) -> None:
+    def run(input: Path, output: Path, **options: Any) -> None:
         change_lines(entry.function(**options), input, output, entry.watch)
 
     run.__doc__ = entry.function.__doc__

@@ -1,4 +1,4 @@
-"""Input and output of the commands of ``fusetk text``: files, or the standard streams."""
+"""Input and output of the commands of ``fusetk text``: files, or - for the standard streams."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -8,24 +8,19 @@ from typing import IO
 
 import click
 
-from fusetk.data.text import check_inputs_and_output, read_lines, standard_input, writer
+from fusetk.data.text import check_inputs_and_output, read_input, writer
 
 Watch = Callable[[Iterator[str]], Iterator[str]]  # inspects lines and returns them unchanged
 
 
-def lines_of(path: Path | None) -> Iterator[str]:
-    """Return the lines of a file or of standard input."""
-    return read_lines(path) if path is not None and is_file(path) else standard_input()
-
-
 @contextmanager
-def output_to(path: Path | None, *inputs: Path | None) -> Iterator[IO[str]]:
+def output_to(path: Path, *inputs: Path) -> Iterator[IO[str]]:
     """Open a file or standard output for writing.
 
     The file is opened only if all inputs can be read and none of them is the file itself.
     """
-    if path is not None and is_file(path):
-        check_inputs_and_output([file or Path("-") for file in inputs], path)
+    if is_file(path):
+        check_inputs_and_output(inputs, path)
         with writer(path) as file:
             yield file
         return
@@ -44,11 +39,9 @@ def is_file(path: Path) -> bool:
     return str(path) != "-"
 
 
-def change_lines(
-    change: Callable[[str], str], source: Path | None, target: Path | None, watch: Watch
-) -> None:
+def change_lines(change: Callable[[str], str], source: Path, target: Path, watch: Watch) -> None:
     """Apply ``change`` to every line of ``source``, and write the lines to ``target``."""
-    lines = watch(lines_of(source))
+    lines = watch(read_input(str(source)))
     with output_to(target, source) as out:
         for line in lines:
             changed = change(line)
