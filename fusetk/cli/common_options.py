@@ -102,6 +102,11 @@ def inform_of_warning(message: str) -> None:
         inform(message)
 
 
+def print_warning(text: str) -> None:
+    """Print a warning to standard error."""
+    click.echo(f"{WARNING}{text}", err=True)
+
+
 def is_quiet() -> bool:
     """Whether the user gave -q."""
     context = click.get_current_context(silent=True)

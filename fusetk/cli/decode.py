@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusetk.cli.common_options import inform
+from fusetk.cli.common_options import inform, print_warning
 from fusetk.cli.config_options import search_fields
 from fusetk.cli.decode_options import SECTIONS, DecodeOptions, decode_options
 from fusetk.cli.mbr import candidate_settings, mbr_utility
@@ -90,7 +90,7 @@ def command(**values: Any) -> None:
 
         line_translator, lines, output = all_succeed(world, prepare)
         if world.first and (slow := line_translator.wide_beam_warning()):
-            click.echo(f"warning: {slow}", err=True)
+            print_warning(slow)
         translate = memory_advice("lower --batch-tokens or the beam (-b)")(line_translator)
         if world.first and source == "-" and sys.stdin.isatty():
             report("reading standard input; Ctrl-D ends it")

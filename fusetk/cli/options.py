@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fusetk import DEVICE, PRECISIONS
-from fusetk.cli.common_options import QUIET_HELP, keep_quiet
+from fusetk.cli.common_options import QUIET_HELP, keep_quiet, print_warning
 from fusetk.cli.parameters import Decorator, FilePath, all_of, flag_of
 from fusetk.decoding.ensemble import SETTINGS, check_ensemble_settings
 from fusetk.processor import usable_processors
@@ -20,10 +20,9 @@ def at_most_processors(
     most = usable_processors()
     if value is None or value <= most or context.resilient_parsing:  # completion prints no warning
         return value
-    click.echo(
-        f"warning: --threads {value} is limited to {most}, "
-        "the number of processors that this process may use",
-        err=True,
+    print_warning(
+        f"--threads {value} is limited to {most}, the number of processors that this process may "
+        "use"
     )
     return most
 

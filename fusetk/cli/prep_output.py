@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
-import click
-
+from fusetk.cli.common_options import print_warning
 from fusetk.cli.tables import print_complete
 from fusetk.data.pipeline import SIDES
 from fusetk.data.prepare import PreparedFolder
@@ -19,11 +18,10 @@ def warn_of_long_sentences(prepared: PreparedFolder) -> None:
         longest = prepared.splits["train"][side].get("longest", 0)
         if longest > LONG_SENTENCE:
             language = prepared.data["languages"][side]
-            click.echo(
-                f"warning: the longest {language} sentence of train has {longest:,} tokens, so "
-                "training may need much memory and time: drop long pairs by the step "
-                "{step: filter, max_length: 175} in data.steps",
-                err=True,
+            print_warning(
+                f"the longest {language} sentence of train has {longest:,} tokens, so training may "
+                "need much memory and time: drop long pairs by the step "
+                "{step: filter, max_length: 175} in data.steps"
             )
 
 

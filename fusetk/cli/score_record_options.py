@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from fusetk import runs
+from fusetk.cli.common_options import print_warning
 from fusetk.cli.parameters import Decorator, FilePath
-from fusetk.cli.tables import print_warnings
 from fusetk.errors import CheckpointError, join_names
 from fusetk.reporting import score_log
 
@@ -60,11 +60,9 @@ class RecordOptions:
         known = label == name or (folder / runs.CHECKPOINTS / label).exists()
         if not known:
             names = sorted(path.name for path in (folder / runs.CHECKPOINTS).glob("[!.]*"))
-            print_warnings(
-                [
-                    f"{folder} has no checkpoint {label}: the number of its updates is not "
-                    f"recorded; the run has {join_names(names) if names else 'no checkpoint'}"
-                ]
+            print_warning(
+                f"{folder} has no checkpoint {label}: the number of its updates is not recorded; "
+                f"the run has {join_names(names) if names else 'no checkpoint'}"
             )
         return score_log.ScoreDestination(folder, self.set_name, label, known)
 

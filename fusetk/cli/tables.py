@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fusetk.cli.common_options import print_warning
 from fusetk.evaluation.metric import Score
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def draw_scores(scores: Sequence[Score]) -> None:
 def print_warnings(warnings: Sequence[str]) -> None:
     """Print warnings to standard error."""
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        print_warning(warning)
 
 
 def print_json(document: dict[str, Any]) -> None:

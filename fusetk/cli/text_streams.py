@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-import click
-
+from fusetk.cli.common_options import print_warning
 from fusetk.data.text import check_inputs_and_output, read_input, writer
 
 Watch = Callable[[Iterator[str]], Iterator[str]]  # inspects lines and returns them unchanged
@@ -52,7 +51,7 @@ def change_lines(change: Callable[[str], str], source: Path, target: Path, watch
 def warn(warning: str | None, advice: str) -> None:
     """Print a warning, unless it is None, and what to do."""
     if warning:
-        click.echo(f"warning: {warning}; {advice}", err=True)
+        print_warning(f"{warning}; {advice}")
 
 
 def warn_without_spaces(lines: Iterator[str]) -> Iterator[str]:
