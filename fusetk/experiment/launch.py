@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import FrameType
 
 from fusetk.errors import FusetkError, Interrupted
@@ -103,21 +102,3 @@ def ends_with_parent() -> Callable[[], object] | None:
         return None
     set_option = ctypes.CDLL(None).prctl  # loaded before the fork
     return lambda: set_option(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def output(words: Sequence[str]) -> str:
-    """Return the standard output of a program. Raises FusetkError if it fails or is missing."""
-    try:
-        result = subprocess.run(words, capture_output=True, text=True, check=True)
-    except FileNotFoundError:
-        raise FusetkError(
-            f"the program {Path(words[0]).name} is not installed here: run the command on a "
-            "machine that has it"
-        ) from None
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
-        raise FusetkError(
-            f"`{shown(words)}` failed: {lines[-1]}; correct the options for Slurm, or run without "
-            "--slurm"
-        ) from None
-    return result.stdout

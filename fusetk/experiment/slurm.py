@@ -3,11 +3,12 @@
 import json
 import shlex
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusetk.errors import ConfigError
-from fusetk.experiment import launch
+from fusetk.errors import ConfigError, FusetkError
+from fusetk.experiment.launch import shown
 from fusetk.experiment.places import Places
 from fusetk.files import read_json, replace_file
 
@@ -31,7 +32,7 @@ def submit(
     common = ["--parsable", f"--output={log}", "--open-mode=append"]
     train = ["sbatch", *common, f"--job-name={places.run.name}", *options]
     command = [str(SCRIPT), str(places.config), "-r", str(places.run), *machine]
-    first_job = launch.output([*train, *command]).strip()
+    first_job = _output([*train, *command]).strip()
     first = _number(first_job)
     # The record is written now, because the submission of the second job may fail.
     replace_file(record, json.dumps([first_job]) + "\n")
@@ -39,7 +40,7 @@ def submit(
     finish += [f"--dependency=afterok:{first}", "--kill-on-invalid-dep=yes", *_passed_on(options)]
     if "--device=cpu" not in machine:
         finish.append("--gpus=1")
-    second_job = launch.output([*finish, f"--wrap={shlex.join(rest)}"]).strip()
+    second_job = _output([*finish, f"--wrap={shlex.join(rest)}"]).strip()
     replace_file(record, json.dumps([first_job, second_job]) + "\n")
     return first, _number(second_job)
 
@@ -73,10 +74,28 @@ def queued(record: Path) -> list[str]:
     running = []
     for number, _, cluster in (job.partition(";") for job in read_json(record) or ()):
         place = [f"--clusters={cluster}"] if cluster else []
-        listed = launch.output(["squeue", "--noheader", "--me", "--format=%A", *place])
+        listed = _output(["squeue", "--noheader", "--me", "--format=%A", *place])
         if number in listed.split():
             running.append(f"{number} on {cluster}" if cluster else number)
     return running
+
+
+def _output(words: Sequence[str]) -> str:
+    """Return the output of a program of Slurm. Raises FusetkError if it fails or is missing."""
+    try:
+        result = subprocess.run(words, capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise FusetkError(
+            f"the program {words[0]} is not installed here: run the command on a machine that has "
+            "it"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
+        raise FusetkError(
+            f"`{shown(words)}` failed: {lines[-1]}; correct the options for Slurm, or run "
+            "without --slurm"
+        ) from None
+    return result.stdout
 
 
 def _number(answer: str) -> str:
