@@ -85,16 +85,17 @@ def _has_lost_checkpoints(run: Path) -> bool:
 
 def _newest_checkpoint(run: Path) -> Path | None:
     """Return the checkpoint of ``last_checkpoint``, without a repair of the run."""
-    last = run / CHECKPOINTS / "last"
+    folder = run / CHECKPOINTS
+    last = folder / "last"
     if last.is_symlink() and last.is_dir():
         return last.resolve()
-    for folder in reversed(checkpoints(run)):
+    for path in reversed(checkpoints(run)):
         # Training would delete a newer checkpoint, so one that cannot be read is an error.
-        if is_complete(folder):
-            return folder
+        if is_complete(path):
+            return path
     # A damaged checkpoint is an error of the caller, which must not start the training again.
     # A kill may have come between the two renames of a checkpoint that is written again.
-    folders = checkpoint_folders(run) or sorted((run / CHECKPOINTS).glob(".update-*.old"))
+    folders = checkpoint_folders(folder) or sorted(folder.glob(".update-*.old"))
     return folders[-1] if folders else None
 
 

@@ -142,7 +142,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoint folders in a folder, oldest first. Their content is not verified."""
-    return [path for path in _update_folders(folder) if (path / STATE).exists()]
+    return [path for path in checkpoint_folders(folder) if (path / STATE).exists()]
 
 
 def newest_intact(run: Path) -> Path | None:
@@ -150,12 +150,8 @@ def newest_intact(run: Path) -> Path | None:
     return next((folder for folder in reversed(checkpoints(run)) if is_intact(folder)), None)
 
 
-def checkpoint_folders(run: Path) -> list[Path]:
-    """Return the folders of a run that have the name of a checkpoint, oldest first."""
-    return _update_folders(run / CHECKPOINTS)
-
-
-def _update_folders(folder: Path) -> list[Path]:
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """Return the paths in a folder that have the name of a checkpoint, oldest first."""
     folders = [
         path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal()
     ]
@@ -399,8 +395,8 @@ def check_run_folder(run: Path) -> None:
             f"{run} is a link to {os.readlink(run)}, which does not exist: make this folder, or "
             "choose another --run"
         )
-    is_run = (run / SESSIONS).exists() or (run / STARTING).exists() or checkpoint_folders(run)
-    if is_run or not run.is_dir():
+    has_session = (run / SESSIONS).exists() or (run / STARTING).exists()
+    if has_session or checkpoint_folders(run / CHECKPOINTS) or not run.is_dir():
         return
     foreign = sorted(path.name for path in run.iterdir() if not _may_precede_run(path))
     if foreign:
