@@ -26,6 +26,7 @@ from fusetk.data import manifest
 from fusetk.data.config import DataConfig
 from fusetk.data.text import cannot_write
 from fusetk.errors import EX_DIVERGED, EX_TEMPFAIL, ConfigError, FusetkError
+from fusetk.experiment.launch import command as fusetk_command
 from fusetk.experiment.launch import ends_with_parent, module_path
 from fusetk.experiment.places import places, text_settings
 from fusetk.files import lock, locked, open_lock_file
@@ -477,13 +478,16 @@ class Queue:
     def command(self, job: Job) -> list[str]:
         """Return the command line of a job."""
         options = self.options
-        words = ["nice", "-n", options.nice, sys.executable, "-m", "fusetk", "run"]
-        words += [self.folder / f"{job.system}.yaml", "--raw", options.raw]
+        words = [self.folder / f"{job.system}.yaml", "--raw", options.raw]
         words += ["--out", self.log(job).parent, "--seed", job.seed, "--quiet"]
         words += ["--threads", options.threads]
         words += [f"--metric={metric}" for metric in METRICS]
         words += [f"--set={key}={value}" for key, value in job.options]
-        return [str(word) for word in words]
+        return self.fusetk("run", *words)
+
+    def fusetk(self, *words: object) -> list[str]:
+        """Return the command line of a command of fusetk with the niceness of the queue."""
+        return ["nice", "-n", str(self.options.nice), *fusetk_command(*words)]
 
     def prepare_command(self, job: Job) -> list[str]:
         """Return the command line that prepares the text of a job."""
@@ -548,10 +552,8 @@ class Queue:
 
     def save_command(self, job: Job) -> list[str]:
         """Return the command line that saves the result of a job."""
-        words = ["nice", "-n", self.options.nice, sys.executable, "-m", "fusetk", "report"]
-        words += [self.folder / f"{job.system}.yaml", "--quiet"]
-        words += ["--runs", self.options.out, "--save", self.options.results]
-        return [str(word) for word in words]
+        words = ["--runs", self.options.out, "--save", self.options.results, "--quiet"]
+        return self.fusetk("report", self.folder / f"{job.system}.yaml", *words)
 
     def fail(self, job: Job, reason: str) -> None:
         """Report a job without a result. This queue does not start it again."""
