@@ -43,6 +43,15 @@ COMMANDS = {
     "doctor": "Describe this machine and the causes of slow computation.",
 }
 
+# Commands that keep a part of their result after Ctrl-C, and how to continue.
+CONTINUE = {
+    "prep": "the complete stages are kept: run the same command again to continue",
+    "decode": "a file of -o keeps its complete lines: add --resume to continue it",
+    "dataset": "the complete texts and downloads are kept: run the same command again to continue",
+    "run": "the complete steps are kept: run the same command again to continue",
+    "demo": "the complete steps are kept: run the same command again to continue",
+}
+
 
 class _LazyGroup(click.Group):
     """A command group that imports the module of a subcommand when it is needed."""
@@ -95,9 +104,7 @@ class _LazyGroup(click.Group):
         except MemoryError as error:
             _end(context, _no_memory(error), FusetkError.exit_code)
         except KeyboardInterrupt:
-            from fusetk.cli.interrupted import advice
-
-            _end(context, f"interrupted{advice(context)}", EXIT_INTERRUPTED)
+            _end(context, _interrupted(context), EXIT_INTERRUPTED)
         except FusetkError:
             print_traceback(context)
             raise
@@ -139,6 +146,15 @@ def _end(context: click.Context, sentence: str, status: int) -> NoReturn:
     print_traceback(context)
     click.echo(f"fusetk: {sentence}", err=True)
     context.exit(status)
+
+
+def _interrupted(context: click.Context) -> str:
+    """Return the message after Ctrl-C, with the advice of ``CONTINUE`` for the command.
+
+    The object of the context, if it has one, is the name of the command that calls this one.
+    """
+    advice = CONTINUE.get(context.obj or context.invoked_subcommand or "")
+    return f"interrupted; {advice}" if advice else "interrupted"
 
 
 def _system_error(error: OSError) -> tuple[str, int]:

@@ -74,6 +74,25 @@ def test_too_little_memory_is_one_sentence(
     assert result.stderr.startswith("fusetk: there is not enough memory (")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("prep", "interrupted; the complete stages are kept: run the same command again"),
+        ("describe", "interrupted\n"),
+    ],
+)
+def test_after_an_interruption_the_user_learns_how_to_continue(
+    name: str, said: str, toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*values: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fusetk.cli.prep.load_data", interrupt)
+    monkeypatch.setattr("fusetk.cli.describe.load_recipe", interrupt)
+    result = CliRunner().invoke(main, [name, str(toy)])
+    assert result.exit_code == 130 and result.stderr.startswith(f"fusetk: {said}")
+
+
 def test_all_warnings_have_one_form(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load_with_messages(*values: object) -> None:
         log = logging.getLogger("fusetk.some.module")
