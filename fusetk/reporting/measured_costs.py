@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from fusetk.errors import DataError
 from fusetk.files import write_if_changed
-from fusetk.reporting.result_files import SavedPart, json_text
+from fusetk.reporting.result_files import SavedPart, first_problem, json_text
 
 # Not beside the results: each JSON file there is the result of a run.
 NAME = Path("costs") / "costs.json"
@@ -67,10 +67,8 @@ def read_costs(folder: Path) -> MeasuredCosts | None:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
         raise DataError(
-            f"{path} is damaged ({place}: {first['msg']}): remove it and measure again"
+            f"{path} is damaged ({first_problem(error)}): remove it and measure again"
         ) from None
     except ValueError:
         raise DataError(f"{path} is damaged: remove it and measure again") from None

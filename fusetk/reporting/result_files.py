@@ -219,14 +219,18 @@ def read_result(path: Path) -> RunResult:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        reason = f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}"
         raise DataError(
-            f"{path} is not a result of `fusetk report --save` ({reason}): {advice}"
+            f"{path} is not a result of `fusetk report --save` ({first_problem(error)}): {advice}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({one_line(error)}): {advice}") from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the place of the first wrong value of a file, and what is wrong."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"])) or "the file"
+    return f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}"
 
 
 def holds_results(path: Path, with_runs: bool = False) -> bool:
