@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fusetk.data.text import cannot_write
+from fusetk.data.text import writer
 from fusetk.plotting.panel import DEFAULT_COLORS, DIVERGING, Page, Panel, json_fields, scales
 
 FOLDER = Path(__file__).parent
@@ -40,10 +40,8 @@ def save_page(pages: Sequence[Page], path: Path, title: str, colors: str = DEFAU
             path,
             len(text) // 1_000_000,
         )
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    with writer(path) as file:
+        file.write(text)
 
 
 def render(pages: Sequence[Page], title: str, colors: str = DEFAULT_COLORS) -> str:
