@@ -281,10 +281,10 @@ def _merge(base: Document, top: Document, alternatives: Alternatives, aliases: A
     """Merge ``top`` into ``base``. If both have a key, the value of ``top`` wins."""
     for place in aliases:
         _remove_other_names(base, place, mapping_at(top.values, place).keys(), aliases)
-    for place, old in _merge_values(base.values, top.values, (), alternatives):
+    for place, old, new in _merge_values(base.values, top.values, (), alternatives):
         origin = base.where((*place, "kind")).text
         _forget_origins(base, place)
-        if _has_other_kind(long_form(_value_at(top.values, place)), old):
+        if _has_other_kind(long_form(new), old):
             base.replaced[place] = Replaced(old, origin)
     base.origins.update(top.origins)
     base.replaced.update(top.replaced)
@@ -316,10 +316,10 @@ def _forget_origins(document: Document, place: Place) -> None:
 
 def _merge_values(
     base: dict[str, Any], top: dict[str, Any], place: Place, alternatives: Alternatives
-) -> Iterator[tuple[Place, Any]]:
+) -> Iterator[tuple[Place, Any, Any]]:
     """Merge ``top`` into ``base``. A mapping is merged key by key, or replaces the one in ``base``.
 
-    Yield the place and the old value of each value that is replaced.
+    Yield the place, the old value and the new value of each key whose value is replaced.
     """
     for key, value in top.items():
         before = base.get(key)
@@ -336,13 +336,7 @@ def _merge_values(
             yield from _merge_values(old, value, below, alternatives)
         else:
             base[key] = _copy(value)
-            yield below, old
-
-
-def _value_at(values: Any, place: Place) -> Any:
-    for key in place:
-        values = values[key]
-    return values
+            yield below, old, value
 
 
 def _copy(value: Any) -> Any:
