@@ -90,19 +90,18 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
     Existing codes are copied. Raises DataError if they are malformed.
     """
     merges = options.merges or 0  # not used with existing codes
+    learn = partial(bpe.learn, merges=merges, min_frequency=options.min_frequency)
     counts = train_counts(build, config)
     if options.codes:
         codes = [_read_codes(file) for file in options.codes]
         codes = codes * 2 if options.one_list else codes
     elif options.joint:
-        joint = bpe.learn(counts[0] + counts[1], merges, options.min_frequency)
+        joint = learn(counts[0] + counts[1])
         codes = [joint, joint]
     else:
         # The processes have started if the text is long.
         fewest = len(counts) if build.workers.running else None
-        learned = build.workers.ordered(
-            partial, (_learn_codes, merges, options.min_frequency), counts, fewest
-        )
+        learned = build.workers.ordered(partial, (learn,), counts, fewest)
         codes = list(
             display.tracked(learned, "learning BPE of both languages", "languages", len(counts))
         )
@@ -123,10 +122,6 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
                 file.writelines(f"{token} {n}\n" for token, n in most_frequent)
     numbers = [len(split.merges) for split in splitters]
     return {"merges": numbers[0] if options.one_list else numbers}
-
-
-def _learn_codes(merges: int, min_frequency: int, counts: Counter[str]) -> list[str]:
-    return bpe.learn(counts, merges, min_frequency)
 
 
 def _read_codes(file: str) -> list[str]:
