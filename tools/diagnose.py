@@ -107,8 +107,8 @@ def measure(model: Seq2Seq, corpus: Corpus, pairs: int) -> dict[str, Sums]:
                         sums[name][layer, "cosine"] += cosine
     for name, stack in stacks(model).items():
         means = {key: value / count for key, value in sums[name].items()}
-        modules = [*((str(i), layer) for i, layer in enumerate(stack.layers, 1))]
-        for layer, module in (*modules, (OUTPUT, stack.fuse)):
+        layers = ((str(i), layer) for i, layer in enumerate(stack.layers, 1))
+        for layer, module in (*layers, (OUTPUT, stack.fuse)):
             means[layer, "parameters"] = 1000 * _relative_gradient(module.parameters()) / tokens
         sums[name] = means
     return sums

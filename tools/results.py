@@ -120,17 +120,18 @@ def _content(results: str, words: Sequence[str], folder: Path, read: Reader) -> 
         return make([_only_table(read(folder / name)) for name in (results, *names)])
     if kind == "costs":
         return cost_table(folder / results)
+    tables = read(folder / results)
     if kind == "all-scores":
-        return all_scores(_only_table(read(folder / results)))
+        return all_scores(_only_table(tables))
     if kind == "loss-counts":
-        return loss_counts(read(folder / results))
+        return loss_counts(tables)
     if kind == "losses":
-        return loss_table(read(folder / results), names)
+        return loss_table(tables, names)
     if kind == "tuning":
-        return tuning_table(read(folder / results), names[0], int(names[1]))
+        return tuning_table(tables, names[0], int(names[1]))
     if kind == "training-losses":
-        return training_loss_table(read(folder / results), names)
-    return all_tables(read(folder / results))
+        return training_loss_table(tables, names)
+    return all_tables(tables)
 
 
 def _only_table(tables: Sequence[ResultTable]) -> ResultTable:
