@@ -7,6 +7,8 @@ import click
 from fusetk.cli.common_options import inform
 from fusetk.cli.options import runs_argument
 from fusetk.cli.parameters import Parsed
+from fusetk.errors import DataError, first_names
+from fusetk.runs import CHECKPOINTS, CONFIG, read_state_if_valid, run_and_checkpoint
 from fusetk.training.validation_config import checked_metric
 
 
@@ -74,8 +76,6 @@ def command(
         raise click.UsageError(f"--name {name}: this folder name is reserved; choose another")
 
     from fusetk import recipe as recipes
-    from fusetk.errors import DataError
-    from fusetk.runs import CHECKPOINTS, CONFIG, read_state_if_valid
     from fusetk.training.average import average, choose
 
     first, *others = map(_run_folder, runs)
@@ -99,9 +99,6 @@ def command(
 
 def _run_folder(path: Path) -> Path:
     """Return ``path``. Raises DataError if it is a checkpoint, CheckpointError if it is no run."""
-    from fusetk.errors import DataError
-    from fusetk.runs import run_and_checkpoint
-
     run, _ = run_and_checkpoint(path)
     if run != path:
         raise DataError(
@@ -115,8 +112,6 @@ def _check_equal_models(first: Path, others: list[Path]) -> None:
     """Raise DataError if two runs are the same, or if the models of two configs differ."""
     from fusetk import recipe as recipes
     from fusetk.data.manifest import differences
-    from fusetk.errors import DataError, first_names
-    from fusetk.runs import CONFIG
 
     folders = [run.resolve() for run in (first, *others)]
     for i, run in enumerate(others, 1):
