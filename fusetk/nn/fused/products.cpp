@@ -9,9 +9,6 @@
 // copy of a chunk of A would not stay in a cache, float32 results are rounded instead.
 enum { DEPTH = 1024, PANEL = 1 << 19, MIN_PANEL = 4 * BLOCK };
 
-// If B is stored by rows, threads store STORED_ROWS rows at a time, so each reads whole rows.
-enum { STORED_ROWS = 64 };
-
 // A matrix. Number (i, j) is at[i * row_step + j * step]. One of the steps is 1.
 template <class T>
 struct Matrix {
@@ -188,7 +185,6 @@ static void matmul(
 ) {
     const Int depth = sizeof(Out) == sizeof(float) ? smaller(count, DEPTH) : count;
     const Int lines = lines_of<T>(depth);
-    const Int stored_rows = b.step == 1 ? (Int)STORED_ROWS : depth;
     const Int panel = smaller(up(size, BLOCK), PANEL / lines / BLOCK * BLOCK);
     Scratch blocks(panel * lines);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
@@ -201,13 +197,11 @@ static void matmul(
                 const Int part = smaller(count - start, depth);
                 const Int columns = smaller(size - column, panel);
                 const bool last = start + part == count;
-#pragma omp for collapse(2) schedule(static)
-                for (Int k = 0; k < part; k += stored_rows)
-                    for (Int n = 0; n < up(columns, BLOCK); n += GROUP)
-                        store_group(
-                            b.part(start + k, column), smaller(part - k, stored_rows), columns, n,
-                            blocks.at + n * lines_of<T>(part) + lines_of<T>(k) * GROUP
-                        );
+#pragma omp for schedule(static)
+                for (Int n = 0; n < up(columns, BLOCK); n += GROUP)
+                    store_group(
+                        b.part(start, column), part, columns, n, blocks.at + n * lines_of<T>(part)
+                    );
                 Lines<T> copy = {};
                 Int copied_chunk = -1;
 #pragma omp for collapse(2) schedule(static)
