@@ -25,6 +25,7 @@ from tests.helpers.results import make_recipes
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 
 import costs
+import recurrence
 import smoke
 import training
 from bench import changes
@@ -202,6 +203,19 @@ def test_costs_of_systems(
         measure("--updates", "1000")
     with pytest.raises(SystemExit, match=r"no prepared text for .*: `fusetk run .* --until prep`"):
         measure("--out", str(tmp_path))
+
+
+def test_the_loops_of_a_recurrent_model_are_compared(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "recurrent.yaml"
+    content = {"extends": str(toy), "model": {"kind": "recurrent", "width": 16, "heads": 2}}
+    config.write_text(yaml.safe_dump(content), encoding="utf-8")
+    words = [str(config), "--updates", "1", "--turns", "1", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["recurrence.py", *words])
+    recurrence.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["plain", "unfused", "fused"]
 
 
 def test_translations_are_as_long_as_their_sources(toy: Path) -> None:

@@ -36,10 +36,22 @@ import training  # isort: skip
 from turns import compare, options  # isort: skip
 
 
+def plain_forward(
+    model: Recurrent,
+    src: torch.Tensor,
+    src_mask: torch.Tensor,
+    tgt_in: torch.Tensor,
+    tokens: torch.Tensor,
+    _lengths: object,
+) -> torch.Tensor:
+    """Compute ``Recurrent.forward`` with the plain loop."""
+    return features(model, src, src_mask, tgt_in).flatten(0, 1)[tokens]
+
+
 def loop(kind: str) -> AbstractContextManager[Any]:
     """Return a context in which recurrent models run with this loop."""
     if kind == "plain":
-        return mock.patch.object(Recurrent, "forward", features)
+        return mock.patch.object(Recurrent, "forward", plain_forward)
     return (
         mock.patch.object(recurrence.fused_recurrence, "usable", lambda *_: False)
         if kind == "unfused"
@@ -118,6 +130,7 @@ def profile(name: str, precision: str, arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--updates", type=int, default=5, help="updates a turn")
+    training.add_cpu_options(parser)
     parser.add_argument("--gru", action="store_true", help="configs are widths")
     parser.add_argument(
         "--profile", action="store_true", help="print the shares of the operations, on CPU"
