@@ -6,7 +6,7 @@ WARNING = "warning: "  # the start of messages that -q does not suppress
 
 EX_IOERR = 74  # a batch system should not requeue the job, because it would fail again
 EX_TEMPFAIL = 75  # a batch system may requeue the job
-EX_DIVERGED = 76
+EX_DIVERGED = 76  # the same settings would diverge again
 EXIT_INTERRUPTED = 130  # as a shell reports the end by SIGINT
 
 

@@ -90,7 +90,8 @@ def _newest_checkpoint(run: Path) -> Path | None:
     if last.is_symlink() and last.is_dir():
         return last.resolve()
     for path in reversed(checkpoints(run)):
-        # Training would delete a newer checkpoint, so one that cannot be read is an error.
+        # A checkpoint that cannot be read is an error. A training that continued from an older one
+        # would delete it, and it may be intact.
         if is_complete(path):
             return path
     # A damaged checkpoint is an error of the caller, which must not start the training again.

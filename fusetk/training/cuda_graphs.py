@@ -64,7 +64,7 @@ class CudaGraphs:
         """Delete all graphs, for example because dropout rates or tensors of gradients change."""
         self.seen: set[Shape] = set()
         self.graphs: dict[Shape, _Graph] = {}
-        self.recording = False  # also after a recording that failed
+        self.recording = False  # whether a recording has begun and has not succeeded
         self.pool: Any = None  # the handle of the memory that all graphs share
 
     def halve_limit(self) -> None:

@@ -194,8 +194,9 @@ class GradientComputer:
     ) -> list[Indices]:
         """Return the batches to compute after the memory did not suffice for the batch ``failed``.
 
-        If there are CUDA graphs, or the first one did not fit, fewer are recorded. Otherwise the
-        batches are split. Raises any other ``error``.
+        If there are CUDA graphs, at most half as many are recorded from then on. If the first one
+        does not fit, none is recorded. Without graphs, the batches are split. Raises any other
+        ``error``.
         """
         if not out_of_memory(error):
             if message := compile_failure(error):

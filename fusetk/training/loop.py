@@ -89,9 +89,9 @@ class Trainer:
     def train(self, log: Log, stop: Stop) -> None:
         """Train from ``progress`` to the end of the last stage.
 
-        After a signal, save a checkpoint and raise Interrupted. Raises TrainingDiverged if too many
-        consecutive gradients are not finite, or if a stage starts from the best checkpoint and each
-        validation gave NaN. Raises CheckpointError if this checkpoint is missing.
+        After a signal, save a checkpoint and raise Interrupted. Raises the errors of
+        ``GradientCheck.check``, and TrainingDiverged if a stage starts from the best checkpoint and
+        each validation gave NaN. Raises CheckpointError if this checkpoint is missing.
         """
         self.log = log
         self.stop = stop

@@ -33,7 +33,7 @@ def local_batches(world: World, batches: Sequence[Indices]) -> list[Indices]:
 def all_reduce_gradients(world: World, model: nn.Module) -> None:
     """Replace each gradient by its sum over all processes. Sharded gradients are sums already.
 
-    A parameter without a gradient in all processes has none afterwards.
+    A parameter that has a gradient in no process has none afterwards.
     """
     if world.size == 1:
         return

@@ -192,7 +192,7 @@ class Results:
         return None if losses is None else min(losses[:epochs], default=math.inf)
 
     def add_diverged(self, job: Job, own: Values) -> None:
-        """Give a training that has diverged an infinite loss; ``own`` is as in ``has``."""
+        """Record an infinite loss for a training that has diverged; ``own`` is as in ``has``."""
         values = own | dict(job.changes)
         self.losses[_key(job.system, job.seed, values, job.epochs)] = []
 
