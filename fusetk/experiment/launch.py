@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from fusetk.errors import FusetkError, Interrupted
+from fusetk.errors import EX_DIVERGED, FusetkError, Interrupted
 from fusetk.training.signals import signals_handled
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
@@ -24,10 +24,10 @@ class StepFailed(FusetkError):
     def __init__(self, command: Sequence[str], code: int):
         self.exit_code = code if code > 0 else 128 - code
         ended = f"exit status {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-        super().__init__(
-            f"`{shown(command)}` ended with {ended}: correct the error above, and run the same "
-            "`fusetk run` command again to continue"
-        )
+        advice = "correct the error above, and run the same `fusetk run` command again to continue"
+        if code == EX_DIVERGED:
+            advice = "the error above says how to train again"
+        super().__init__(f"`{shown(command)}` ended with {ended}: {advice}")
 
 
 def shown(command: Sequence[str]) -> str:

@@ -532,6 +532,8 @@ def test_a_failed_command_is_named_with_its_exit_status():
     with pytest.raises(launch.StepFailed, match="ended with signal SIGKILL") as caught:
         launch.call(python("import os; os.kill(os.getpid(), 9)"))
     assert caught.value.exit_code == 137
+    with pytest.raises(launch.StepFailed, match=r"76: the error above says how to train again$"):
+        launch.call(python("raise SystemExit(76)"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
