@@ -16,6 +16,7 @@ import torch
 from fusetk import __version__, machine
 from fusetk.nn.fused import build, enabled
 from fusetk.processor import control_group_memory, instructions, processor
+from fusetk.ways import slower_than_float32
 
 PACKAGES = ("torch", "numpy", "sacremoses", "subword-nmt", "sacrebleu", "safetensors", "pydantic")
 KERNELS = sorted(path.stem for path in build.FOLDER.glob("*.cpp"))
@@ -209,14 +210,14 @@ def _thread_advice(threads: int, processors: int, load: float | None) -> Iterato
 
 
 def _rate_advice(rates: Mapping[str, float | None]) -> Iterator[str]:
-    float32, bf16, int8 = rates["float32"], rates["bf16"], rates["int8"]
+    float32, bf16 = rates["float32"], rates["bf16"]
     assert float32 is not None
     if bf16 is None or bf16 < 1.2 * float32:
         yield (
             "products in bf16 are not faster than in float32 on this processor, which emulates "
             "them: train and decode on CPU with fp32"
         )
-    if int8 is not None and int8 < float32:
+    if slower_than_float32(torch.int8):
         yield (
             "products in int8 are slower than in float32 on this processor: decode without "
             "--precision int8"

@@ -309,14 +309,14 @@ struct Screen {
     float margin(
         Int width, const float *x, const Rows<int8_t> &rows, Int row, float precision
     ) const {
-        const uint8_t *with_offset = (const uint8_t *)rows.at + row * map.width;
+        const Int8Input *rounded = rows.at + row * map.width;
         const float scale = rows.scale[row];
         if (scale < 1e-15f) return INFINITY;
         Vector squares = {}, errors = {};
         for (Int k = 0; k < width; k += LANES) {
             const Int n = smaller(width - k, LANES);
             const Vector v = n == LANES ? load(x + k) : load_part(x + k, n, 0);
-            const Vector rest = v - (to_float(with_offset + k) - 128) * scale;
+            const Vector rest = v - load_inputs(rounded + k) * scale;
             squares += v * v;
             errors += rest * rest;
         }

@@ -16,10 +16,6 @@
 #include <unistd.h>
 #endif
 #endif
-#ifdef __AVX512VNNI__
-#define INT8_VECTORS 1
-#include <immintrin.h>
-#endif
 
 // W (N, K) is stored in groups of GROUP outputs. A group has lines of 4 bytes for each output: one
 // input of float32, two of bf16 or four of int8. N is padded with zeros to a multiple of BLOCK, and
@@ -64,13 +60,16 @@ static void to_blocks(Int size, Int width, const T *matrix, T *blocks) {
 struct GroupEpilogue {
     Vector bias, lowest, scale;
     const float *row_scale;
-    IntRegister correction;
+    const int32_t *correction;
 
     Vector operator()(Vector sums, Int) const { return larger(sums + bias, lowest); }
 
 #ifdef INT8_VECTORS
-    Vector operator()(IntRegister sums, Int row) const {
-        const Vector numbers = {{__builtin_convertvector(sums - correction, Register)}};
+    Vector operator()(const IntRegister *sums, Int row) const {
+        const Vector numbers = join<Vector>([=](int k) {
+            const IntRegister extra = *(const IntRegister *)(correction + k * WIDTH);
+            return __builtin_convertvector(OFFSET > 0 ? sums[k] - extra : sums[k], Register);
+        });
         return (*this)(numbers * row_scale[row] * scale, row);
     }
 #endif
@@ -84,10 +83,10 @@ struct Epilogue {
     const int32_t *correction;
 
     GroupEpilogue of_group(Int group) const {
-        GroupEpilogue epilogue = {load(bias + group * GROUP), lowest, {}, row_scale, {}};
+        GroupEpilogue epilogue = {load(bias + group * GROUP), lowest, {}, row_scale, 0};
         if (scale) {
             epilogue.scale = load(scale + group * GROUP);
-            epilogue.correction = *(const IntRegister *)(correction + group * GROUP);
+            epilogue.correction = correction + group * GROUP;
         }
         return epilogue;
     }
@@ -265,30 +264,36 @@ static void bf16_block(
 
 #ifdef INT8_VECTORS
 
-// The numbers of x have the offset 128, because the instruction needs factors without a sign. With
-// sums of the type __m512i, GCC 12 keeps two of them in memory.
-template <int ROWS>
-static NOT_INLINED void vector_rows(
-    Int row, Int width, const int8_t *x, const int8_t *first, const int8_t *second,
+// Compute out (ROWS, columns) = x (ROWS, width) times GROUPS groups of W, from number `group` on.
+// Row 0 is row number `row` for the epilogue.
+template <int ROWS, int GROUPS>
+static NOT_INLINED void int8_sums(
+    Int row, Int group, Int width, const Int8Input *x, const int8_t *groups,
     const Epilogue &finish, float *out, Int stride
 ) {
-    IntRegister sums[ROWS][2];
-    for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = IntRegister{};
+    groups += group * GROUP * width;
+    IntRegister sums[ROWS][GROUPS * REGISTERS] = {};
     for (Int k = 0; k < width; k += 4) {
-        const __m512i w = _mm512_loadu_si512(first + k * GROUP);
-        const __m512i v = _mm512_loadu_si512(second + k * GROUP);
-        for (int r = 0; r < ROWS; r++) {
-            int32_t bits;
-            memcpy(&bits, x + (row + r) * width + k, sizeof bits);
-            const __m512i inputs = _mm512_set1_epi32(bits);
-            sums[r][0] = (IntRegister)_mm512_dpbusd_epi32((__m512i)sums[r][0], inputs, w);
-            sums[r][1] = (IntRegister)_mm512_dpbusd_epi32((__m512i)sums[r][1], inputs, v);
+        IntRegister w[LINE_PARTS][GROUPS * REGISTERS];
+        for (int i = 0; i < GROUPS * REGISTERS; i++) {
+            const int8_t *line = groups + (i / REGISTERS * width + k) * GROUP;
+            const IntRegister numbers = *(const IntRegister *)(line + i % REGISTERS * 4 * WIDTH);
+            for (int part = 0; part < LINE_PARTS; part++) w[part][i] = part_of_line(numbers, part);
         }
-    }
-    for (int group = 0; group < 2; group++) {
-        const GroupEpilogue epilogue = finish.of_group(group);
         for (int r = 0; r < ROWS; r++)
-            store(out + (row + r) * stride + group * GROUP, epilogue(sums[r][group], row + r));
+            for (int part = 0; part < LINE_PARTS; part++) {
+                int32_t inputs;
+                memcpy(&inputs, x + r * width + k + part * 4 / LINE_PARTS, sizeof inputs);
+                for (int i = 0; i < GROUPS * REGISTERS; i++)
+                    sums[r][i] = add_products(sums[r][i], inputs, w[part][i]);
+            }
+    }
+    for (int g = 0; g < GROUPS; g++) {
+        const GroupEpilogue epilogue = finish.of_group(group + g);
+        for (int r = 0; r < ROWS; r++)
+            store(
+                out + r * stride + (group + g) * GROUP, epilogue(sums[r] + g * REGISTERS, row + r)
+            );
     }
 }
 
@@ -359,24 +364,28 @@ static inline void tiles(
 
 #ifdef INT8_VECTORS
 
+// Compute int8_sums of both groups for the rows from `row` on.
 template <int ROWS>
-static inline Int blocks_of_rows(
-    Int row, Int rows, Int width, const int8_t *x, const int8_t *groups, const Epilogue &finish,
-    float *out, Int stride
+static void int8_block(
+    Int row, Int rows, Int width, const Int8Input *x, const int8_t *groups,
+    const Epilogue &finish, float *out, Int stride
 ) {
-    for (; row + ROWS <= rows; row += ROWS)
-        vector_rows<ROWS>(row, width, x, groups, groups + GROUP * width, finish, out, stride);
-    return row;
+    constexpr int GROUPS = REGISTERS == 1 ? 2 : 1;
+    const Int end = row + (rows - row) / ROWS * ROWS;
+    for (int group = 0; group < 2; group += GROUPS)
+        for (Int r = row; r < end; r += ROWS)
+            int8_sums<ROWS, GROUPS>(
+                r, group, width, x + r * width, groups, finish, out + r * stride, stride
+            );
+    if constexpr (ROWS > 1)
+        int8_block<ROWS / 2>(end, rows, width, x, groups, finish, out, stride);
 }
 
 static inline void block(
-    Int rows, Int width, const int8_t *x, const int8_t *groups, const Epilogue &finish, bool,
+    Int rows, Int width, const Int8Input *x, const int8_t *groups, const Epilogue &finish, bool,
     float *out, Int stride
 ) {
-    Int row = blocks_of_rows<8>(0, rows, width, x, groups, finish, out, stride);
-    row = blocks_of_rows<4>(row, rows, width, x, groups, finish, out, stride);
-    row = blocks_of_rows<2>(row, rows, width, x, groups, finish, out, stride);
-    blocks_of_rows<1>(row, rows, width, x, groups, finish, out, stride);
+    int8_block<REGISTERS == 1 ? 8 : 4>(0, rows, width, x, groups, finish, out, stride);
 }
 
 #endif
@@ -444,18 +453,22 @@ struct Rows<Bf16> {
 
 template <>
 struct Rows<int8_t> {
-    int8_t *at;
+    Int8Input *at;
     Scratch scales;
     const float *scale;
     Rows(Int threads, Int rows, Int width, const float *x) : scales(rows), scale(scales.at) {
         const Int stored = stored_width<int8_t>(width);
-        at = (int8_t *)malloc(rows * stored);
-#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
-        for (Int r = 0; r < rows; r++) {
-            int8_t *row = at + r * stored;
-            scales.at[r] = quantize_row(width, x + r * width, row);
-            memset(row + width, 0, stored - width);
-            for (Int k = 0; k < stored; k++) row[k] ^= (int8_t)0x80;  // plus 128, without a sign
+        at = (Int8Input *)malloc(rows * stored * sizeof *at);
+#pragma omp parallel num_threads((int)threads) if (threads > 1)
+        {
+            Scratch scratch(stored / 4);
+            int8_t *rounded = (int8_t *)scratch.at;
+            memset(rounded, 0, stored);
+#pragma omp for schedule(static)
+            for (Int r = 0; r < rows; r++) {
+                scales.at[r] = quantize_row(width, x + r * width, rounded);
+                to_inputs(stored, rounded, at + r * stored);
+            }
         }
     }
     ~Rows() { free(at); }
@@ -485,7 +498,8 @@ struct Map {
     void compute(
         Int first, Int rows, const Rows<T> &x, Int n, float *out, Int stride
     ) const {
-        const T *groups = blocks + n * width, *from = x.at + first * width;
+        const T *groups = blocks + n * width;
+        const auto *from = x.at + first * width;
         const Int columns = smaller(size - n, BLOCK);
         const Vector lowest = fill(relu ? 0 : -INFINITY);
         Epilogue finish = {bias ? bias + n : ZEROS, lowest, 0, 0, 0};

@@ -1,10 +1,15 @@
-// The rounding of float32 rows to int8, and the scaling of the sums of their products.
+// The rounding of float32 rows to int8, instructions for products, and the scaling of their sums.
 
 #pragma once
 
 #include "vectors.h"
 
 #include <math.h>
+
+#if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+#define INT8_VECTORS 1
+#include <immintrin.h>
+#endif
 
 // Lower limit of a row's largest absolute value, so that no scale is 0. fusetk/nn/int8.py has this
 // constant, too.
@@ -25,11 +30,78 @@ static inline float quantize_row(Int width, const float *x, int8_t *to) {
     for (Int j = full; j < width; j++)
         if (fabsf(x[j]) > highest || x[j] != x[j]) highest = fabsf(x[j]);
     const float factor = 127.0f / highest;
-    for (Int j = 0; j < full; j += LANES)
-        store_integers(to + j, (load(x + j) * factor + ROUND) - ROUND);
-    for (Int j = full; j < width; j++) to[j] = (int8_t)((x[j] * factor + ROUND) - ROUND);
+    for (Int j = 0; j < width; j++) to[j] = (int8_t)((x[j] * factor + ROUND) - ROUND);
     return highest / 127.0f;
 }
+
+#ifdef INT8_VECTORS
+
+// W has lines with four inputs x0, x1, x2 and x3 of each output. One instruction multiplies and adds
+// a part of them. With VNNI, a part has all four numbers, and those of x are positive. Without VNNI,
+// the parts are x0 and x2, and x1 and x3. Their numbers have 16 bits.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+
+typedef uint8_t Int8Input;
+enum { LINE_PARTS = 1, OFFSET = 128 };  // the offset makes numbers of x positive
+
+static inline IntRegister part_of_line(IntRegister w, int) { return w; }
+
+// sums + the products of the numbers of x and w in a part
+static inline IntRegister add_products(IntRegister sums, int32_t x, IntRegister w) {
+#if defined(__AVX512VNNI__)
+    return (IntRegister)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(x), (__m512i)w);
+#else
+    return (IntRegister)_mm256_dpbusd_avx_epi32((__m256i)sums, _mm256_set1_epi32(x), (__m256i)w);
+#endif
+}
+
+// Store a row of numbers (width, a multiple of 4) in the order of the parts.
+static inline void to_inputs(Int width, const int8_t *numbers, Int8Input *to) {
+    for (Int k = 0; k < width; k++) to[k] = (uint8_t)(numbers[k] + OFFSET);
+}
+
+// The first LANES numbers of a row that to_inputs has stored
+static inline Vector load_inputs(const Int8Input *x) { return to_float(x) - OFFSET; }
+
+#else
+
+typedef int16_t Int8Input;
+enum { LINE_PARTS = 2, OFFSET = 0 };
+
+static inline IntRegister part_of_line(IntRegister w, int part) {
+    typedef int16_t Shorts __attribute__((vector_size(4 * WIDTH)));
+    return (IntRegister)((part ? (Shorts)w : (Shorts)w << 8) >> 8);
+}
+
+static inline IntRegister add_products(IntRegister sums, int32_t x, IntRegister w) {
+#ifdef __AVX512BW__
+    return sums + (IntRegister)_mm512_madd_epi16(_mm512_set1_epi32(x), (__m512i)w);
+#else
+    return sums + (IntRegister)_mm256_madd_epi16(_mm256_set1_epi32(x), (__m256i)w);
+#endif
+}
+
+static inline void to_inputs(Int width, const int8_t *numbers, Int8Input *to) {
+    for (Int k = 0; k < width; k += 4) {
+        to[k] = numbers[k];
+        to[k + 1] = numbers[k + 2];
+        to[k + 2] = numbers[k + 1];
+        to[k + 3] = numbers[k + 3];
+    }
+}
+
+static inline Vector load_inputs(const Int8Input *x) {
+    const Vector v = to_float(x);
+    return join<Vector>([=](int k) {
+        IntRegister places;
+        for (int i = 0; i < WIDTH; i++) places[i] = i + (i % 4 == 1) - (i % 4 == 2);
+        return shuffle(v.registers[k], v.registers[k], places);
+    });
+}
+
+#endif
+
+#endif
 
 extern "C" {
 

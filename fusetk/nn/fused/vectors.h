@@ -122,15 +122,6 @@ static inline Vector to_float(const From *x) {
     });
 }
 
-template <class To>
-static inline void store_integers(To *x, Vector v) {
-    typedef To Numbers __attribute__((vector_size(sizeof(To) * WIDTH), aligned(1), may_alias));
-    for (int k = 0; k < REGISTERS; k++) {
-        const IntRegister integers = __builtin_convertvector(v.registers[k], IntRegister);
-        *(Numbers *)(x + k * WIDTH) = __builtin_convertvector(integers, Numbers);
-    }
-}
-
 // Number places[i] of a and b, joined, for each i. The places are constants, so that the compiler
 // finds an instruction.
 static inline Register shuffle(Register a, Register b, IntRegister places) {
