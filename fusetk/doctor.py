@@ -23,6 +23,7 @@ KERNELS = sorted(path.stem for path in build.FOLDER.glob("*.cpp"))
 # Instructions that decide on the speed of products, as Linux names them.
 INSTRUCTIONS = (
     "avx2",
+    "avx_vnni",
     "avx512f",
     "avx512_vnni",
     "avx512_bf16",
