@@ -99,6 +99,9 @@ static inline void copy_lines(const Bf16 *first, const Bf16 *second, Bf16 *to) {
 }
 #endif
 
+// Columns of A are prefetched so many columns before they are copied.
+enum { COLUMNS_AHEAD = 8 };
+
 // Copy A (rows, count), which is stored by columns, to tiles: arrays of lines (lines, MOST_ROWS).
 // Return the copy. A tile is one piece of memory, so the fastest cache can keep it.
 template <class T>
@@ -108,6 +111,9 @@ static Lines<T> copy_to_tiles(Matrix<T> a, Int rows, Int count, float *to) {
     const Int whole = rows / MOST_ROWS * MOST_ROWS;
     for (Int k = 0; k < count; k += inputs) {
         const T *first = a.at + k * a.step, *second = k + 1 < count ? first + a.step : zeros;
+        for (Int r = 0; r < rows; r += 64 / sizeof(T))
+            for (Int i = 0; i < inputs; i++)
+                __builtin_prefetch(first + (COLUMNS_AHEAD + i) * a.step + r);
         T *line = (T *)(to + k / inputs * MOST_ROWS);
         for (Int r = 0; r < whole; r += MOST_ROWS)
             copy_lines(first + r, second + r, line + r * lines * inputs);
@@ -191,7 +197,7 @@ static void matmul(
     {
         // A copy of a chunk of A, if A is stored by columns: the numbers of a row are far from each
         // other there.
-        Scratch tiles(a.step == 1 ? 0 : up(CHUNK, MOST_ROWS) * lines);
+        Scratch tiles(a.step == 1 ? 0 : CHUNK * lines);
         for (Int start = 0; start < count; start += depth)
             for (Int column = 0; column < size; column += panel) {
                 const Int part = smaller(count - start, depth);
