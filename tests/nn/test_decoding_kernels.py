@@ -281,6 +281,14 @@ def test_products_of_8_bits_in_kernels(rows, width, size, monkeypatch):
             monkeypatch.setattr(fused_decoding, "library", lambda name: None)
 
 
+@needs_products(torch.int8)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_products_of_the_largest_numbers_of_8_bits(sign):
+    """Their sums in pairs do not fit into 16 bits."""
+    weight, x = torch.full((40, 64), 127.0), torch.full((9, 64), sign * 127.0)
+    assert (Int8KernelLinear(weight, None)(x) == sign * 64 * 127**2).all()
+
+
 ALL_DTYPES = [*DTYPES, pytest.param(torch.int8, marks=needs_products(torch.int8))]
 
 
