@@ -57,7 +57,8 @@ static void to_blocks(Int size, Int width, const T *matrix, T *blocks) {
 }
 
 // The last operations on the sums of a group: add the bias, and replace numbers below `lowest`. For
-// int8, first subtract the correction, and multiply by the scales of rows and outputs.
+// int8, first subtract the correction of INPUT_OFFSET, and multiply by the scales of rows and
+// outputs.
 struct GroupEpilogue {
     Vector bias, lowest, scale;
     const float *row_scale;
@@ -69,7 +70,7 @@ struct GroupEpilogue {
     Vector operator()(const IntRegister *sums, Int row) const {
         const Vector numbers = join<Vector>([=](int k) {
             const IntRegister extra = *(const IntRegister *)(correction + k * WIDTH);
-            return __builtin_convertvector(OFFSET > 0 ? sums[k] - extra : sums[k], Register);
+            return __builtin_convertvector(INPUT_OFFSET > 0 ? sums[k] - extra : sums[k], Register);
         });
         return (*this)(numbers * row_scale[row] * scale, row);
     }

@@ -36,13 +36,13 @@ static inline float quantize_row(Int width, const float *x, int8_t *to) {
 
 #ifdef INT8_VECTORS
 
-// W has lines with four inputs x0, x1, x2 and x3 of each output. One instruction multiplies and adds
-// a part of them. With VNNI, a part has all four numbers, and those of x are positive. Without VNNI,
-// the parts are x0 and x2, and x1 and x3. Their numbers have 16 bits.
+// A line of W has the weights of four inputs x0, x1, x2 and x3 for each output. One instruction
+// computes the products of a part of them. With VNNI, a part has all four inputs, whose numbers must
+// be positive. Otherwise the parts are x0 and x2, and x1 and x3, whose numbers must have 16 bits.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
 typedef uint8_t Int8Input;
-enum { LINE_PARTS = 1, OFFSET = 128 };  // the offset makes numbers of x positive
+enum { LINE_PARTS = 1, INPUT_OFFSET = 128 };  // the offset makes numbers of x positive
 
 static inline IntRegister part_of_line(IntRegister w, int) { return w; }
 
@@ -57,16 +57,16 @@ static inline IntRegister add_products(IntRegister sums, int32_t x, IntRegister 
 
 // Store a row of numbers (width, a multiple of 4) in the order of the parts.
 static inline void to_inputs(Int width, const int8_t *numbers, Int8Input *to) {
-    for (Int k = 0; k < width; k++) to[k] = (uint8_t)(numbers[k] + OFFSET);
+    for (Int k = 0; k < width; k++) to[k] = (uint8_t)(numbers[k] + INPUT_OFFSET);
 }
 
 // The first LANES numbers of a row that to_inputs has stored
-static inline Vector load_inputs(const Int8Input *x) { return to_float(x) - OFFSET; }
+static inline Vector load_inputs(const Int8Input *x) { return to_float(x) - INPUT_OFFSET; }
 
 #else
 
 typedef int16_t Int8Input;
-enum { LINE_PARTS = 2, OFFSET = 0 };
+enum { LINE_PARTS = 2, INPUT_OFFSET = 0 };
 
 static inline IntRegister part_of_line(IntRegister w, int part) {
     typedef int16_t Shorts __attribute__((vector_size(4 * WIDTH)));
