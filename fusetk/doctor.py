@@ -25,6 +25,7 @@ INSTRUCTIONS = (
     "avx2",
     "avx_vnni",
     "avx512f",
+    "avx512bw",
     "avx512_vnni",
     "avx512_bf16",
     "amx_bf16",

@@ -133,10 +133,10 @@ MUTATIONS = [
         ("nn/test_decoding_kernels.py",),
     ),
     Mutation(
-        "the offset of rows of 8 bits is not subtracted",
+        "all rows of 8 bits have the scale of the first one",
         "nn/fused/blocked_products.h",
-        "sums - correction, Register",
-        "sums, Register",
+        "numbers * row_scale[row] * scale",
+        "numbers * row_scale[0] * scale",
         ("nn/test_decoding_kernels.py",),
     ),
     Mutation(

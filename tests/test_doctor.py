@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from fusetk import doctor, machine
@@ -13,6 +15,14 @@ from fusetk.cli.main import main
 from fusetk.nn.fused import build
 from fusetk.processor import UsableMemory
 from fusetk.ways import Way
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Restore the number of threads, which the command sets."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +144,7 @@ def test_advice_about_bf16(
 
 @pytest.mark.parametrize("slow", [True, False])
 def test_advice_about_int8(monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
-    """The rate of PyTorch's product does not matter, because the kernels may be faster."""
+    """It depends on the ways in use, not on the rate of PyTorch's product."""
     monkeypatch.setattr(doctor, "slower_than_float32", lambda dtype: slow)
     advice = examined()["advice"]
     assert any("--precision int8" in sentence for sentence in advice) == slow

@@ -24,7 +24,7 @@ ALLOWED = {
     "nn": {"processor"},
     "ways": {"models", "nn"},
     "machine": {"ways", "nn", "processor", "spinning"},
-    "doctor": {"machine", "nn", "processor"},
+    "doctor": {"machine", "nn", "processor", "ways"},
     "weights": {"runs"},
     "data": set(),
     "fusion": {"nn"},

@@ -272,11 +272,10 @@ def test_measured_products_of_a_training_have_the_shapes_of_a_training(
 ) -> None:
     """Each number of rows is new in float32. In bf16 it is rounded and recurs."""
     shapes: set[tuple[int, ...]] = set()
-    multiply = torch.mm
 
     def record(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         shapes.add((*a.shape, b.shape[1]))
-        return multiply(a, b)
+        return a.new_empty(len(a), b.shape[1])
 
     monkeypatch.setattr(torch, "mm", record)
     with torch.no_grad():

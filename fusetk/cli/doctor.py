@@ -52,7 +52,7 @@ def _lines(description: dict[str, Any]) -> list[str]:
         *(f"  {folder}: {state}" for folder, state in description["cache"].items()),
         "ways to compute, measured on this machine:",
         *(f"  {name}: {way}" for name, way in description["choices"].items()),
-        "rate of one large product of PyTorch:",
+        "rate of one large product, computed by PyTorch:",
     ]
     for name, rate in description["gflops"].items():
         lines.append(f"  {name}: " + (f"{rate:,.0f} GFLOP/s" if rate else "not supported"))

@@ -28,8 +28,10 @@ def test_kernels_compile_without_avx512(name):
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the options are those of x86")
-@pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx"])
-def test_shorter_registers(option, tmp_path):
+@pytest.mark.parametrize(
+    "options", ["-mno-avx512f", "-mno-avx", "-mno-avx512vnni", "-mno-avx512f -mno-avxvnni"]
+)
+def test_fewer_instructions(options, tmp_path):
     compiler, _ = build._compiler()
     if not compiler:
         pytest.skip("there is no C++ compiler")
@@ -37,7 +39,11 @@ def test_shorter_registers(option, tmp_path):
     names += ["decoding_kernels", "product_kernels"]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", *(FOLDER / f"test_{n}.py" for n in names)],
-        env={**os.environ, "CXX": shlex.join([*compiler, option]), "XDG_CACHE_HOME": str(tmp_path)},
+        env={
+            **os.environ,
+            "CXX": f"{shlex.join(compiler)} {options}",
+            "XDG_CACHE_HOME": str(tmp_path),
+        },
         capture_output=True,
         text=True,
     )

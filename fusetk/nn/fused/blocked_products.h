@@ -32,7 +32,8 @@ enum { MOST_ROWS = 6, MOST_SUMS = 6 };
 #else
 enum { MOST_ROWS = 3, MOST_SUMS = 3 };
 #endif
-enum { CHUNK = 64 / MOST_ROWS * MOST_ROWS };  // rows that a product computes together
+// Rows that a product computes together: a multiple of MOST_ROWS, so that tiles divide them
+enum { CHUNK = 64 / MOST_ROWS * MOST_ROWS };
 
 // In a larger function, GCC may keep the sums of a product in memory, which takes twice the time.
 #define NOT_INLINED __attribute__((noinline))
@@ -57,8 +58,8 @@ static void to_blocks(Int size, Int width, const T *matrix, T *blocks) {
 }
 
 // The last operations on the sums of a group: add the bias, and replace numbers below `lowest`. For
-// int8, first subtract the correction of INPUT_OFFSET, and multiply by the scales of rows and
-// outputs.
+// int8, first subtract the correction, if INPUT_OFFSET is not 0, and multiply by the scales of rows
+// and outputs.
 struct GroupEpilogue {
     Vector bias, lowest, scale;
     const float *row_scale;
@@ -69,8 +70,9 @@ struct GroupEpilogue {
 #ifdef INT8_VECTORS
     Vector operator()(const IntRegister *sums, Int row) const {
         const Vector numbers = join<Vector>([=](int k) {
-            const IntRegister extra = *(const IntRegister *)(correction + k * WIDTH);
-            return __builtin_convertvector(INPUT_OFFSET > 0 ? sums[k] - extra : sums[k], Register);
+            IntRegister numbers = sums[k];
+            if (INPUT_OFFSET > 0) numbers -= *(const IntRegister *)(correction + k * WIDTH);
+            return __builtin_convertvector(numbers, Register);
         });
         return (*this)(numbers * row_scale[row] * scale, row);
     }
@@ -266,8 +268,8 @@ static void bf16_block(
 
 #ifdef INT8_VECTORS
 
-// Compute out (ROWS, columns) = x (ROWS, width) times GROUPS groups of W, from number `group` on.
-// Row 0 is row number `row` for the epilogue.
+// Compute a part of out (ROWS, BLOCK) = x (ROWS, width) times two groups of W. The part has the
+// columns of GROUPS groups, from `group` on. `row` is the number of the first row in `finish`.
 template <int ROWS, int GROUPS>
 static NOT_INLINED void int8_sums(
     Int row, Int group, Int width, const Int8Input *x, const int8_t *groups,
@@ -276,18 +278,19 @@ static NOT_INLINED void int8_sums(
     groups += group * GROUP * width;
     IntRegister sums[ROWS][GROUPS * REGISTERS] = {};
     for (Int k = 0; k < width; k += 4) {
-        IntRegister w[LINE_PARTS][GROUPS * REGISTERS];
+        IntRegister w[SHARES][GROUPS * REGISTERS];
         for (int i = 0; i < GROUPS * REGISTERS; i++) {
             const int8_t *line = groups + (i / REGISTERS * width + k) * GROUP;
-            const IntRegister numbers = *(const IntRegister *)(line + i % REGISTERS * 4 * WIDTH);
-            for (int part = 0; part < LINE_PARTS; part++) w[part][i] = part_of_line(numbers, part);
+            const IntRegister weights = *(const IntRegister *)(line + i % REGISTERS * 4 * WIDTH);
+            for (int share = 0; share < SHARES; share++)
+                w[share][i] = share_of_line(weights, share);
         }
         for (int r = 0; r < ROWS; r++)
-            for (int part = 0; part < LINE_PARTS; part++) {
+            for (int share = 0; share < SHARES; share++) {
                 int32_t inputs;
-                memcpy(&inputs, x + r * width + k + part * 4 / LINE_PARTS, sizeof inputs);
+                memcpy(&inputs, x + r * width + k + share * 4 / SHARES, sizeof inputs);
                 for (int i = 0; i < GROUPS * REGISTERS; i++)
-                    sums[r][i] = add_products(sums[r][i], inputs, w[part][i]);
+                    sums[r][i] = add_products(sums[r][i], inputs, w[share][i]);
             }
     }
     for (int g = 0; g < GROUPS; g++) {
@@ -412,7 +415,8 @@ static inline void block(
 
 #endif
 
-// Rows x (rows, width) in the type of a map's matrix, with its stored width
+// Rows x (rows, width), rounded to the type of a map's matrix, with its stored width. Numbers of
+// int8 are stored as Int8Input.
 template <class T>
 struct Rows;
 
@@ -481,8 +485,8 @@ struct Rows<int8_t> {
 static const float ZEROS[BLOCK] = {};
 
 // A blocked matrix W (size, width), with the stored width. The bias (size) may be null. int8 has
-// scales of the outputs and corrections: 128 times the sums of the rows of W. Both have a multiple
-// of BLOCK numbers.
+// scales of the outputs and corrections: 128 times the sums of the rows of W. Only kernels with
+// INPUT_OFFSET = 128 use the corrections. Both have a multiple of BLOCK numbers.
 template <class T>
 struct Map {
     Int size, width;

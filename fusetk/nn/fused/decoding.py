@@ -249,7 +249,7 @@ class BlockedMatrix(NamedTuple):
     size: int  # V
     width: int  # D
     # int8 W is multiplied by the scales (V,). The corrections (V,) are 128 times the sums of the
-    # rows. Both have the rounded V.
+    # rows. Only kernels for VNNI use them; int8.h has the 128, too. Both have the rounded V.
     scale: Tensor | None = None
     correction: Tensor | None = None
 

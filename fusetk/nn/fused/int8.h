@@ -1,4 +1,5 @@
-// The rounding of float32 rows to int8, instructions for products, and the scaling of their sums.
+// The rounding of float32 rows to int8, the instructions for products of int8, and the scaling of
+// the sums of products.
 
 #pragma once
 
@@ -36,17 +37,18 @@ static inline float quantize_row(Int width, const float *x, int8_t *to) {
 
 #ifdef INT8_VECTORS
 
-// A line of W has the weights of four inputs x0, x1, x2 and x3 for each output. One instruction
-// computes the products of a part of them. With VNNI, a part has all four inputs, whose numbers must
-// be positive. Otherwise the parts are x0 and x2, and x1 and x3, whose numbers must have 16 bits.
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+// A line of W has the weights of four inputs x0, x1, x2 and x3 for each output. It is divided into
+// shares. One instruction multiplies all weights of a share. With VNNI, the line is one share, and
+// the inputs must not be negative. Otherwise, the shares are x0, x2 and x1, x3, with numbers of 16
+// bits.
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 
-typedef uint8_t Int8Input;
-enum { LINE_PARTS = 1, INPUT_OFFSET = 128 };  // the offset makes numbers of x positive
+typedef uint8_t Int8Input;  // a number of x as to_inputs stores it
+enum { SHARES = 1, INPUT_OFFSET = 128 };  // the offset is added to the numbers of x
 
-static inline IntRegister part_of_line(IntRegister w, int) { return w; }
+static inline IntRegister share_of_line(IntRegister w, int) { return w; }
 
-// sums + the products of the numbers of x and w in a part
+// Return `sums` plus, for each output, the products of its weights in the share w and the inputs x.
 static inline IntRegister add_products(IntRegister sums, int32_t x, IntRegister w) {
 #if defined(__AVX512VNNI__)
     return (IntRegister)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(x), (__m512i)w);
@@ -55,22 +57,23 @@ static inline IntRegister add_products(IntRegister sums, int32_t x, IntRegister 
 #endif
 }
 
-// Store a row of numbers (width, a multiple of 4) in the order of the parts.
+// Store a row of numbers (width, a multiple of 4) as inputs: plus INPUT_OFFSET, in the order of the
+// shares.
 static inline void to_inputs(Int width, const int8_t *numbers, Int8Input *to) {
     for (Int k = 0; k < width; k++) to[k] = (uint8_t)(numbers[k] + INPUT_OFFSET);
 }
 
-// The first LANES numbers of a row that to_inputs has stored
+// Load LANES numbers that to_inputs has stored, in their first order, without the offset.
 static inline Vector load_inputs(const Int8Input *x) { return to_float(x) - INPUT_OFFSET; }
 
 #else
 
 typedef int16_t Int8Input;
-enum { LINE_PARTS = 2, INPUT_OFFSET = 0 };
+enum { SHARES = 2, INPUT_OFFSET = 0 };
 
-static inline IntRegister part_of_line(IntRegister w, int part) {
+static inline IntRegister share_of_line(IntRegister w, int share) {
     typedef int16_t Shorts __attribute__((vector_size(4 * WIDTH)));
-    return (IntRegister)((part ? (Shorts)w : (Shorts)w << 8) >> 8);
+    return (IntRegister)((share ? (Shorts)w : (Shorts)w << 8) >> 8);
 }
 
 static inline IntRegister add_products(IntRegister sums, int32_t x, IntRegister w) {

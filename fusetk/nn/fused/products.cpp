@@ -99,7 +99,8 @@ static inline void copy_lines(const Bf16 *first, const Bf16 *second, Bf16 *to) {
 }
 #endif
 
-// Columns of A are prefetched so many columns before they are copied.
+// A column of A is prefetched when the copy is COLUMNS_AHEAD columns before it. It is far from the
+// column before, so the processor does not prefetch it.
 enum { COLUMNS_AHEAD = 8 };
 
 // Copy A (rows, count), which is stored by columns, to tiles: arrays of lines (lines, MOST_ROWS).
@@ -111,7 +112,8 @@ static Lines<T> copy_to_tiles(Matrix<T> a, Int rows, Int count, float *to) {
     const Int whole = rows / MOST_ROWS * MOST_ROWS;
     for (Int k = 0; k < count; k += inputs) {
         const T *first = a.at + k * a.step, *second = k + 1 < count ? first + a.step : zeros;
-        for (Int r = 0; r < rows; r += 64 / sizeof(T))
+        const Int in_cache_line = 64 / sizeof(T);
+        for (Int r = 0; r < rows + in_cache_line - 1; r += in_cache_line)
             for (Int i = 0; i < inputs; i++)
                 __builtin_prefetch(first + (COLUMNS_AHEAD + i) * a.step + r);
         T *line = (T *)(to + k / inputs * MOST_ROWS);
