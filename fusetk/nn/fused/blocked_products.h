@@ -70,9 +70,9 @@ struct GroupEpilogue {
 #ifdef INT8_VECTORS
     Vector operator()(const IntRegister *sums, Int row) const {
         const Vector numbers = join<Vector>([=](int k) {
-            IntRegister numbers = sums[k];
-            if (INPUT_OFFSET > 0) numbers -= *(const IntRegister *)(correction + k * WIDTH);
-            return __builtin_convertvector(numbers, Register);
+            IntRegister integers = sums[k];
+            if (INPUT_OFFSET > 0) integers -= *(const IntRegister *)(correction + k * WIDTH);
+            return __builtin_convertvector(integers, Register);
         });
         return (*this)(numbers * row_scale[row] * scale, row);
     }
