@@ -21,7 +21,7 @@
 // input of float32, two of bf16 or four of int8. N is padded with zeros to a multiple of BLOCK, and
 // K to a multiple of STEP, but not for float32. A long sum of float32 is divided into parts of PART
 // products, which reduces its rounding error. decoding.py has BLOCK, STEP and BLOCK_ROWS, too.
-enum { GROUP = LANES, BLOCK = 2 * GROUP, STEP = 32, PART = 256, BLOCK_ROWS = 32 };
+enum { GROUP = LANES, BLOCK = 2 * GROUP, STEP = 32, PART = 256 };
 
 // A product of float32 has at most MOST_SUMS vectors of sums, for at most MOST_ROWS rows, in
 // registers. There are 32 registers with AVX-512 and on ARM, and 16 elsewhere.
@@ -32,8 +32,8 @@ enum { MOST_ROWS = 6, MOST_SUMS = 6 };
 #else
 enum { MOST_ROWS = 3, MOST_SUMS = 3 };
 #endif
-// Rows that a product computes together: a multiple of MOST_ROWS, so that tiles divide them
-enum { CHUNK = 64 / MOST_ROWS * MOST_ROWS };
+// A chunk of CHUNK rows consists of whole tiles of MOST_ROWS rows.
+enum { BLOCK_ROWS = 32, CHUNK = 64 / MOST_ROWS * MOST_ROWS };
 
 // In a larger function, GCC may keep the sums of a product in memory, which takes twice the time.
 #define NOT_INLINED __attribute__((noinline))
