@@ -5,9 +5,11 @@ import os
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +125,7 @@ def test_choices_are_measured_again_for_changed_code(
 def test_damaged_choices_are_measured_again(
     cache: Path, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "_seconds", lambda functions, clock: [1.0] * len(functions))
+    monkeypatch.setattr(machine, "_measure", lambda matmul: uniform(6))
     choices()
     [file] = cache.glob("machine-*.json")
     file.write_text(content)
@@ -323,6 +325,21 @@ def test_a_measurement_ends_when_the_times_no_longer_fall(monkeypatch: pytest.Mo
     endless = iter(range(10**6, 0, -1000))
     monkeypatch.setattr(ways, "MAX_SECONDS", 0.01)
     ways._seconds([lambda: run(next(endless)), lambda: time.sleep(0.001)], lambda: now)
+
+
+def test_a_much_slower_way_is_not_measured_to_the_end() -> None:
+    now = 0.0
+    seconds = {"fast": 1.0, "slow": 9.0, "much slower": 11.0}
+    calls = Counter[str]()
+
+    def run(name: str) -> None:
+        nonlocal now
+        now += seconds[name]
+        calls[name] += 1
+
+    functions = [partial(run, name) for name in seconds]
+    assert ways._seconds(functions, lambda: now) == list(seconds.values())
+    assert calls["much slower"] == 1 + ways.TIMED_ROUNDS < calls["slow"] == calls["fast"]
 
 
 @pytest.mark.parametrize("training, inference", [("oneDNN", "MKL"), ("MKL", "oneDNN")])
