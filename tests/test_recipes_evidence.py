@@ -365,7 +365,6 @@ class FakeQueue(run_queue.Queue):
         self.elsewhere = set()
         self.next_try = 0.0
         self.failed = set()
-        self.diverged = set()
         self.stopped = False
         self.error = None
         self.code = code
@@ -436,6 +435,34 @@ def test_a_training_that_has_diverged_does_not_stop_the_tuning(tmp_path: Path) -
     assert queue.run() == 1
     assert [job.seed for job in queue.done] == [1, 2]
     assert queue.failed == {"a.seed1 (rate=1)"}
+
+
+def test_another_queue_does_not_repeat_a_training_that_has_diverged(
+    tmp_path: Path, capsys: Any
+) -> None:
+    """A trial and a complete training diverge. The second queue trains neither of them."""
+    first = FakeQueue(
+        tmp_path,
+        "import sys; system, setting = sys.argv[1:]; "
+        f"sys.exit({run_queue.EX_DIVERGED} if setting != 'own' or system == 'a2' else 0)",
+    )
+    second = FakeQueue(tmp_path, "")
+    for queue in (first, second):
+        queue.plan = plan(tuning={"usual": {"rate": [2, 1]}}, waves=[{"a": "usual"}], **TRIAL)
+        queue.own = {"a": {"rate": 2}}
+        queue.done = first.done
+        assert queue.run() == 1
+        assert queue.failed == {"a.seed1 (rate=1,epochs=1)", "a.seed2 (own)"}
+        out = capsys.readouterr().out
+        file = tmp_path / "own" / "a.seed2.diverged"
+        assert out.count(f"a.seed2 (own) has diverged; delete {file} to train it again") == 1
+        assert [training.seed for training in first.done] == [1]
+    second.describe()
+    assert "trainings left: 0" in capsys.readouterr().out
+    file.unlink()
+    second.failed.clear()
+    second.run()
+    assert [training.seed for training in first.done] == [1, 2]
 
 
 def test_a_signal_between_two_steps_stops_the_next_one(tmp_path: Path) -> None:

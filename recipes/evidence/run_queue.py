@@ -147,13 +147,13 @@ class Job(NamedTuple):
 
 
 class Results:
-    """The validation losses and the hours of each training, and which ones have all scores."""
+    """The validation losses and the hours of each training, and which ones are done."""
 
     def __init__(self, plan: PlanConfig, results: Sequence[RunResult]):
         self.plan = plan
         self.texts: dict[str, set[str]] = {}  # fingerprints of prepared text, by its settings
         self.losses: dict[tuple[Any, ...], list[float]] = {}  # after each epoch
-        self.scored: set[tuple[Any, ...]] = set()
+        self.done: set[tuple[Any, ...]] = set()  # trainings with all scores
         self.hours: list[float] = []  # hours of trainings on a device of the same kind as here
         for result in results:
             if not any(result.system in wave for wave in plan.waves):
@@ -171,7 +171,7 @@ class Results:
             key = _key(result.system, result.seed, values, epochs)
             self.losses[key] = [math.inf if loss is None else loss for loss in losses]
             if has_all_scores(result):
-                self.scored.add(key)
+                self.done.add(key)
             seconds = result.training.update_seconds
             same_kind = result.training.on_gpu == torch.cuda.is_available()
             if epochs is None and same_kind and seconds is not None:
@@ -193,8 +193,9 @@ class Results:
 
     def add_diverged(self, job: Job, own: Values) -> None:
         """Record an infinite loss for a training that has diverged; ``own`` is as in ``has``."""
-        values = own | dict(job.changes)
-        self.losses[_key(job.system, job.seed, values, job.epochs)] = []
+        key = _key(job.system, job.seed, own | dict(job.changes), job.epochs)
+        self.losses[key] = []
+        self.done.add(key)
 
     def fits(self, data: DataConfig, prepared: Mapping[str, Any]) -> bool:
         """Whether a result with these settings of the text has this text, or there is none.
@@ -211,7 +212,7 @@ class Results:
         """
         values = own | dict(job.changes)
         if job.epochs is None:
-            return _key(job.system, job.seed, values, None) in self.scored
+            return _key(job.system, job.seed, values, None) in self.done
         return self.loss(job.system, job.seed, values, job.epochs) is not None
 
 
@@ -370,7 +371,6 @@ class Queue:
         self.elsewhere: set[Job] = set()  # jobs that other queues with the same results run
         self.next_try = 0.0  # the time of the next check of the jobs in ``elsewhere``
         self.failed: set[str] = set()
-        self.diverged: set[Job] = set()
         self.stopped = False
         self.error: ConfigError | None = None  # the reason why the queue stopped itself
 
@@ -380,8 +380,25 @@ class Queue:
         with locked(self.options.results):  # a process that saves a result may rename others
             return Results(self.plan, list(read_results(self.options.results).values()))
 
+    def results_and_diverged(self) -> Results:
+        """Return the results, and the infinite losses of the trainings that have diverged."""
+        results = self.results()
+        while diverged := [
+            job
+            for job in jobs_left(self.plan, self.own, results)
+            if self.diverged_file(job).exists()
+        ]:  # the loss of a trial makes further trainings known
+            for job in diverged:
+                results.add_diverged(job, self.own[job.system])
+                self.fail_diverged(job)
+        return results
+
     def log(self, job: Job) -> Path:
         return self.options.out / job.setting / f"{job.system}.seed{job.seed}.log"
+
+    def diverged_file(self, job: Job) -> Path:
+        """Return the path of the file that exists if the training of a job has diverged."""
+        return self.log(job).with_suffix(".diverged")
 
     def run(self) -> int:
         """Return the exit status: 0, 1 if a training failed, 75 after a signal.
@@ -414,10 +431,7 @@ class Queue:
         self.next_try = time.monotonic() + RETRY
         if len(self.running) >= self.options.jobs:
             return
-        results = self.results()
-        for job in self.diverged:
-            results.add_diverged(job, self.own[job.system])
-        left = jobs_left(self.plan, self.own, results)
+        left = jobs_left(self.plan, self.own, self.results_and_diverged())
         self.elsewhere.intersection_update(left)
         for job in left:
             if self.stopped or len(self.running) >= self.options.jobs:
@@ -522,8 +536,10 @@ class Queue:
             else:
                 self.preparing.discard(job)
                 if status == EX_DIVERGED:
-                    self.diverged.add(job)
-                self.fail(job, f"failed with status {status}")
+                    self.diverged_file(job).touch()
+                    self.fail_diverged(job)
+                else:
+                    self.fail(job, f"failed with status {status}")
             if job not in self.running:
                 self.job_locks.pop(job).close()
         return ended
@@ -560,6 +576,11 @@ class Queue:
         self.failed.add(job.name)
         print(f"{job.name} {reason}: see {self.log(job)}", flush=True)
 
+    def fail_diverged(self, job: Job) -> None:
+        """Report a training that has diverged, once."""
+        if job.name not in self.failed:
+            self.fail(job, f"has diverged; delete {self.diverged_file(job)} to train it again")
+
     def stop(self) -> None:
         """Stop the trainings. A result that is being saved is completed."""
         self.stopped = True
@@ -573,7 +594,7 @@ class Queue:
         It assumes that each one takes the mean time of the complete trainings on a device of the
         same kind.
         """
-        results = self.results()
+        results = self.results_and_diverged()
         for job in jobs_left(self.plan, self.own, results):
             print(job.name)
         left = count_left(self.plan, self.own, results)
