@@ -182,7 +182,7 @@ def _saved_run(run: MeasuredRun, row: PaperRow, notes: list[str]) -> RunContents
         texts={name: _checksum(columns) for name, columns in texts.items()},
         layer_weights=[],
         train_curve=_curve(run.folder, "train", TRAIN_CURVE),
-        valid_curve=_curve(run.folder, "valid", VALID_CURVE),
+        valid_curve=_curve(run.folder, "valid", _valid_curve_names(run)),
         config=without_folders(run.config),
     )
     return RunContents(result, translations, texts)
@@ -251,6 +251,12 @@ def _parameters(run: MeasuredRun) -> int | None:
         return sum(count_parameters(loaded, vocabulary_sizes_of(run.folder / TEXT)).values())
     except FusetkError:
         return None
+
+
+def _valid_curve_names(run: MeasuredRun) -> list[str]:
+    """Return VALID_CURVE, and the metric that chooses the best checkpoint."""
+    metric = run.setting("training", "validation", "metric")
+    return [*VALID_CURVE, *({metric} - {None, *VALID_CURVE})]
 
 
 def _curve(run: Path, kind: str, names: Sequence[str]) -> Curve:

@@ -23,6 +23,7 @@ from fusetk.reporting.result_files import (
     columns_bytes,
     read_columns,
     read_result,
+    read_results,
     result_text,
 )
 from fusetk.reporting.result_tables import read_tables
@@ -109,6 +110,26 @@ def test_a_result_has_everything_that_a_report_needs(work: Path) -> None:
     assert scores[SET, "best", "multi-bleu"] < 90
     assert result.config["training"]["seed"] == 2 and result.config["model"]["width"] == 32
     assert read_result(folder / "fused.seed1.peak=0.02.json").overrides == {RATE: 0.02}
+
+
+def test_a_result_has_the_curve_of_the_metric_that_chooses_the_best_checkpoint(work: Path) -> None:
+    folder = make_run(
+        work / "runs" / "chrf",
+        work / "recipes" / "fused.yaml",
+        work / "prepared",
+        3,
+        {"best": GOOD},
+        ["training.validation.metric=chrf"],
+    )
+    metrics = folder / "metrics.jsonl"
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    values = [30.0, 50.0, 40.0]
+    for record, value in zip([r for r in records if r["kind"] == "valid"], values, strict=True):
+        record["chrf"] = value
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    save_all(work)
+    [result] = [r for r in read_results(work / "results").values() if r.seed == 3]
+    assert result.valid_curve["chrf"] == values and result.valid_curve["loss"] == [3.0, 2.0, 2.5]
 
 
 def test_translations_and_texts_can_be_scored_without_the_runs(work: Path) -> None:
