@@ -125,9 +125,9 @@ def load(
     ``device`` is auto, cpu, cuda or cuda:N; the default is that of the commands. ``precision`` is
     fp32, bf16, or int8 (Transformers and coordinated models on CPU). With ``raw`` the raw weights
     are loaded instead of their moving average (EMA). With ``kernels=False``, a float32 model keeps
-    its parameters, so that a program can change them. Otherwise, on a CPU, its linear maps may be
-    packed copies for the kernels. ``settings`` are keys of the section ``decoding``. Raises
-    FusetkError if a model cannot be loaded.
+    its parameters, so that a program can change them. Otherwise, on a CPU, maps with another layout
+    of the weights may replace its linear maps. ``settings`` are keys of the section ``decoding``.
+    Raises FusetkError if a model cannot be loaded.
     """
     paths = [path] if isinstance(path, Path | str) else _paths(path)
     # A new model draws initial weights on the CPU, but the caller's random numbers must not change.

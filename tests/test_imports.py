@@ -30,8 +30,8 @@ ALLOWED = {
     "fusion": {"nn"},
     "models": {"fusion", "nn"},
     "decoding": {"models", "nn", "data", "processes"},
-    "evaluation": {"decoding", "models", "fusion", "data"},
-    "plotting": {"evaluation", "decoding", "models", "fusion", "nn", "data", "runs"},
+    "evaluation": {"decoding", "models", "fusion", "nn", "data"},
+    "plotting": {"evaluation", "decoding", "models", "fusion", "data", "runs"},
     "training": {
         "evaluation",
         "decoding",

@@ -23,9 +23,9 @@ OPTIONS: tuple[Decorator, ...] = (
         "--device",
         default=DEVICE,
         show_default=True,
-        help="Device of the training. h100, a100 or v100: the speed is a share of the peak in the "
-        "data sheet; a V100 has no bf16. auto, cpu, cuda or cuda:N: it is measured in a few "
-        "updates on this machine.",
+        help="Device of the training. For h100, a100 and v100, the speed is a share of the peak in "
+        "the data sheet. For auto, cpu, cuda and cuda:N, it is measured in a few updates on this "
+        "machine. A V100 has no bf16.",
     ),
     click.option(
         "--share",

@@ -58,9 +58,9 @@ precision_option: Decorator = click.option(
     type=click.Choice(PRECISIONS),
     default=PRECISIONS[0],
     show_default=True,
-    help="Precision of the weights. With bf16, the logits stay fp32; in a Transformer or"
-    " coordinated model on CPU the embeddings and norms do, too. int8 is for these models on CPU:"
-    " the inputs of products are rounded to 8 bits, too. Log-probabilities are always fp32.",
+    help="Precision of the weights. With bf16, the logits stay fp32. On CPU, the embeddings and"
+    " norms of Transformers and coordinated models stay fp32, too. int8 needs such a model on CPU,"
+    " and rounds the inputs of matrix products to 8 bits, too. Log-probabilities are always fp32.",
 )
 raw_option: Decorator = click.option(
     "--raw",

@@ -10,7 +10,7 @@ from fusetk.cli.parameters import Decorator
 from fusetk.evaluation.comet import DEFAULT_MODEL
 from fusetk.evaluation.length import DEFAULT_METRIC as LENGTH_METRIC
 from fusetk.evaluation.metric import MetricOptions
-from fusetk.evaluation.metrics import DEFAULT_METRICS, LEARNED_METRICS, METRICS, is_outside
+from fusetk.evaluation.metrics import DEFAULT_METRICS, LEARNED_METRICS, METRICS, is_outside_metric
 from fusetk.evaluation.systems import ALL
 
 
@@ -20,7 +20,7 @@ class MetricName(click.Choice[str]):
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> str:
-        if is_outside(value):
+        if is_outside_metric(value):
             return str(value)
         return super().convert(value, parameter, context)
 

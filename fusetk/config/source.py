@@ -293,10 +293,11 @@ def _merge(base: Document, top: Document, alternatives: Alternatives, aliases: A
 def _remove_other_names(document: Document, place: Place, new: Set[str], aliases: Aliases) -> None:
     """Remove the other names of the keys ``new`` from the mapping at ``place``."""
     mapping = mapping_at(document.values, place)
-    for names in map(set, aliases.get(place, {}).items()):
-        for name in names - new if names & new else ():
-            mapping.pop(name, None)
-            _forget_origins(document, (*place, name))
+    for alias, key in aliases.get(place, {}).items():
+        for name, other_name in ((alias, key), (key, alias)):
+            if name in new and other_name not in new:
+                mapping.pop(other_name, None)
+                _forget_origins(document, (*place, other_name))
 
 
 def mapping_at(values: Any, place: Sequence[str | int]) -> dict[Any, Any]:

@@ -36,7 +36,7 @@ LEARNED_METRICS: dict[str, type[Metric]] = {Comet.name: Comet}
 DEFAULT_METRICS = ("sacrebleu", "multi-bleu", "multi-bleu-lc", "chrf", "ter")
 
 
-def is_outside(name: str) -> bool:
+def is_outside_metric(name: str) -> bool:
     """Whether the name of a metric, ``package.module:Name``, is that of a class outside fusetk."""
     return ":" in name
 
@@ -49,7 +49,7 @@ def metric_class(name: str) -> type[Metric]:
     known = {**METRICS, **LEARNED_METRICS}
     if name in known:
         return known[name]
-    if not is_outside(name):
+    if not is_outside_metric(name):
         raise DataError(f"{unknown_choice('metric', name, list(known))}; or package.module:Name")
     try:
         imported: type[Metric] = imported_subclass(name, Metric)
@@ -85,7 +85,7 @@ def _build(
     source: Sequence[str] | None,
 ) -> Metric:
     chosen = metric_class(name)
-    if not is_outside(name):
+    if not is_outside_metric(name):
         return chosen(references, options, source)
     try:
         metric = chosen(references, options, source)

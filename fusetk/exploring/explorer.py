@@ -13,11 +13,12 @@ from fusetk.decoding.next_tokens import Step, next_tokens
 from fusetk.decoding.scores import normalized_score
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError
+from fusetk.evaluation import connection_weights
 from fusetk.evaluation.forward_trace import UNKNOWN_WORDS
 from fusetk.evaluation.layer_shares import find_fusions
 from fusetk.models.description import summary
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.plotting import attention, connect
+from fusetk.plotting import attention
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.choices import WHATS
 from fusetk.plotting.html import panel_data, scales_data
@@ -281,7 +282,9 @@ def views(model: Seq2Seq) -> list[View]:
         hops = max(getattr(module, "hops", 0) for module in fusions)
         all_views.append(View("fuse", WHATS["fuse"], [], hops, []))
     with suppress(DataError):  # no connection has weights
-        all_views.append(View("connect", WHATS["connect"], [], 0, connect.position_readers(model)))
+        all_views.append(
+            View("connect", WHATS["connect"], [], 0, connection_weights.position_readers(model))
+        )
     weights = attention.record(model, UNKNOWN_WORDS)
     for what in ATTENTION:
         heads = attention.heads_of_layers(weights, what)

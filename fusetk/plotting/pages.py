@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fusetk.decoding.target_scores import IdPair
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError, quantity
+from fusetk.evaluation import connection_weights
 from fusetk.evaluation.layer_shares import find_fusions, trace_fusions
 from fusetk.plotting import attention, connect, fusion
 from fusetk.plotting.attention import TokenPair
@@ -45,9 +46,9 @@ def make_pages(
     [model] = translator.models
     if choices.what in CONNECTION_SIDES:
         sides = CONNECTION_SIDES[choices.what]
-        need_text = connect.needs_text(model, sides)
+        need_text = connection_weights.needs_text(model, sides)
         note = check_connections(choices, need_text)
-        for message in connect.undrawn(model, sides):
+        for message in connection_weights.undrawn(model, sides):
             report(f"warning: {message}")
         if not need_text:
             if note:

@@ -48,8 +48,9 @@ def layer_weights(
 def _panels(checkpoint: Path, source: Path, target: Path) -> "tuple[list[Panel], int]":
     """Return the mean layer weights of all fusions and connections, and the number of sentences."""
     from fusetk import system
+    from fusetk.evaluation.connection_weights import needs_text
     from fusetk.evaluation.layer_shares import find_fusions
-    from fusetk.plotting.connect import ReadingMeans, needs_text
+    from fusetk.plotting.connect import ReadingMeans
     from fusetk.plotting.corpus import CorpusMeans
     from fusetk.plotting.sentences import InputPair, Reader
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fusetk.data.text import cannot_write, read_lines
 from fusetk.errors import ConfigError, DataError, FusetkError, quantity
-from fusetk.evaluation.metrics import is_outside
+from fusetk.evaluation.metrics import is_outside_metric
 from fusetk.files import locked, write_if_changed
 from fusetk.reporting import score_log
 from fusetk.reporting.cost import finite_value, read_cost
@@ -282,7 +282,7 @@ def rounded(value: Any) -> int | float | None:
 
 def _testable(records: Iterable[ScoreRecord]) -> Iterator[ScoreRecord]:
     """Yield the records whose texts a report reads: those of metrics in fusetk."""
-    return (record for record in records if not is_outside(record.metric))
+    return (record for record in records if not is_outside_metric(record.metric))
 
 
 def _translations(run: MeasuredRun) -> dict[str, Columns]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fusetk.errors import DataError, one_line
 from fusetk.evaluation.metric import Metric, MetricOptions
-from fusetk.evaluation.metrics import LEARNED_METRICS, is_outside, make_metrics
+from fusetk.evaluation.metrics import LEARNED_METRICS, is_outside_metric, make_metrics
 from fusetk.evaluation.significance import Sampling, randomization_p_value
 from fusetk.files import digest, write_if_changed
 from fusetk.reporting.result_files import (
@@ -80,7 +80,7 @@ class PValues:
             reason = f"their references or the signatures of {column.metric} differ"
             self.notes[f"{pair}: {reason}"] = run.stem
             return None
-        if column.metric in LEARNED_METRICS or is_outside(column.metric):
+        if column.metric in LEARNED_METRICS or is_outside_metric(column.metric):
             advice = "run `fusetk score --significance` with both translations"
             self.notes[f"{pair} by {column.metric}: {advice}"] = run.stem
             return None

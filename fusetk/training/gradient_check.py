@@ -11,11 +11,11 @@ from fusetk.data.sampler import Indices
 from fusetk.errors import FusetkError, TrainingDiverged, join_names
 from fusetk.runs import CHECKPOINTS
 from fusetk.training.log import Log
-from fusetk.training.progress import Progress
+from fusetk.training.progress import FIRST_SCALE, Progress
 
 SMALLEST_SCALE = 2.0**-4
 LARGEST_SCALE = 2.0**24
-HALVINGS = 20  # from the first scale, 2^16, to the smallest one
+HALVINGS = round(math.log2(FIRST_SCALE / SMALLEST_SCALE))  # from the first scale to the smallest
 GROWTH_INTERVAL = 2000  # updates with a finite gradient after which the scale doubles
 
 

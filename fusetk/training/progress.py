@@ -17,6 +17,8 @@ from fusetk.training.schedule import Schedule
 from fusetk.training.validation_config import ValidationConfig, is_lowest_best, ranking_key
 from fusetk.weights import damaged, read_state
 
+FIRST_SCALE = 2.0**16  # of fp16 losses
+
 
 @dataclass
 class Progress:
@@ -34,7 +36,7 @@ class Progress:
     epochs_before: float = 0.0  # data that the earlier stages have read, in epochs
     position: int = 0  # finished updates of the current epoch
     seconds: float = 0.0  # duration of the stage so far
-    scale: float = 65536.0  # factor of fp16 losses
+    scale: float = FIRST_SCALE  # factor of fp16 losses
     scale_updates: int = 0  # updates since ``scale`` changed
     skipped: int = 0  # consecutive skipped updates
     skipped_ever: int = 0

@@ -82,11 +82,11 @@ def checked_metric(name: str) -> str:
     if not scores_translations(name) or name == BLEU:
         return name
     # These imports are slow.
-    from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS, is_outside, metric_class
+    from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS, is_outside_metric, metric_class
 
     if name in METRICS:
         return name
-    if not is_outside(name) and name not in LEARNED_METRICS:
+    if not is_outside_metric(name) and name not in LEARNED_METRICS:
         known = [*WITHOUT_SEARCH, BLEU, *METRICS]
         raise ValueError(f"{unknown_choice('metric', name, known)}; or package.module:Name")
     try:

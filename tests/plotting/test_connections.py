@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.data.vocab import EOS
 from fusetk.errors import DataError, Diverged
+from fusetk.evaluation import connection_weights
 from fusetk.fusion.linear import ScalarMix
 from fusetk.models.residual import RESIDUALS, ResidualBuilder
 from fusetk.models.residual.laurel import LaurelWeightsResidual
@@ -57,7 +58,7 @@ def test_expanded_weights_are_those_of_the_outputs(kind: str, options: dict[str,
             recorded.append(
                 {n.removeprefix(prefix): v for n, v in names.items() if n.startswith(prefix)}
             )
-    weights = connect.expand_streams(recorded)
+    weights = connection_weights.expand_streams(recorded)
     assert [len(row) for row in weights] == [1, 2, 3, 4, 5]
     for row, x in zip(weights, inputs, strict=False):
         expected = sum(w * y for w, y in zip(row, outputs, strict=False))
@@ -93,7 +94,9 @@ def test_layers_that_are_read_as_one_sum_share_their_weight() -> None:
     with torch.no_grad():
         mix.static[:] = torch.tensor([10.0, 20.0, 30.0])[:, None]
         mix.dynamic.zero_()
-    readings = {reading.name: reading for reading in connect.trace_readings(model, PAIRS[:1])}
+    readings = {
+        reading.name: reading for reading in connection_weights.trace_readings(model, PAIRS[:1])
+    }
     reading = readings["decoder.connect.query"]
     assert list(reading.columns)[:4] == ["l0", "l1", "l2", "l3"]
     np.testing.assert_allclose(reading.weights[0][0][3][:4], [10, 20, 20, 30])
@@ -104,7 +107,7 @@ def test_means_and_deviations_over_a_text(
     side: dict[str, Any], names: list[str], rows: list[str], columns: list[str]
 ) -> None:
     model = noisy(side, side, norm="pre")
-    assert connect.needs_text(model)
+    assert connection_weights.needs_text(model)
     means = connect.ReadingMeans(model)
     means.add(PAIRS)
     drawn = {panel.name: panel for panel in means.panels()}
@@ -117,7 +120,9 @@ def test_means_and_deviations_over_a_text(
     # The same from single sentences, which have no padding.
     every = []
     for pair in PAIRS:
-        traced = {reading.name: reading for reading in connect.trace_readings(model, [pair])}
+        traced = {
+            reading.name: reading for reading in connection_weights.trace_readings(model, [pair])
+        }
         every.append(traced[panel.name.removesuffix(".mean")].weights[0])
     positions = np.concatenate(every)
     assert len(positions) == sum(len(target) + 1 for _, target in PAIRS)
@@ -148,7 +153,7 @@ def test_learned_weights_need_no_text() -> None:
     model = noisy(
         {"residual": "laurel-weights", "connect": "depth-weighted"}, {"attend": "transparent"}
     )
-    assert not connect.needs_text(model)
+    assert not connection_weights.needs_text(model)
     panels = {panel.name: panel for panel in connect.panels(model)}
     assert list(panels) == ["encoder.connect", "decoder.attend", "encoder.residual"]
     np.testing.assert_allclose(panels["decoder.attend"].matrix.sum(1), 1, rtol=1e-6)
@@ -192,17 +197,17 @@ def test_a_connection_without_a_record_is_named_beside_others() -> None:
     dense = {"layers": 2, "connect": {"kind": "dense", "growth": 16}}
     outside = {"residual": f"{__name__}:Doubled", "attend": "transparent"}
     model = noisy({**dense}, outside)
-    assert connect.undrawn(noisy({"connect": "linear"}, {"attend": "transparent"})) == []
-    assert connect.undrawn(model) == [
+    assert connection_weights.undrawn(noisy({"connect": "linear"}, {"attend": "transparent"})) == []
+    assert connection_weights.undrawn(model) == [
         "encoder.connect (dense) is not drawn: it recorded no weights",
         f"decoder.residual ({__name__}:Doubled) is not drawn: it recorded no weights; "
         "record them with trace.record, by the names in docs/extending.md",
     ]
-    assert [message.split()[0] for message in connect.undrawn(model, ["decoder"])] == [
+    assert [message.split()[0] for message in connection_weights.undrawn(model, ["decoder"])] == [
         "decoder.residual"
     ]
     with pytest.raises(DataError, match="connections to draw: connect: dense has no weights"):
-        connect.undrawn(model, ["encoder"])
+        connection_weights.undrawn(model, ["encoder"])
 
 
 def test_a_record_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +231,9 @@ def test_a_connection_outside_may_read_every_source(monkeypatch: pytest.MonkeyPa
         return stream + y
 
     monkeypatch.setattr(LaurelWeightsResidual, "after", after)
-    readings = {reading.name: reading for reading in connect.trace_readings(model, PAIRS[:1])}
+    readings = {
+        reading.name: reading for reading in connection_weights.trace_readings(model, PAIRS[:1])
+    }
     reading = readings["encoder.residual"]
     assert list(reading.columns) == ["l0", *list(reading.rows)[:-1]]
     assert not any(name.startswith("b") for name in reading.columns)

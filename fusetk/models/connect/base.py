@@ -69,9 +69,9 @@ class ConnectConfig(ComponentConfig):
         return usual
 
     def summary(self, layer: int, layers: int) -> SummaryMode:
-        """Return whether layer ``layer`` is a summary (in-place) or is followed by one (added).
+        """Return ``in-place`` if layer ``layer`` is a summary, and ``added`` if one follows it.
 
-        Layers above a summary layer cannot read the layers below it.
+        Otherwise, return ``no``. Layers above a summary layer cannot read the layers below it.
         """
         return "no"
 

@@ -62,7 +62,10 @@ class ResidualConfig(ComponentConfig):
 
 
 class StreamEnds:
-    """The ends of a stack's stream; here those of a stream that is one tensor."""
+    """The first step of a stack's stream, which is made of its input, and the last one, its output.
+
+    In this class, the stream is one tensor.
+    """
 
     sublayers = 0
     """Number of sub-layers of the stack that have been built."""
