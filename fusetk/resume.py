@@ -15,6 +15,7 @@ from fusetk.runs import (
     CHECKPOINTS,
     CONFIG,
     MACHINE,
+    STATE,
     Session,
     changed_modules,
     checkpoint_folders,
@@ -45,12 +46,13 @@ OTHER_MASKS = "the dropout masks change"
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """Return the checkpoint to resume from: ``last``, or the newest complete one without this link.
+    """Return the checkpoint to resume from, None if the run has none.
 
-    Returns the newest one if none is complete, and None if the run has no checkpoint. A copy of a
-    run may have a folder instead of the link. Raises ConfigError if the checkpoints of a training
-    were removed, and other files are left beside them, and UnreadableFile if there is no link and
-    the system cannot read a checkpoint that is newer than all complete ones.
+    It is ``last``, or a complete checkpoint that was written after this link. Without the link it
+    is the newest complete checkpoint, or the newest one if none is complete. A copy of a run may
+    have a folder instead of the link. Raises ConfigError if the checkpoints of a training were
+    removed, and other files are left beside them, and UnreadableFile if there is no link and the
+    system cannot read a checkpoint that is newer than all complete ones.
     """
     checkpoint.recover(run)
     last = _newest_checkpoint(run)
@@ -88,7 +90,7 @@ def _newest_checkpoint(run: Path) -> Path | None:
     folder = run / CHECKPOINTS
     last = folder / "last"
     if last.is_symlink() and last.is_dir():
-        return last.resolve()
+        return _newer_than_link(run, last) or last.resolve()
     for path in reversed(checkpoints(run)):
         # A checkpoint that cannot be read is an error. A training that continued from an older one
         # would delete it, and it may be intact.
@@ -98,6 +100,21 @@ def _newest_checkpoint(run: Path) -> Path | None:
     # A kill may have come between the two renames of a checkpoint that is written again.
     folders = checkpoint_folders(folder) or sorted(folder.glob(".update-*.old"))
     return folders[-1] if folders else None
+
+
+def _newer_than_link(run: Path, link: Path) -> Path | None:
+    """Return the newest complete checkpoint that was written later than the link, or None.
+
+    A kill or a full disk may come between a checkpoint and its link. If a user sets the link to an
+    earlier checkpoint, it is newer than the later checkpoints.
+    """
+    for path in reversed(checkpoints(run)):
+        if path.name == link.resolve().name:
+            break
+        is_newer = (path / STATE).stat().st_mtime_ns > link.lstat().st_mtime_ns
+        if is_newer and is_complete(path):
+            return path
+    return None
 
 
 def check_config(recipe: Recipe, run: Path, option: str) -> None:

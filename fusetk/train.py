@@ -18,6 +18,7 @@ from fusetk.data.pipeline import Pipeline
 from fusetk.errors import (
     WARNING,
     ConfigError,
+    DataError,
     FusetkError,
     Interrupted,
     first_line,
@@ -170,12 +171,16 @@ def _train(
     trainer = _make_trainer(recipe, run, prepared, pipeline, model, world)
     if last:
         trainer.resume(last)
+    text = {path.relative_to(data): path.read_bytes() for path in _files_in(data / TEXT)}
+    _check_not_replaced(data, prepared)
     if world.first and recipe.training.tensorboard:
         import_tensorboard()  # before the first write, because a missing package is an error
     world.all_gather(None)  # rank 0 writes only after all processes have read the run folder
     if world.first:
         _lock_run_folder(run, run_lock, last)
-        _write_run_folder(recipe, run, trainer.progress, execution.kernel_choices)
+        _write_run_folder(recipe, run, text, trainer.progress, execution.kernel_choices)
+        if last:
+            trainer.checkpoints.repair(last, trainer.progress)
     with _open_log(recipe, run, quiet, trainer) as log:
         for line in _run_header(recipe, pipeline, trainer, session, execution.matmul_note):
             log.line(line)
@@ -314,6 +319,20 @@ def _make_trainer(
     return trainer
 
 
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _check_not_replaced(data: Path, prepared: Mapping[str, Any]) -> None:
+    """Raise DataError if fusetk prep replaced prepared text after its manifest was read."""
+    fingerprint = manifest.training_fingerprint
+    if fingerprint(manifest.read(data)) != fingerprint(prepared):
+        raise DataError(
+            f"fusetk prep replaced the text in {data} while this training started: run the same "
+            "command again"
+        )
+
+
 def _lock_run_folder(run: Path, run_lock: RunLock, last: Path | None) -> None:
     """Create and lock the run folder before the first write.
 
@@ -331,14 +350,18 @@ def _lock_run_folder(run: Path, run_lock: RunLock, last: Path | None) -> None:
 
 
 def _write_run_folder(
-    recipe: Recipe, run: Path, progress: Progress, kernel_choices: Choices | None
+    recipe: Recipe,
+    run: Path,
+    text: Mapping[Path, bytes],
+    progress: Progress,
+    kernel_choices: Choices | None,
 ) -> None:
     """Write config, text pipeline and kernel choices into the run folder.
 
-    Remove the metrics after ``progress``, and incomplete files of killed processes. Raises
-    CheckpointError if a file cannot be written.
+    ``text`` has the files of the text pipeline by their path in the folder. Remove the metrics
+    after ``progress``, and incomplete files of killed processes. Raises CheckpointError if a file
+    cannot be written.
     """
-    text = Path(recipe.data.folder) / TEXT
     with checkpoint.writing(run):
         if not (run / SESSIONS).exists():
             (run / STARTING).touch()
@@ -346,10 +369,9 @@ def _write_run_folder(
         write_if_changed(run / CONFIG, sections.dump(recipe).encode())
         (run / CHECKPOINTS).mkdir(exist_ok=True)
         forget_after(run, progress)
-        for file in sorted(path for path in text.rglob("*") if path.is_file()):
-            copy = run / TEXT / file.relative_to(text)
-            remove_temporary_files(copy.parent, (copy.name,))
-            write_if_changed(copy, file.read_bytes())
+        for path, content in text.items():
+            remove_temporary_files((run / path).parent, (path.name,))
+            write_if_changed(run / path, content)
         if kernel_choices:
             write_choices(run / MACHINE, kernel_choices)
 

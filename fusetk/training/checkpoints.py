@@ -170,8 +170,9 @@ class Checkpoints:
         best = folder.with_name(checkpoint_name(progress.best_update))
         if best.exists():
             checkpoint.link(self.run, "best", best)
-        # A process may have been killed before it linked its first checkpoint.
-        if not (self.run / CHECKPOINTS / "last").exists():
+        # A process may have been killed before it linked its last checkpoint.
+        last = self.run / CHECKPOINTS / "last"
+        if last.is_symlink() or not last.exists():
             checkpoint.link(self.run, "last", folder)
         self._prune(progress, folder)  # a killed process may have left surplus checkpoints
 

@@ -120,7 +120,6 @@ class Trainer:
         if self.progress.stage_update:
             self.optimizer = self.stages.optimizer(self.progress)
             load_optimizer(self.model, self.optimizer, folder)
-        self.checkpoints.repair(folder, self.progress)
 
     def finished(self) -> bool:
         """Whether the last stage has ended."""
@@ -201,6 +200,8 @@ class Trainer:
         self.gradients.buffers.save()
         rate, losses = self._compute_gradients(corpus, indices, size.target_tokens, scale)
         stats = self._take_step(losses, rate, scale)
+        if not math.isfinite(stats.grad_norm):
+            self.gradients.buffers.restore()
         if self.optimizer_check and math.isfinite(stats.grad_norm):
             self.optimizer_check.check()
             self.optimizer_check = None
@@ -316,9 +317,8 @@ class Trainer:
     def _validate(self, due: bool = False) -> None:
         """Validate and save a checkpoint.
 
-        The schedule gets the result only if the validation is ``due`` by the config. It does not
-        get a result that equals the best value and has a lower loss. A validation that is needed
-        only at the end of a stage does not change the learning rate.
+        The schedule gets the result only if the validation is ``due`` by the config. A validation
+        that is needed only at the end of a stage does not change the learning rate.
         """
         metric = self.config.validation.metric
         self.reporter.report(self.progress)
@@ -330,12 +330,13 @@ class Trainer:
         is_best = self.progress.add_validation(metric, results)
         seconds = time.perf_counter() - start
         self.reporter.validation(self.progress, metric, results, is_best, seconds, layer_shares)
-        # A validation with the best value again and a lower loss is the new best one. The schedule,
-        # which does not see the loss, would count it as worse.
-        is_tie = is_best and results[metric] == before.best
-        if due and not is_tie:
+        if due:
+            # It is the new best one, but the schedule does not see the loss.
+            is_tie = is_best and results[metric] == before.best
             try:
-                change = update_schedule(self.progress, self.schedule, metric, results[metric])
+                change = update_schedule(
+                    self.progress, self.schedule, metric, results[metric], is_tie
+                )
             except Exception:
                 # A resumed run repeats the validation and gives the result to the schedule.
                 self.progress = before

@@ -166,24 +166,29 @@ def validation_due(config: ValidationConfig, progress: Progress) -> bool:
 
 
 def update_schedule(
-    progress: Progress, schedule: Schedule, metric: str, value: float
+    progress: Progress, schedule: Schedule, metric: str, value: float, is_tie: bool = False
 ) -> str | None:
     """Give the schedule the result of a validation, and store its new state in ``progress``.
 
+    ``is_tie``: the value equals the best one, and the loss is lower.
     Returns a message if the learning rate changes, else None. Raises FusetkError if a schedule
     outside fusetk fails, or if JSON cannot represent its state.
     """
     update = progress.stage_update + 1
     rate = schedule.rate(update, progress.schedule_state)
     name = class_name(schedule)
+    before, epoch = progress.schedule_state, progress.stage_epoch
     try:
-        state = schedule.after_validation(
-            progress.schedule_state, value, is_lowest_best(metric), progress.stage_epoch
-        )
+        if is_tie:
+            state = schedule.after_tie(before, epoch)
+        else:
+            state = schedule.after_validation(before, value, is_lowest_best(metric), epoch)
     except Exception as error:
+        method = "after_tie(state, epoch)"
+        if not is_tie:
+            method = "after_validation(state, value, lower_is_better, epoch)"
         raise FusetkError(
-            "the method after_validation(state, value, lower_is_better, epoch) of the schedule "
-            f"{name} failed: {outside_error(error)}"
+            f"the method {method} of the schedule {name} failed: {outside_error(error)}"
         ) from error
     try:
         progress.schedule_state = json.loads(json.dumps(dict(state)))

@@ -162,8 +162,7 @@ class PlateauConfig(ScheduleConfig):
     `after-first-rise`: from the first such validation on, cut after every epoch."""
     threshold: float = Field(0.0, ge=0, lt=1)
     """Relative improvement over the best that a validation needs to count as better. An equal
-    validation counts as worse. If it equals the best value of the run and has a lower loss,
-    training does not give it to the schedule."""
+    validation counts as worse, unless it equals the best value of the run and has a lower loss."""
     not_before_epoch: int = Field(0, ge=0)
     """Number of epochs at the start of the stage without a cut. In these epochs, the last
     validation counts as the best."""
@@ -202,6 +201,14 @@ class Schedule:
         self, state: ScheduleState, value: float, lower_is_better: bool, epoch: int
     ) -> ScheduleState:
         """Return the state after a validation with metric ``value`` and ``epoch`` full epochs."""
+        return state
+
+    def after_tie(self, state: ScheduleState, epoch: int) -> ScheduleState:
+        """Return the state after a validation with the best value again, and with a lower loss.
+
+        Training calls it instead of ``after_validation``, which would count an equal value as
+        worse.
+        """
         return state
 
 
@@ -302,8 +309,8 @@ class Plateau(Schedule):
     Each validation is compared with a reference: the last validation that did not count as worse,
     as in fairseq for Lua, the authors' toolkit. The reference is the best validation, with two
     exceptions: a validation that is better by `threshold` or less counts as worse, and before
-    `not_before_epoch` a worse validation becomes the reference. NaN counts as worse. Training skips
-    validations that equal the best one of the run in their value and have a lower loss.
+    `not_before_epoch` a worse validation becomes the reference. NaN counts as worse. A validation
+    that equals the best one of the run in its value and has a lower loss does not count as worse.
     """
 
     Config = PlateauConfig
@@ -329,6 +336,15 @@ class Plateau(Schedule):
             cuts = 1 + epoch - risen_since
         if not counts and not math.isnan(value):
             best = value
+        return self._state(cuts, best, risen_since)
+
+    def after_tie(self, state: ScheduleState, epoch: int) -> ScheduleState:
+        risen_since = state.get("risen_since")
+        if self.config.rule == "each-rise" or risen_since is None:
+            return state
+        return self._state(1 + epoch - risen_since, state["best"], risen_since)
+
+    def _state(self, cuts: int, best: float | None, risen_since: int | None) -> ScheduleState:
         rate = self.rate(1, {"cuts": cuts})
         return {"cuts": cuts, "best": best, "risen_since": risen_since, "rate": rate}
 

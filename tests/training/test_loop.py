@@ -24,6 +24,7 @@ from fusetk import runs, system
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.config import ComponentConfig
+from fusetk.data import manifest
 from fusetk.data.batch_config import MOST_IN_BATCH
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
@@ -41,6 +42,7 @@ from fusetk.machine import revision
 from fusetk.nn.dropout import Dropout
 from fusetk.processes import World
 from fusetk.recipe import Recipe, load
+from fusetk.resume import last_checkpoint
 from fusetk.system import build
 from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
@@ -236,6 +238,52 @@ def test_a_restart_from_an_earlier_checkpoint_keeps_its_new_checkpoints(
     )
     train_module.train(keep_one, copy, "cpu", quiet=True)
     assert (copy / "checkpoints" / "last").resolve().name == runs.checkpoints(run)[-1].name
+
+
+def test_a_checkpoint_without_its_link_is_resumed(
+    whole: tuple[Recipe, Path], tmp_path: Path
+) -> None:
+    """A kill, or a full disk, may come between a checkpoint and its link."""
+    recipe, run = whole
+    copy = tmp_path / "run"
+    subprocess.run(["cp", "-a", run, copy], check=True)
+    first, *_, newest = runs.checkpoints(copy)
+    checkpoint.link(copy, "last", first)
+    link = copy / "checkpoints" / "last"
+    assert last_checkpoint(copy) == first, "a user has set the link"
+    before = (first / "state.json").stat().st_mtime_ns
+    os.utime(link, ns=(before, before), follow_symlinks=False)
+    assert last_checkpoint(copy) == newest
+    train_module.train(recipe, copy, "cpu", quiet=True)
+    assert "nothing to do" in (copy / "log.txt").read_text().splitlines()[-1]
+    assert link.resolve() == newest.resolve() and newest in runs.checkpoints(copy)
+    (newest / "model.safetensors").write_bytes(b"")
+    checkpoint.link(copy, "last", first)
+    os.utime(link, ns=(before, before), follow_symlinks=False)
+    assert last_checkpoint(copy) == runs.checkpoints(copy)[-2], "the newest one is damaged"
+
+
+def test_prep_that_ends_while_a_training_starts_is_an_error(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, the vocabulary of the run could be another one than that of its model."""
+    recipe = load(toy)
+    data = tmp_path / "data"
+    shutil.copytree(recipe.data.folder, data)
+    build_model = train_module._build_model
+
+    def prepare_again(*arguments: Any, **options: Any) -> Any:
+        document = manifest.read(data)
+        for stage in document["stages"].values():
+            for output in stage["outputs"].values():
+                output["sha256"] = "0"
+        (data / "manifest.json").write_text(json.dumps(document))
+        return build_model(*arguments, **options)
+
+    monkeypatch.setattr(train_module, "_build_model", prepare_again)
+    with pytest.raises(DataError, match=f"fusetk prep replaced the text in {data} while"):
+        train_module.train(load(toy, [f"data.folder={data}"]), tmp_path / "run", "cpu", quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_gradients_that_are_not_finite_change_nothing_and_end_the_run(

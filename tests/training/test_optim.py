@@ -147,6 +147,25 @@ def test_plateau_after_the_first_rise_counts_epochs_not_validations() -> None:
     assert rates == [1, 1, 0.5, 0.5, 0.25, 0.0625]
 
 
+@pytest.mark.parametrize(
+    ("rule", "cuts_of_ties"), [("each-rise", [0, 1, 1, 2]), ("after-first-rise", [0, 1, 2, 3])]
+)
+def test_plateau_does_not_count_a_tie_as_worse(rule: Any, cuts_of_ties: list[int]) -> None:
+    schedule = Plateau(PlateauConfig(rate=1, rule=rule), 256)
+    assert schedule.after_tie({}, 1) == {}
+    seen: Any = {}
+    counts = []
+    for epoch, value in enumerate([3.0, 4.0, None, 3.0], 1):
+        seen = (
+            schedule.after_tie(seen, epoch)
+            if value is None
+            else schedule.after_validation(seen, value, True, epoch)
+        )
+        counts.append(seen["cuts"])
+        assert seen["best"] == 3.0 and seen["rate"] == schedule.rate(1, seen)
+    assert counts == cuts_of_ties
+
+
 @pytest.mark.parametrize("rule", ["each-rise", "after-first-rise"])
 def test_plateau_is_not_cut_below_its_floor(rule: Any) -> None:
     schedule = Plateau(PlateauConfig(rate=0.25, floor=1e-3, rule=rule), 256)

@@ -325,6 +325,25 @@ def test_only_complete_updates_change_buffers(
         assert all(torch.equal(whole[name], resumed[name]) for name in whole), name
 
 
+def test_a_skipped_update_does_not_change_buffers(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = loop.optimizer_step
+
+    def overflowing(model: nn.Module, *arguments: Any, **options: Any) -> Any:
+        parameter = next(model.parameters())
+        assert parameter.grad is not None
+        parameter.grad.fill_(torch.inf)
+        return step(model, *arguments, **options)
+
+    monkeypatch.setattr(loop, "optimizer_step", overflowing)
+    run = tmp_path / "run"
+    ended = trained(recipe_with(toy, "Stateful", "training.stages.0.end.updates=1"), run)
+    assert "update 1 skipped: its gradient is not finite" in (run / "log.txt").read_text()
+    assert not ended["decoder.fuse.mean"].any()
+    assert ended["decoder.fuse.normed.num_batches_tracked"] == 0
+
+
 def failing(function: Callable[..., Any], number: int) -> Callable[..., Any]:
     """Return the function, whose call of this number raises KeyError."""
     calls = itertools.count(1)
