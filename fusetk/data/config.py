@@ -65,7 +65,7 @@ class Sample(Config):
 
     sample: int = Field(ge=1)
     """Number of pairs."""
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     """Seed of the sample."""
 
 

@@ -125,7 +125,7 @@ def filter_files(
 ) -> tuple[int, Counter[str]]:
     """Copy the pairs of lines that the steps keep, unchanged.
 
-    After an error in the inputs, the outputs are unchanged.
+    After an error in the inputs, or if the disk is full, the outputs are unchanged.
     Returns the number of these pairs, and the number of dropped pairs for each reason.
     """
     deduplicator = Deduplicator(unique)
@@ -143,4 +143,10 @@ def filter_files(
                 num_kept += 1
                 source_file.write(source + "\n")
                 target_file.write(target + "\n")
+        # If one of the files does not fit on the disk, neither of the outputs is replaced.
+        for path, file in ((outputs.source, source_file), (outputs.target, target_file)):
+            try:
+                file.flush()
+            except OSError as error:
+                raise cannot_write(path, error) from None
     return num_kept, dropped

@@ -20,6 +20,7 @@ from fusetk.training.update import UpdateStats
 from fusetk.training.validation_config import BLEU, perplexity
 
 TWO_DECIMALS = {"ppl", BLEU, *METRICS}  # results of a validation; others have four decimals
+MOST_UPDATES = 10_000  # in memory between two reports; each update has the norms of all parameters
 
 
 class Updates(Task):
@@ -136,7 +137,8 @@ class Reporter:
     ) -> None:
         """Add an update, and report the average if it is due.
 
-        It is due every ``log_every`` updates, and before that after 1, 2, 4, 8, ... updates.
+        It is due every ``log_every`` updates, before that after 1, 2, 4, 8, ... updates, and if
+        ``MOST_UPDATES`` are in memory.
         ``updates_left`` is the number of remaining updates of the stage; infinite if it is unknown.
         """
         self._stats.append(stats)
@@ -146,7 +148,8 @@ class Reporter:
         is_power_of_two = number & (number - 1) == 0
         self._refresh_values()
         self.task.move(progress, updates_in_epoch, updates_left)
-        if number % self.log_every == 0 or (number < self.log_every and is_power_of_two):
+        is_early = number < self.log_every and is_power_of_two
+        if number % self.log_every == 0 or is_early or len(self._stats) >= MOST_UPDATES:
             self.report(progress)
 
     def report(self, progress: Progress) -> None:

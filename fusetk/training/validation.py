@@ -76,7 +76,10 @@ class TranslationMetric:
         while (path := folder / f"{stem}{len(files)}.{ending}").exists():
             files.append(path)
         self.references = [
-            [pipeline.unsplit(line) if reads_words else line for line in read_lines(file)]
+            [
+                pipeline.unsplit(line) if reads_words else line
+                for line in read_lines(file, bom=False)
+            ]
             for file in files
         ]
         lowercase = not reads_words and lowercases_target(pipeline.steps)

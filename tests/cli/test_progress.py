@@ -15,6 +15,7 @@ from fusetk.display import INTERVAL, MIN_BAR, Display, Task
 from fusetk.recipe import load
 from fusetk.runs import read_metrics
 from fusetk.train import train
+from fusetk.training import reporter
 from fusetk.training.progress import Progress
 from fusetk.training.reporter import Updates
 
@@ -114,6 +115,16 @@ def test_a_short_run_has_a_curve(run: Path) -> None:
     records = [record for record in read_metrics(run) if record["kind"] == "train"]
     assert [record["update"] for record in records] == [1, 2, 4, 8]
     assert all(record["loss"] > 0 and record["tokens"] > 0 for record in records)
+
+
+def test_a_rare_log_line_does_not_keep_all_updates_in_memory(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "MOST_UPDATES", 3)
+    options = ["training.log_every=1000000", "training.validation.every_updates=8"]
+    train(load(toy, options), tmp_path, "cpu", quiet=True)
+    records = [record for record in read_metrics(tmp_path) if record["kind"] == "train"]
+    assert [record["update"] for record in records] == [1, 2, 4, 7, 8]
 
 
 def test_no_update_is_missing_in_the_averages(toy: Path, tmp_path: Path) -> None:

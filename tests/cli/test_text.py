@@ -1,5 +1,6 @@
 """``fusetk text``: pipes of lines."""
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,24 @@ def test_a_filter_that_fails_changes_no_file(tmp_path: Path) -> None:
     words = ["text", "filter", tmp_path / "in.de", tmp_path / "in.en", "-o", tmp_path / "out"]
     assert CliRunner().invoke(main, list(map(str, words))).exit_code == 2
     assert sorted(tmp_path.iterdir()) == names and (tmp_path / "out.de").read_text() == "old\n"
+
+
+def test_a_full_disk_changes_neither_filtered_file(tmp_path: Path) -> None:
+    """The files are larger than the limit and smaller than a buffer."""
+    for language, length in (("de", 10), ("en", 100)):
+        (tmp_path / f"in.{language}").write_text(100 * ("a" * length + "\n"))
+        (tmp_path / f"out.{language}").write_text("old\n")
+    names = sorted(tmp_path.iterdir())
+    words = ["text", "filter", tmp_path / "in.de", tmp_path / "in.en", "-o", tmp_path / "out"]
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limit[1]))
+    try:
+        result = CliRunner().invoke(main, list(map(str, words)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert result.exit_code == 2 and f"{tmp_path / 'out.en'} cannot be written" in result.output
+    assert sorted(tmp_path.iterdir()) == names
+    assert [(tmp_path / f"out.{name}").read_text() for name in ("de", "en")] == ["old\n"] * 2
 
 
 def test_filtered_files_need_names(tmp_path: Path) -> None:
