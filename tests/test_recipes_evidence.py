@@ -45,7 +45,7 @@ def result(system: str, loss: float, seed: int = 1, **values: Any) -> Any:
         seed=seed,
         overrides=values,
         config={"rate": 2, "dropout": 0.2, "other": [1, {"x": 2}]} | values,
-        valid_curve={"loss": [9.0, loss, None, 10.0]},
+        valid_curve={"epoch": [1.0, 2.0, 3.0, 4.0], "loss": [9.0, loss, None, 10.0]},
         training=SimpleNamespace(update_seconds=1800.0, on_gpu=False, data=None),
         scores=[
             SimpleNamespace(set_name="test", checkpoint=checkpoint, metric=metric)
@@ -117,7 +117,7 @@ TRIAL = {"trial": {"epochs": 1, "keys": ["rate"]}}
 
 def trial(system: str, loss: float, rate: int) -> Any:
     done = result(system, loss, rate=rate, **{run_queue.EPOCHS: 1})
-    done.valid_curve = {"loss": [loss]}
+    done.valid_curve = {"epoch": [1.0], "loss": [loss]}
     done.scores = []
     return done
 
@@ -129,6 +129,23 @@ def test_trials_compare_the_first_epochs() -> None:
     assert "a2 own" in names(*worse, **TRIAL)
     better = [*FIRST, trial("a", 9.1, 1), trial("a", 8.9, 4)]
     assert "a2 rate=4" in names(*better, **TRIAL)
+
+
+def test_a_complete_training_takes_part_in_trials_with_its_first_epochs() -> None:
+    """A validation after each half epoch; the second epoch is not compared."""
+    complete = result("a", 2.0)
+    complete.valid_curve = {"epoch": [0.5, 1.0, 1.5, 2.0], "loss": [9.5, 9.0, 3.0, 2.0]}
+    results = run_queue.Results(plan(**TRIAL), [complete])
+    assert results.loss("a", 1, OWN["a"], epochs=1) == 9.0
+    assert results.loss("a", 1, OWN["a"]) == 2.0
+
+
+def test_a_plan_may_write_a_number_in_another_way() -> None:
+    """The config of a run has 0.0 where the plan has 0, and 2000 where it has 2e3."""
+    changes = {"tuning": {"usual": {"rate": [2, 2e3], "dropout": [0.2, 0]}}}
+    done = [result("a", 3.0), result("a", 2.0, rate=2000), result("a", 1.0, rate=2000, dropout=0.0)]
+    of_a = [name for name in names(*done, **changes) if name[0] == "a"]
+    assert of_a == ["a2 rate=2000.0,dropout=0"]
 
 
 def test_a_trial_that_has_diverged_is_done_and_never_the_best() -> None:
@@ -239,7 +256,7 @@ def test_a_training_without_losses_is_worse_than_others_and_has_no_hours() -> No
 
 def test_an_epoch_without_a_finite_loss_counts_as_an_epoch() -> None:
     done = result("a", 3.0)
-    done.valid_curve = {"loss": [None, 5.0, 3.0]}
+    done.valid_curve = {"epoch": [1.0, 2.0, 3.0], "loss": [None, 5.0, 3.0]}
     known = run_queue.Results(plan(), [done])
     assert known.loss("a", 1, {"rate": 2, "dropout": 0.2}, epochs=2) == 5.0
 

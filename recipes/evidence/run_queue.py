@@ -142,6 +142,11 @@ class Job(NamedTuple):
         return [*self.changes, *([(EPOCHS, self.epochs)] if self.epochs else [])]
 
     @property
+    def overrides(self) -> list[str]:
+        """Return the overrides of the recipe, without the seed."""
+        return [f"{key}={json.dumps(value)}" for key, value in self.options]
+
+    @property
     def name(self) -> str:
         return f"{self.system}.seed{self.seed} ({self.setting})"
 
@@ -152,7 +157,8 @@ class Results:
     def __init__(self, plan: PlanConfig, results: Sequence[RunResult]):
         self.plan = plan
         self.texts: dict[str, set[str]] = {}  # fingerprints of prepared text, by its settings
-        self.losses: dict[tuple[Any, ...], list[float]] = {}  # after each epoch
+        # The epochs and the loss of each validation.
+        self.losses: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
         self.done: set[tuple[Any, ...]] = set()  # trainings with all scores
         self.hours: list[float] = []  # hours of trainings on a device of the same kind as here
         for result in results:
@@ -166,10 +172,13 @@ class Results:
                 self.texts.setdefault(_text_key(data), set()).add(result.training.data)
             config = flat_values(result.config)
             values = {key: config.get(key) for key in tuned}
-            losses = result.valid_curve.get("loss", [])
+            curve = result.valid_curve
             epochs = config.get(EPOCHS)
             key = _key(result.system, result.seed, values, epochs)
-            self.losses[key] = [math.inf if loss is None else loss for loss in losses]
+            self.losses[key] = [
+                (math.inf if epoch is None else epoch, math.inf if loss is None else loss)
+                for epoch, loss in zip(curve.get("epoch", []), curve.get("loss", []), strict=False)
+            ]
             if has_all_scores(result):
                 self.done.add(key)
             seconds = result.training.update_seconds
@@ -189,7 +198,10 @@ class Results:
         losses = self.losses.get(_key(system, seed, values, epochs))
         if losses is None:
             losses = self.losses.get(_key(system, seed, values, None))
-        return None if losses is None else min(losses[:epochs], default=math.inf)
+        if losses is None:
+            return None
+        end = math.inf if epochs is None else epochs
+        return min((loss for epoch, loss in losses if epoch <= end), default=math.inf)
 
     def add_diverged(self, job: Job, own: Values) -> None:
         """Record an infinite loss for a training that has diverged; ``own`` is as in ``has``."""
@@ -344,7 +356,9 @@ def _text_key(data: DataConfig) -> str:
 
 
 def _key(system: str, seed: int, values: Values, epochs: int | None) -> tuple[Any, ...]:
-    return system, seed, epochs, json.dumps(values, sort_keys=True)
+    # A plan may have 0 or 2e3 where the config of a run has 0.0 or 2000.
+    numbers = json.loads(json.dumps(values), parse_int=float)
+    return system, seed, epochs, json.dumps(numbers, sort_keys=True)
 
 
 # Running ------------------------------------------------------------------------------------------
@@ -448,8 +462,8 @@ class Queue:
     def lock_job(self, job: Job) -> bool:
         """Lock a job, so that no other queue starts it. Return whether this queue can start it.
 
-        Another queue may run the job or have completed it. The lock holds until no process of the
-        job runs, also if the queue is killed.
+        Another queue may run the job or have completed it. The lock holds until `fusetk run` ends,
+        also if the queue is killed.
         """
         folder = self.options.results / JOB_LOCKS
         folder.mkdir(exist_ok=True)
@@ -496,7 +510,7 @@ class Queue:
         words += ["--out", self.log(job).parent, "--seed", job.seed, "--quiet"]
         words += ["--threads", options.threads]
         words += [f"--metric={metric}" for metric in METRICS]
-        words += [f"--set={key}={value}" for key, value in job.options]
+        words += [f"--set={override}" for override in job.overrides]
         return self.fusetk("run", *words)
 
     def fusetk(self, *words: object) -> list[str]:
@@ -547,7 +561,7 @@ class Queue:
     def check_text(self, job: Job) -> None:
         """Stop the queue if the text of a job is not that of the results with the same settings."""
         config = self.folder / f"{job.system}.yaml"
-        recipe = load(config, [f"training.seed={job.seed}"])
+        recipe = load(config, [f"training.seed={job.seed}", *job.overrides])
         folder = places(config, recipe, self.log(job).parent).prepared(recipe.data)
         if not self.results().fits(recipe.data, manifest.read(folder)):
             self.error = ConfigError(
