@@ -120,21 +120,16 @@ def search(
     steps = _Steps(scorer, mask, config, scores)
     finished = _Finished(mask, config)
     live = steps.initial(src, src_mask)
-    # Whether the models read only the places of the beams that have a hypothesis. At first each
-    # beam has one place.
-    skips_empty = False
     has_nan = torch.zeros((), dtype=torch.bool, device=src.device)
     for length in range(1, mask.longest + 1):
         raise_if_cancelled()
-        places = _filled_places(live) if skips_empty else None
-        live, best, states = steps.extend(live, states, length, places)
-        skips_empty = steps.may_skip_empty and all(state.per_sentence is None for state in states)
+        live, best, states = steps.extend(live, states, length)
         has_nan = has_nan | best.score.isnan().any()
         finished.add(live, best, length)
-        live, parent_rows = _advance(live, best, places)
-        live = live._replace(score=finished.without_hopeless(live, length))
+        live, parent_rows = _advance(live, best)
+        live = finished.prune(live, length)
         done = finished.done(live, length)
-        live, states = steps.remove_finished(live, parent_rows, done, states, skips_empty)
+        live, states = steps.next_states(live, parent_rows, done, states)
         if not len(live.search_index):
             break
     if has_nan:
@@ -162,6 +157,9 @@ class _Live(NamedTuple):
     score: Tensor  # (A, W); NEG_INF in empty places
     num_met: Tensor | None  # (A, W) met tokens of the constraints
     coverage: Tensor | None  # (A, W, S) sum of the attention to source tokens; 1 at EOS and PAD
+    # (R,) the places that have a hypothesis, as indices of the A * W places. The models' states
+    # have only the rows of these places. With None they have the rows of all places.
+    filled: Tensor | None = None
 
 
 class _Candidates(NamedTuple):
@@ -205,12 +203,11 @@ class _Steps:
         )
 
     def extend(
-        self, live: _Live, states: list[State], length: int, places: Tensor | None
+        self, live: _Live, states: list[State], length: int
     ) -> tuple[_Live, _Candidates, list[State]]:
         """Read the last tokens of the live hypotheses.
 
         Return the hypotheses with their new coverage, the candidates, and the models' states.
-        ``places`` are those of ``_filled_places`` if the states have no other rows.
         """
         tokens = live.prefix[:, :, -1].flatten()
         rules = None
@@ -222,14 +219,14 @@ class _Steps:
             self.mask.apply(scored.logits, live.search_index, live.prefix, length, live.num_met)
             candidates = self._candidates if self.config.groups == 1 else self._candidates_of_groups
             return live, candidates(live, scored.logits, scored.log_z), scored.states
-        if places is not None:
-            tokens = tokens[places]
-            only = None if rules.only is None else rules.only[places]
+        if live.filled is not None:
+            tokens = tokens[live.filled]
+            only = None if rules.only is None else rules.only[live.filled]
             rules = rules._replace(only=only)
         count = self._tokens_needed(live)
         step = self.scorer.best(tokens, states, rules, count, self.scores or count > 1)
-        if places is not None:
-            step = step.at_places(places, live.score.numel())
+        if live.filled is not None:
+            step = step.at_places(live.filled, live.score.numel())
         live = _add_coverage(live, step.attention)
         score = live.score.reshape(-1, 1) + (step.logits - step.log_z)
         return live, self._best_of_searches(live, score, step.token), step.states
@@ -324,15 +321,15 @@ class _Steps:
         )
         return _Candidates(*interleaved)
 
-    def remove_finished(
-        self, live: _Live, rows: Tensor, done: Tensor, states: list[State], skips_empty: bool
+    def next_states(
+        self, live: _Live, rows: Tensor, done: Tensor, states: list[State]
     ) -> tuple[_Live, list[State]]:
-        """Give the states the order of the live hypotheses, and remove sentences that are done.
+        """Return the hypotheses and the states for the next step, without sentences that are done.
 
-        Sentences are removed if their fraction reaches ``COMPACTION_THRESHOLD``. With
-        ``skips_empty`` they are always removed, and so are the states of the empty places of the
-        beams. ``rows`` (A, W) are those of ``_advance``. ``done`` (A,) is True for searches that
-        are done.
+        The states get the order of the hypotheses. ``rows`` (A, W) are those of ``_advance``.
+        ``done`` (A,) is True for searches that are done. The sentences that are done are removed if
+        their fraction reaches ``COMPACTION_THRESHOLD``. If the models can skip empty places, these
+        sentences are always removed, and the states have only the rows of the places ``filled``.
         """
         groups = self.config.groups
         sentence_done = done if groups == 1 else done.view(-1, groups).all(1)
@@ -342,12 +339,12 @@ class _Steps:
             return live._replace(search_index=live.search_index[:0]), states
         if num_done or groups > 1:
             live = live._replace(score=live.score.masked_fill(done[:, None], NEG_INF))
-        if skips_empty:
+        if self.may_skip_empty and all(state.per_sentence is None for state in states):
             if num_done:
                 live, rows = select((live, rows), (~done).nonzero()[:, 0])
-            places = _filled_places(live)
-            rows = rows.flatten()
-            return live, self.scorer.select(states, rows if places is None else rows[places], None)
+            filled = _filled_places(live)
+            rows = rows.flatten() if filled is None else rows.flatten()[filled]
+            return live._replace(filled=filled), self.scorer.select(states, rows, None)
         if num_done < COMPACTION_THRESHOLD * len(flags):
             same_order = rows.shape[1] == 1  # greedy search
             return live, self.scorer.select(states, None if same_order else rows.flatten(), None)
@@ -386,11 +383,8 @@ def _choose_by_banks(best: _Candidates, num_left: Tensor, banks: int, beam: int)
     return best._replace(ends=ends, chosen=sort_key.sort(dim=1, stable=True).indices[:, :beam])
 
 
-def _advance(live: _Live, best: _Candidates, places: Tensor | None) -> tuple[_Live, Tensor]:
-    """Return the next live hypotheses (point 2), and the rows (A, W') of their parents' states.
-
-    ``places`` are those of ``_Steps.extend``.
-    """
+def _advance(live: _Live, best: _Candidates) -> tuple[_Live, Tensor]:
+    """Return the next live hypotheses (point 2), and the rows (A, W') of their parents' states."""
     searches, width, _ = live.prefix.shape
     chosen = best.chosen
     score = best.score.masked_fill(best.token == EOS, NEG_INF).gather(1, chosen)
@@ -400,8 +394,8 @@ def _advance(live: _Live, best: _Candidates, places: Tensor | None) -> tuple[_Li
     prefix = torch.cat((live.prefix.flatten(0, 1)[rows], token[:, :, None]), dim=2)
     num_met = None if best.num_met is None else best.num_met.gather(1, chosen)
     coverage = None if live.coverage is None else live.coverage.flatten(0, 1)[rows]
-    if places is not None:
-        rows = index_of(places, live.score.numel())[rows]
+    if live.filled is not None:
+        rows = index_of(live.filled, live.score.numel())[rows]
     return _Live(live.search_index, prefix, score, num_met, coverage), rows
 
 
@@ -465,18 +459,19 @@ class _Finished:
         self.length[searches] = lengths.gather(1, order)
         self.ids[searches] = ids.gather(1, order[:, :, None].expand(-1, -1, ids.shape[2]))
 
-    def without_hopeless(self, live: _Live, length: int) -> Tensor:
-        """Return the scores (A, W) of the live hypotheses, -inf if they cannot change the result.
+    def prune(self, live: _Live, length: int) -> _Live:
+        """Remove the live hypotheses that cannot change the result: set their scores to -inf.
 
         See "exact" in the definition. All candidates of such a hypothesis have lower scores than
         those of the others that matter. So the hypothesis does not change the order of the others.
         """
         if self.config.stop != "exact" or self.config.groups > 1 or live.num_met is not None:
-            return live.score
+            return live
         limit = self.limit[live.search_index][:, None]
         reachable = bound(live.score, length, limit, self.longest, self.config)
         worst_result = self.normalized[live.search_index, -1:]
-        return live.score.masked_fill(reachable <= worst_result, NEG_INF)
+        score = live.score.masked_fill(reachable <= worst_result, NEG_INF)
+        return live._replace(score=score)
 
     def done(self, live: _Live, length: int) -> Tensor:
         """Return which of the live searches are done (A,) after step ``length``."""

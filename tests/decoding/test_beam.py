@@ -150,9 +150,7 @@ def test_stopping_early_loses_nothing(monkeypatch):
         "done",
         lambda self, live, length: live.score[:, 0] == beam_module.NEG_INF,
     )
-    monkeypatch.setattr(
-        beam_module._Finished, "without_hopeless", lambda self, live, length: live.score
-    )
+    monkeypatch.setattr(beam_module._Finished, "prune", lambda self, live, length: live)
     model.rows.clear()
     assert search([model], *batch(SOURCES), settings) == results
     assert len(model.rows) == 16 > steps
