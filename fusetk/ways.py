@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from fusetk.models.quantization import CONVERSIONS
 from fusetk.models.transformer import Transformer, TransformerConfig
 from fusetk.nn import attention
+from fusetk.nn.best_tokens import best_tokens_of_output
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
 from fusetk.nn.inference_linear import (
@@ -31,7 +32,7 @@ from fusetk.nn.inference_linear import (
 )
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear, ScreenedLinear
 from fusetk.nn.nested import select
-from fusetk.nn.output import MIN_ROWS
+from fusetk.nn.output import MIN_ROWS, OutputProjection
 from fusetk.nn.packed_layout import ROW_MULTIPLE
 from fusetk.nn.precision import float32_by_default
 from fusetk.special_tokens import UNK
@@ -377,13 +378,7 @@ def _run_projection(dtype: torch.dtype, way: Way) -> Callable[[], object]:
 
     def run() -> object:
         x = torch.ones(next(rows), PROJECTION[1])
-        if isinstance(linear, KernelLinear):
-            return fused_decoding.best_tokens_of_map(x, linear.blocked, None, forbidden, None, best)
-        if isinstance(linear, Int8Linear):
-            sums, scales = linear.sums(x)
-            sums = sums.to(torch.int32)
-            return fused_decoding.best_tokens(sums, None, forbidden, None, best, scales)
-        return fused_decoding.best_tokens(linear(x), None, forbidden, None, best)
+        return best_tokens_of_output(linear, x, forbidden, None, best)
 
     return run
 
@@ -392,9 +387,7 @@ def _linear(dtype: torch.dtype, way: Way, shape: tuple[int, int]) -> nn.Module:
     """Return a map with weights of this type, or with those of float32 if the way says so."""
     weight = torch.ones(shape)
     if way == "float32" or (way == "PyTorch" and dtype == torch.float32):
-        plain = nn.Linear(shape[1], shape[0], bias=False, device="meta")
-        plain.weight = nn.Parameter(weight, requires_grad=False)
-        return plain
+        return OutputProjection(shape[1], shape[0], bias=False, tied=weight)
     if dtype == torch.int8:
         return (Int8KernelLinear if way == KERNELS else Int8Linear)(weight, None)
     if way == KERNELS:
@@ -436,7 +429,7 @@ def _run_best_token(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     def run() -> object:
         x = weight[: next(rows)]
         if way == SCREEN_WAYS[0]:
-            return fused_decoding.best_tokens_of_map(x, linear.blocked, None, forbidden, None, 1)
+            return best_tokens_of_output(linear, x, forbidden, None, 1)
         return linear.best(x, forbidden, None)
 
     return run

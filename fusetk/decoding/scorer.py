@@ -13,12 +13,13 @@ from fusetk.decoding import alignment
 from fusetk.decoding.ensemble import EQUAL_MEAN, EnsembleMean
 from fusetk.decoding.token_mask import SimpleRules
 from fusetk.models.seq2seq import Seq2Seq, State
+from fusetk.nn.best_tokens import best_tokens_of_output
 from fusetk.nn.exact import is_patched
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import KernelLinear
 from fusetk.nn.int8 import Int8Linear, ScreenedLinear
 from fusetk.nn.nested import select
-from fusetk.nn.output import OutputProjection, log_normalizer, rows_in_piece
+from fusetk.nn.output import log_normalizer, rows_in_piece
 
 
 class NextToken(NamedTuple):
@@ -130,7 +131,7 @@ class Scorer:
         if rules.only is not None:
             only = rules.only.split(rows)
         parts = [
-            self._best(piece, rules.forbidden, piece_only, count)
+            best_tokens_of_output(output, piece, rules.forbidden, piece_only, count)
             for piece, piece_only in zip(pieces, only, strict=True)
         ]
         logits, token, log_z = (
@@ -138,24 +139,6 @@ class Scorer:
             for column in zip(*parts, strict=True)
         )
         return BestTokens(logits, token, log_z, next_states, attention)
-
-    def _best(
-        self, features: Tensor, forbidden: Tensor, only: Tensor | None, count: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        output: Any = self.models[0].output
-        if not is_patched(output):
-            if type(output) is OutputProjection and features.dtype == torch.float32:
-                logits = features @ output.weight.t()
-                return fused_decoding.best_tokens(logits, output.bias, forbidden, only, count)
-            if isinstance(output, KernelLinear) and output.has_product:
-                return fused_decoding.best_tokens_of_map(
-                    features.float(), output.blocked, output.bias, forbidden, only, count
-                )
-            if isinstance(output, Int8Linear):
-                sums, scales = output.sums(features)
-                sums = sums.to(torch.int32)
-                return fused_decoding.best_tokens(sums, output.bias, forbidden, only, count, scales)
-        return fused_decoding.best_tokens(output(features).float(), None, forbidden, only, count)
 
     def _read(
         self, tokens: Tensor, states: Sequence[State]
