@@ -49,14 +49,14 @@ def examine(
 
     ``processors`` is the number that this process may use, and ``threads`` the number of threads of
     the products, by default PyTorch's. The key ``advice`` lists what is slow and what to do. With
-    ``measure_again``, the stored choices for this number of threads are deleted first; raises
+    ``measure_again``, the stored ways for this number of threads are deleted first; raises
     OSError if that is impossible.
     """
     load = _load()  # before the measurements
     if threads:
         torch.set_num_threads(threads)
     if measure_again:
-        machine.forget_choices()
+        machine.forget_chosen_ways()
     machine.device_of("cpu")
     description: dict[str, Any] = {
         "fusetk": __version__ + (f" ({revision})" if (revision := machine.revision()) else ""),
@@ -71,7 +71,7 @@ def examine(
         "gpus": _gpus(),
         "kernels": {name: _kernel(name) for name in KERNELS},
         "cache": {str(folder): _cache_state(folder) for folder in build.cache_folders()},
-        "choices": machine.choices().ways,
+        "choices": machine.chosen_ways().ways,
         "gflops": {name: _rate(*make) for name, make in PRODUCTS.items()},
     }
     return {**description, "advice": _advice(description)}

@@ -25,10 +25,10 @@ from fusetk.nn.precision import float32_by_default
 from fusetk.processor import processor, usable_processors
 from fusetk.spinning import adapt_spinning
 from fusetk.ways import (
-    CHOICES,
     INFERENCE_PRODUCTS,
+    OPERATIONS,
     PRODUCTS,
-    Choice,
+    Operation,
     Undo,
     Way,
     measurements_hash,
@@ -49,7 +49,7 @@ def device_of(name: str) -> torch.device:
 
     Also limit PyTorch's threads to the processors that this process may use, unless OMP_NUM_THREADS
     is set. For ``cpu``, also configure the memory allocator, adapt spinning to other programs and
-    apply ``choices``. Raises ConfigError if the device does not exist or is not supported.
+    use ``chosen_ways``. Raises ConfigError if the device does not exist or is not supported.
     """
     name = without_auto(name)
     try:
@@ -67,7 +67,7 @@ def device_of(name: str) -> torch.device:
     if device.type == "cpu":
         configure_allocator()
         adapt_spinning(torch.get_num_threads())
-        _use(choices(), "highest", INFERENCE_PRODUCTS)
+        _use(chosen_ways(), "highest", INFERENCE_PRODUCTS)
     return device
 
 
@@ -117,14 +117,14 @@ def revision() -> str | None:
 
 
 @dataclass(frozen=True)
-class Choices:
-    """The fastest ways to compute on this machine, by the names of ``CHOICES``."""
+class ChosenWays:
+    """The fastest ways to compute on this machine, by the names of ``OPERATIONS``."""
 
     processor: str
     threads: int
     ways: dict[str, Way]
 
-    def differences(self, other: "Choices") -> list[str]:
+    def differences(self, other: "ChosenWays") -> list[str]:
         """Return a description of each setting that differs in ``other``."""
         before, after = (
             {"processor": c.processor, "threads": c.threads, **c.ways} for c in (self, other)
@@ -136,43 +136,43 @@ class Choices:
         ]
 
 
-def choices(matmul: str = "highest") -> Choices:
-    """Return the choices for the current number of threads and a value of ``training.matmul``.
+def chosen_ways(matmul: str = "highest") -> ChosenWays:
+    """Return the ways for the current number of threads and a value of ``training.matmul``.
 
     They are measured once on each machine and stored in the cache folder, so that later processes
-    make the same choices. A new entry of ``CHOICES`` or a change of the kernels makes new
+    use the same ways. A new entry of ``OPERATIONS`` or a change of the kernels makes new
     measurements necessary.
     """
-    return _choices(matmul, torch.get_num_threads())
+    return _chosen_ways(matmul, torch.get_num_threads())
 
 
 @cache
-def _choices(matmul: str, threads: int) -> Choices:
+def _chosen_ways(matmul: str, threads: int) -> ChosenWays:
     name = _file_name(matmul, threads)
     for folder in cache_folders():
-        if stored := read_choices(folder / name):
+        if stored := read_chosen_ways(folder / name):
             return stored
-    measured: Choices | None = None
+    measured: ChosenWays | None = None
     for folder in cache_folders():
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with locked(folder):  # parallel processes wait for the first one
-                if stored := read_choices(folder / name):
+                if stored := read_chosen_ways(folder / name):
                     return stored
                 measured = measured or _measure(matmul)
-                write_choices(folder / name, measured)
+                write_chosen_ways(folder / name, measured)
                 return measured
     return measured or _measure(matmul)
 
 
 def _file_name(matmul: str, threads: int) -> str:
-    """Return the file name of the choices. It contains a hash of what they depend on."""
+    """Return the name of the file with the chosen ways. It has a hash of what they depend on."""
     conditions = {
         "matmul": matmul,
         "threads": threads,
         "torch": torch.__version__,
         "processor": processor(),
-        "choices": [choice.name for choice in CHOICES],
+        "choices": [operation.name for operation in OPERATIONS],
         "kernels": [
             name
             for dtype, name in fused_decoding.NAMES.items()
@@ -185,48 +185,48 @@ def _file_name(matmul: str, threads: int) -> str:
     return f"machine-{hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]}.json"
 
 
-def forget_choices() -> None:
-    """Delete the stored choices for this machine and the current number of threads.
+def forget_chosen_ways() -> None:
+    """Delete the stored ways for this machine and the current number of threads.
 
-    The number of threads is limited first, as in ``device_of``. Choices that runs record remain.
+    The number of threads is limited first, as in ``device_of``. Ways that runs record remain.
     Raises OSError if a file cannot be deleted.
     """
     _limit_threads()
     for folder in cache_folders():
         for matmul in ("highest", "high", "medium"):
             (folder / _file_name(matmul, torch.get_num_threads())).unlink(missing_ok=True)
-    _choices.cache_clear()
+    _chosen_ways.cache_clear()
 
 
-def read_choices(path: Path) -> Choices | None:
-    """Read a file of ``write_choices``; return None if it is missing or damaged.
+def read_chosen_ways(path: Path) -> ChosenWays | None:
+    """Read a file of ``write_chosen_ways``; return None if it is missing or damaged.
 
-    Choices that the file lacks get their default, and unknown names are ignored, so other versions
-    of fusetk can write the file.
+    Operations that the file lacks get their default way, and unknown names are ignored. So other
+    versions of fusetk can write the file.
     """
     values = read_json(path)
     try:
         ways = values["ways"]
-        stored = Choices(
+        stored = ChosenWays(
             str(values["processor"]),
             int(values["threads"]),
-            {choice.name: ways.get(choice.name, choice.ways[0]) for choice in CHOICES},
+            {each.name: ways.get(each.name, each.ways[0]) for each in OPERATIONS},
         )
     except (ValueError, OverflowError, TypeError, AttributeError, KeyError):
         return None
-    is_valid = all(_is_way_of(choice, stored.ways[choice.name]) for choice in CHOICES)
+    is_valid = all(_is_way_of(each, stored.ways[each.name]) for each in OPERATIONS)
     return stored if is_valid else None
 
 
-def _is_way_of(choice: Choice, way: Way) -> bool:
-    """Whether a choice has this way. A choice whose ways are numbers has all numbers from 0."""
-    if isinstance(choice.ways[0], str):
-        return way in choice.ways
+def _is_way_of(operation: Operation, way: Way) -> bool:
+    """Whether an operation has this way. If its ways are numbers, it has all numbers from 0."""
+    if isinstance(operation.ways[0], str):
+        return way in operation.ways
     return type(way) is int and 0 <= way < 2**31
 
 
-def write_choices(path: Path, values: Choices) -> None:
-    """Write choices as JSON. The write is atomic: it never leaves an incomplete file.
+def write_chosen_ways(path: Path, values: ChosenWays) -> None:
+    """Write chosen ways as JSON. The write is atomic: it never leaves an incomplete file.
 
     Raises OSError if the file cannot be written.
     """
@@ -237,17 +237,17 @@ def write_choices(path: Path, values: Choices) -> None:
 def computing(
     device: torch.device,
     matmul: str,
-    recorded: Choices | None = None,
+    recorded: ChosenWays | None = None,
     precision: str = "fp32",
     compiled: bool = False,
 ) -> Iterator[str]:
     """Apply the settings of a training on ``device``; restore the old ones at the end.
 
-    ``matmul`` and ``precision`` are keys of ``training``. On CPU the settings are ``recorded``, by
-    default ``choices``. In exact float32 and in bf16, PyTorch's operators may use the kernels of
-    ``fusetk.nn.fused.products`` in the whole process. They do not if the layers are ``compiled``,
-    because ``torch.compile`` does not use the kernels. Yields a description of the products for the
-    log.
+    ``matmul`` and ``precision`` are keys of ``training``. On CPU, the operations are computed in
+    the ways ``recorded``, by default ``chosen_ways``. In exact float32 and in bf16, PyTorch's
+    operators may use the kernels of ``fusetk.nn.fused.products`` in the whole process. They do not
+    if the layers are ``compiled``, because ``torch.compile`` does not use the kernels. Yields a
+    description of the products for the log.
     """
 
     def uses_kernels(dtype: torch.dtype) -> bool:
@@ -258,7 +258,7 @@ def computing(
             undo.callback(use_precision(matmul))
             description = "exact"
         else:
-            chosen = recorded or choices(matmul)
+            chosen = recorded or chosen_ways(matmul)
             for restore in _use(chosen, matmul, PRODUCTS):
                 undo.callback(restore)
             description = f"by {chosen.ways[PRODUCTS]}"
@@ -274,31 +274,31 @@ def computing(
         yield description
 
 
-def _use(chosen: Choices, matmul: str, products_choice: str) -> list[Undo]:
-    """Apply choices; return functions that restore the settings, to be called in reverse order.
+def _use(chosen: ChosenWays, matmul: str, products_name: str) -> list[Undo]:
+    """Use the chosen ways; return functions that restore the settings, in reverse order of calls.
 
-    ``products_choice`` is PRODUCTS in training and INFERENCE_PRODUCTS in inference; the other one
-    is not applied. A ``matmul`` other than highest replaces ``products_choice``.
+    ``products_name`` is PRODUCTS in training and INFERENCE_PRODUCTS in inference. The way of the
+    other one is not used. A ``matmul`` other than highest replaces the way of ``products_name``.
     """
-    unused = {PRODUCTS, INFERENCE_PRODUCTS} - {products_choice}
-    undo = [choice.use(chosen.ways[choice.name]) for choice in CHOICES if choice.name not in unused]
+    unused = {PRODUCTS, INFERENCE_PRODUCTS} - {products_name}
+    undo = [each.use(chosen.ways[each.name]) for each in OPERATIONS if each.name not in unused]
     if matmul != "highest":
         undo.append(use_precision(matmul))
     return undo
 
 
-def _measure(matmul: str) -> Choices:
-    """Measure all choices in their order; each is in use while the next ones are measured."""
+def _measure(matmul: str) -> ChosenWays:
+    """Choose the way of each operation in order; it is in use while the next ones are measured."""
     ways = {}
     with ExitStack() as undo:
-        for choice in CHOICES:
+        for operation in OPERATIONS:
             # Some operations have a backward pass.
             with torch.inference_mode(False), float32_by_default():
-                ways[choice.name] = choice.measure()
-            undo.callback(choice.use(ways[choice.name]))
+                ways[operation.name] = operation.measure()
+            undo.callback(operation.use(ways[operation.name]))
             if matmul != "highest":
                 undo.callback(use_precision(matmul))
-    return Choices(processor(), torch.get_num_threads(), ways)
+    return ChosenWays(processor(), torch.get_num_threads(), ways)
 
 
 @cache

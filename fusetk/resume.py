@@ -9,7 +9,7 @@ from fusetk import recipe as recipes
 from fusetk.config import outside_kinds
 from fusetk.data import integrity, manifest
 from fusetk.errors import WARNING, ConfigError, DataError
-from fusetk.machine import Choices, read_choices
+from fusetk.machine import ChosenWays, read_chosen_ways
 from fusetk.recipe import NEUTRAL_KEYS, Recipe
 from fusetk.runs import (
     CHECKPOINTS,
@@ -155,7 +155,7 @@ def find_changes(
     run: Path,
     last: Path | None,
     prepared: Mapping[str, Any],
-    kernel_choices: Choices | None,
+    ways: ChosenWays | None,
     session: Session,
 ) -> list[str]:
     """Return lines about what changed since the run started.
@@ -174,7 +174,7 @@ def find_changes(
         *changes,
         *(f"{WARNING}the code of the module {name} was changed" for name in modules),
         *_text_changes(recipe, prepared, resuming=bool(last)),
-        *_processor_changes(run, kernel_choices, session),
+        *_processor_changes(run, ways, session),
         *_session_changes(run, session),
     ]
 
@@ -365,16 +365,14 @@ def _session_changes(run: Path, session: Session) -> list[str]:
     ]
 
 
-def _processor_changes(run: Path, kernel_choices: Choices | None, session: Session) -> list[str]:
+def _processor_changes(run: Path, ways: ChosenWays | None, session: Session) -> list[str]:
     """Describe how the processor, and the ways to compute on it, changed since the run started."""
-    if not kernel_choices:
+    if not ways:
         return []
-    if recorded := read_choices(run / MACHINE):
-        return [
-            f"{difference}; {MAY_DIFFER}" for difference in recorded.differences(kernel_choices)
-        ]
+    if recorded := read_chosen_ways(run / MACHINE):
+        return [f"{difference}; {MAY_DIFFER}" for difference in recorded.differences(ways)]
     before = _last_session(run, session)
-    if before is None or before.on_gpu:  # a session on a GPU records no choices
+    if before is None or before.on_gpu:  # a session on a GPU records no ways
         return []
     return [
         f"{MACHINE} is missing or damaged, so this machine chooses how to compute; {MAY_DIFFER}"

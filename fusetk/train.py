@@ -27,16 +27,16 @@ from fusetk.errors import (
 )
 from fusetk.files import code_checksums, digest, remove_temporary_files, write_if_changed
 from fusetk.machine import (
-    Choices,
-    choices,
+    ChosenWays,
+    chosen_ways,
     computing,
     describe_device,
     device_of,
     has_kernels,
-    read_choices,
+    read_chosen_ways,
     revision,
     use_huge_pages,
-    write_choices,
+    write_chosen_ways,
 )
 from fusetk.models import Seq2Seq
 from fusetk.processes import World, connect, is_peer_failure, local_device, same_gpu_error
@@ -77,7 +77,7 @@ class Execution(NamedTuple):
 
     device: torch.device
     world: World
-    kernel_choices: Choices | None  # None on a GPU
+    ways: ChosenWays | None  # None on a GPU
     matmul_note: str  # how products are computed, for the log
 
 
@@ -91,21 +91,21 @@ def train(recipe: Recipe, run: Path, device: str = "auto", quiet: bool = False) 
     torch_device = device_of(local_device(device))
     world = connect(torch_device)
     try:
-        kernel_choices = world.broadcast(
-            _kernel_choices(recipe, run) if torch_device.type == "cpu" and world.first else None
+        ways = world.broadcast(
+            _ways_of_run(recipe, run) if torch_device.type == "cpu" and world.first else None
         )
         with (
             Stop() as stop,
             computing(
                 torch_device,
                 recipe.training.matmul,
-                kernel_choices,
+                ways,
                 recipe.training.precision,
                 recipe.training.compile,
             ) as matmul_note,
             RunLock(run) as run_lock,
         ):
-            execution = Execution(torch_device, world, kernel_choices, matmul_note)
+            execution = Execution(torch_device, world, ways, matmul_note)
             _train(recipe, run, execution, quiet, stop, run_lock)
     except Interrupted:
         world.close()
@@ -140,15 +140,15 @@ def _raise_with_context(error: Exception, world: World) -> NoReturn:
     raise error
 
 
-def _kernel_choices(recipe: Recipe, run: Path) -> Choices:
-    """Return the choices that the run recorded, so that resuming is exact.
+def _ways_of_run(recipe: Recipe, run: Path) -> ChosenWays:
+    """Return the ways that the run recorded, so that resuming is exact.
 
-    Returns the choices of this machine if the run recorded none for this kind of processor.
+    Returns the ways of this machine if the run recorded none for this kind of processor.
     """
-    recorded = read_choices(run / MACHINE)
+    recorded = read_chosen_ways(run / MACHINE)
     if recorded and recorded.processor == processor():
         return replace(recorded, threads=torch.get_num_threads())
-    return choices(recipe.training.matmul)
+    return chosen_ways(recipe.training.matmul)
 
 
 def _train(
@@ -165,7 +165,7 @@ def _train(
     last = world.broadcast(last_checkpoint(run) if world.first else None)
     integrity.check_settings(recipe.data, prepared, files=last is None)
     session = _session(recipe, execution, last)
-    changes = find_changes(recipe, run, last, prepared, execution.kernel_choices, session)
+    changes = find_changes(recipe, run, last, prepared, execution.ways, session)
     pipeline = Pipeline.load(data / TEXT)
     model, start_lines = _build_model(recipe, pipeline, execution, resuming=last is not None)
     trainer = _make_trainer(recipe, run, prepared, pipeline, model, world)
@@ -178,7 +178,7 @@ def _train(
     world.all_gather(None)  # rank 0 writes only after all processes have read the run folder
     if world.first:
         _lock_run_folder(run, run_lock, last)
-        _write_run_folder(recipe, run, text, trainer.progress, execution.kernel_choices)
+        _write_run_folder(recipe, run, text, trainer.progress, execution.ways)
         if last:
             trainer.checkpoints.repair(last, trainer.progress)
     with _open_log(recipe, run, quiet, trainer) as log:
@@ -354,9 +354,9 @@ def _write_run_folder(
     run: Path,
     text: Mapping[Path, bytes],
     progress: Progress,
-    kernel_choices: Choices | None,
+    ways: ChosenWays | None,
 ) -> None:
-    """Write config, text pipeline and kernel choices into the run folder.
+    """Write config, text pipeline and chosen ways into the run folder.
 
     ``text`` has the files of the text pipeline by their path in the folder. Remove the metrics
     after ``progress``, and incomplete files of killed processes. Raises CheckpointError if a file
@@ -372,8 +372,8 @@ def _write_run_folder(
         for path, content in text.items():
             remove_temporary_files((run / path).parent, (path.name,))
             write_if_changed(run / path, content)
-        if kernel_choices:
-            write_choices(run / MACHINE, kernel_choices)
+        if ways:
+            write_chosen_ways(run / MACHINE, ways)
 
 
 def _open_log(recipe: Recipe, run: Path, quiet: bool, trainer: Trainer) -> Log:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from fusetk.models.quantization import CONVERSIONS
@@ -41,11 +41,11 @@ Way = str | int  # a way to compute an operation, as it is stored in JSON
 Undo = Callable[[], None]
 
 
-class Choice(NamedTuple):
+class Operation(NamedTuple):
     """An operation that can be computed in several ways, which differ in speed and rounding only.
 
-    To add an operation, add an entry to ``CHOICES``. Runs and caches that do not know its name use
-    the default way.
+    To add an operation, add an entry to ``OPERATIONS``. Runs and caches that do not know its name
+    use the default way.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Choice(NamedTuple):
     """Use a way from now on; return a function that restores the previous one."""
 
 
-PRODUCTS = "float32 products"  # names of choices; the first one holds for training
+PRODUCTS = "float32 products"  # names of operations; the first one is that of training
 INFERENCE_PRODUCTS = "float32 products, inference"
 LARGE_PRODUCTS = {
     torch.float32: "large float32 products, training",
@@ -76,19 +76,19 @@ MIN_SPEEDUP_BF16_TRAINING = 0.95
 
 def fastest(
     ways: Sequence[Way],
-    run: Callable[[Way], Callable[[], object]],
+    prepare: Callable[[Way], Callable[[], object]],
     exact: Callable[[Way], bool] = lambda way: True,
     speedup: float = MIN_SPEEDUP,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Way:
     """Return the fastest of the exact ways.
 
-    ``run`` returns a function that computes the operation in one way. Another way replaces the
+    ``prepare`` returns a function that computes the operation in one way. Another way replaces the
     first one, the default, only if it is ``speedup`` times as fast. ``clock`` returns seconds; that
     of a thread excludes the time in which other processes run, and suits one thread only.
     """
     usable = [way for way in ways if way == ways[0] or exact(way)]
-    seconds = _seconds([run(way) for way in usable], clock)
+    seconds = _seconds([prepare(way) for way in usable], clock)
     best = min(range(1, len(usable)), key=seconds.__getitem__, default=0)
     return usable[best] if seconds[0] > speedup * seconds[best] else usable[0]
 
@@ -119,13 +119,13 @@ def _measure_large_products(dtype: torch.dtype) -> Way:
     with torch.no_grad(), one_thread():
         return fastest(
             LARGE_WAYS,
-            partial(_run_training_products, dtype),
+            partial(_prepare_training_products, dtype),
             speedup=MIN_SPEEDUP_BF16_TRAINING if bf16 else MIN_SPEEDUP_KERNELS,
             clock=time.thread_time,
         )
 
 
-def _run_training_products(dtype: torch.dtype, way: Way) -> Callable[[], object]:
+def _prepare_training_products(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     """Return a function that computes the products of linear maps, forward and backward.
 
     Each call has another number of rows than the previous call, as batches have. oneDNN compiles a
@@ -172,10 +172,10 @@ def _use_library(library: Way) -> Undo:
 
 def _measure_products() -> Way:
     with one_thread():
-        return fastest(LIBRARIES, _run_product, _is_exact_product, clock=time.thread_time)
+        return fastest(LIBRARIES, _prepare_product, _is_exact_product, clock=time.thread_time)
 
 
-def _run_product(library: Way) -> Callable[[], object]:
+def _prepare_product(library: Way) -> Callable[[], object]:
     a, b = torch.ones(1024, 256), torch.ones(256, 1024)
 
     def run() -> object:
@@ -190,11 +190,11 @@ def _run_product(library: Way) -> Callable[[], object]:
 def _measure_inference_products() -> Way:
     with torch.inference_mode(), one_thread():
         return fastest(
-            LIBRARIES, _run_inference_products, _is_exact_product, clock=time.thread_time
+            LIBRARIES, _prepare_inference_products, _is_exact_product, clock=time.thread_time
         )
 
 
-def _run_inference_products(library: Way) -> Callable[[], object]:
+def _prepare_inference_products(library: Way) -> Callable[[], object]:
     """Return a function that computes maps of rows, as many rows as no call before.
 
     The number of hypotheses in a search changes often, and oneDNN compiles a product for each.
@@ -226,7 +226,7 @@ def _is_exact_product(library: Way) -> bool:
 
 
 def attention_name(kind: str) -> str:
-    """Return the name of the choice for a key of ``ATTENTION_KINDS``."""
+    """Return the name of the operation for a key of ``ATTENTION_KINDS``."""
     return f"longest plain attention, {kind}"
 
 
@@ -249,32 +249,36 @@ def _plain_attention_limit(dtype: torch.dtype, training: bool) -> int:
     """
     limit = 0
     for length in ATTENTION_LENGTHS:
-        shape = max(1, 512 // length), length, 4, 64
-        q, k, v = (
-            torch.ones(shape, dtype=dtype).transpose(1, 2).requires_grad_(training)
-            for _ in range(3)
-        )
-        mask = torch.ones(shape[0], 1, 1, length, dtype=torch.bool)
-        if not fastest((0, length), partial(_run_attention, q, k, v, mask)):
+        prepare = partial(_prepare_attention, dtype, training, length)
+        if not fastest((0, length), prepare):
             break
         limit = length
     return limit
 
 
-def _run_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way
+def _prepare_attention(
+    dtype: torch.dtype, training: bool, length: int, limit: Way
 ) -> Callable[[], object]:
-    return partial(_attend, q, k, v, mask, limit)
+    """Return a function that computes attention to ``length`` keys with ``limit`` in use.
 
+    In training, the function also computes the backward pass.
+    """
+    shape = max(1, 512 // length), length, 4, 64
+    q, k, v = (
+        torch.ones(shape, dtype=dtype).transpose(1, 2).requires_grad_(training) for _ in range(3)
+    )
+    mask = torch.ones(shape[0], 1, 1, length, dtype=torch.bool)
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way) -> None:
-    """Run attention with ``limit`` in ``plain_up_to``, and the backward pass if ``q`` needs it."""
-    restore = _use_attention_limit((q.dtype, q.requires_grad), limit)
-    with torch.inference_mode(False), torch.set_grad_enabled(q.requires_grad):
-        result = attention.scaled_dot_product(q, k, v, mask, 0.0, "")
-        if q.requires_grad:
-            torch.autograd.grad(result.sum(), (q, k, v))
-    restore()
+    def run() -> object:
+        restore = _use_attention_limit((dtype, training), limit)
+        with torch.inference_mode(False), torch.set_grad_enabled(training):
+            result = attention.scaled_dot_product(q, k, v, mask, 0.0, "")
+            if training:
+                torch.autograd.grad(result.sum(), (q, k, v))
+        restore()
+        return result
+
+    return run
 
 
 # Linear maps in inference -------------------------------------------------------------------------
@@ -291,11 +295,11 @@ def _measure_linear(dtype: torch.dtype, operation: str) -> Way:
     ways = LINEAR_WAYS[dtype, operation]
     if not fused_decoding.has_products(dtype):
         return ways[0]
-    run = _run_search_step if operation == "maps" else _run_projection
+    prepare = _prepare_search_step if operation == "maps" else _prepare_projection
     # In autocast, a search does not use the kernels.
     with torch.inference_mode(), one_thread(), torch.autocast("cpu", enabled=False):
         return fastest(
-            ways, partial(run, dtype), speedup=MIN_SPEEDUP_KERNELS, clock=time.thread_time
+            ways, partial(prepare, dtype), speedup=MIN_SPEEDUP_KERNELS, clock=time.thread_time
         )
 
 
@@ -310,7 +314,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _run_search_step(dtype: torch.dtype, way: Way) -> Callable[[], object]:
+def _prepare_search_step(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     """Return a function that computes a decoder layer for the next token of some hypotheses.
 
     Each call has one more hypothesis than the previous call, because the number of hypotheses
@@ -341,8 +345,8 @@ def _run_search_step(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     return run
 
 
-def _run_maps(dtype: torch.dtype, way: Way) -> Callable[[], object]:
-    """Return a function that computes maps of rows; see ``_run_search_step`` for their number."""
+def _prepare_maps(dtype: torch.dtype, way: Way) -> Callable[[], object]:
+    """Return a function that computes maps of as many rows as in ``_prepare_search_step``."""
     maps = [(_linear(dtype, way, shape), shape[1]) for shape in MAPS]
     rows = count(ROWS)
 
@@ -359,18 +363,18 @@ def slower_than_float32(dtype: torch.dtype, training: bool = False) -> bool:
     They are computed in the ways that are in use for training, or for inference.
     """
 
-    def run(kind: torch.dtype) -> Callable[[], object]:
+    def prepare(kind: torch.dtype) -> Callable[[], object]:
         if training:
             way = KERNELS if products.used_in_training[kind] else LARGE_WAYS[0]
-            return _run_training_products(kind, way)
-        return _run_maps(kind, KERNELS if uses_kernels(kind, "maps") else "PyTorch")
+            return _prepare_training_products(kind, way)
+        return _prepare_maps(kind, KERNELS if uses_kernels(kind, "maps") else "PyTorch")
 
     with torch.inference_mode(), one_thread(), float32_by_default():
-        float32, other = _seconds([run(torch.float32), run(dtype)], time.thread_time)
+        float32, other = _seconds([prepare(torch.float32), prepare(dtype)], time.thread_time)
     return other > float32
 
 
-def _run_projection(dtype: torch.dtype, way: Way) -> Callable[[], object]:
+def _prepare_projection(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     """Return a function that finds the best tokens of one hypothesis more in each call."""
     linear = _linear(dtype, way, PROJECTION)
     forbidden, best = torch.tensor([0, 2]), 6
@@ -410,13 +414,13 @@ def _measure_screen(dtype: torch.dtype) -> Way:
     with torch.inference_mode(), one_thread():
         return fastest(
             SCREEN_WAYS,
-            partial(_run_best_token, dtype),
+            partial(_prepare_best_token, dtype),
             speedup=MIN_SPEEDUP,
             clock=time.thread_time,
         )
 
 
-def _run_best_token(dtype: torch.dtype, way: Way) -> Callable[[], object]:
+def _prepare_best_token(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     """Return a function that finds the best token of one hypothesis more in each call.
 
     The features are rows of the matrix, so one logit is much higher than the others.
@@ -444,7 +448,7 @@ LINEAR_WAYS: dict[tuple[torch.dtype, str], tuple[Way, ...]] = {
 LINEAR_WAYS[torch.bfloat16, "projection"] = ("float32", KERNELS)
 
 
-# Choices -----------------------------------------------------------------------------------------
+# Operations --------------------------------------------------------------------------------------
 
 # The keys of ``attention.plain_up_to``, by name.
 ATTENTION_KINDS = {
@@ -457,9 +461,9 @@ ATTENTION_KINDS = {
 ATTENTION_LENGTHS = (16, 64, 256, 1024)
 
 
-def _attention_choice(kind: str) -> Choice:
+def _attention_operation(kind: str) -> Operation:
     key = ATTENTION_KINDS[kind]
-    return Choice(
+    return Operation(
         attention_name(kind),
         (0, *ATTENTION_LENGTHS),  # number of keys up to which plain products are used
         partial(_plain_attention_limit, *key),
@@ -467,10 +471,10 @@ def _attention_choice(kind: str) -> Choice:
     )
 
 
-CHOICES: tuple[Choice, ...] = (
-    Choice(PRODUCTS, LIBRARIES, _measure_products, _use_library),
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(PRODUCTS, LIBRARIES, _measure_products, _use_library),
     *(
-        Choice(
+        Operation(
             name,
             LARGE_WAYS,
             partial(_measure_large_products, dtype),
@@ -478,12 +482,16 @@ CHOICES: tuple[Choice, ...] = (
         )
         for dtype, name in LARGE_PRODUCTS.items()
     ),
-    *(_attention_choice(kind) for kind, (_, training) in ATTENTION_KINDS.items() if training),
-    # Its way is in use while the later choices are measured; these are for inference, too.
-    Choice(INFERENCE_PRODUCTS, LIBRARIES, _measure_inference_products, _use_library),
-    *(_attention_choice(kind) for kind, (_, training) in ATTENTION_KINDS.items() if not training),
+    *(_attention_operation(kind) for kind, (_, training) in ATTENTION_KINDS.items() if training),
+    # This way is in use while the next operations are measured. They are for inference, too.
+    Operation(INFERENCE_PRODUCTS, LIBRARIES, _measure_inference_products, _use_library),
     *(
-        Choice(
+        _attention_operation(kind)
+        for kind, (_, training) in ATTENTION_KINDS.items()
+        if not training
+    ),
+    *(
+        Operation(
             f"{fused_decoding.NAMES[dtype]} {operation}, inference",
             ways,
             partial(_measure_linear, dtype, operation),
@@ -492,7 +500,7 @@ CHOICES: tuple[Choice, ...] = (
         for (dtype, operation), ways in LINEAR_WAYS.items()
     ),
     *(
-        Choice(
+        Operation(
             f"{fused_decoding.NAMES[dtype]} best token, inference",
             SCREEN_WAYS,
             partial(_measure_screen, dtype),

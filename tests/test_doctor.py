@@ -42,7 +42,7 @@ def examined(*arguments: str) -> dict[str, Any]:
 
 def test_the_description_has_the_choices_and_the_limits() -> None:
     description = examined()
-    assert description["choices"] == machine.choices().ways
+    assert description["choices"] == machine.chosen_ways().ways
     assert description["gflops"]["float32"] > 0
     assert {"recurrence", "transformer"} <= set(description["kernels"])
     text = CliRunner().invoke(main, ["doctor"]).stdout
@@ -57,25 +57,25 @@ def test_measure_again_replaces_the_stored_ways(
     products = "float32 products"
 
     def measured(patch: pytest.MonkeyPatch, way: str, *arguments: str) -> Way:
-        choices = machine.Choices("p", 1, {c.name: c.ways[0] for c in machine.CHOICES})
-        choices.ways[products] = way
-        patch.setattr(machine, "_measure", lambda matmul: choices)
+        defaults = {each.name: each.ways[0] for each in machine.OPERATIONS}
+        chosen = machine.ChosenWays("p", 1, {**defaults, products: way})
+        patch.setattr(machine, "_measure", lambda matmul: chosen)
         result: Way = examined(*arguments)["choices"][products]
         return result
 
     with monkeypatch.context() as patch:
         patch.setattr(machine, "cache_folders", lambda: [tmp_path / "cache"])
-        machine._choices.cache_clear()
+        machine._chosen_ways.cache_clear()
         assert measured(patch, "MKL") == "MKL"
         assert measured(patch, "oneDNN") == "MKL", "the stored way"
         other = tmp_path / "cache" / "machine-0.json"
         other.write_text("of another machine")
         assert measured(patch, "oneDNN", "--measure-again") == "oneDNN"
         assert other.exists()
-        machine._choices.cache_clear()
+        machine._chosen_ways.cache_clear()
         assert measured(patch, "MKL") == "oneDNN", "the new way is stored"
-    machine._choices.cache_clear()
-    machine.choices()  # those of this machine
+    machine._chosen_ways.cache_clear()
+    machine.chosen_ways()  # those of this machine
 
 
 def test_advice_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,7 +22,14 @@ from fusetk import machine, runs, ways
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.errors import ConfigError
-from fusetk.machine import Choices, choices, computing, device_of, read_choices, write_choices
+from fusetk.machine import (
+    ChosenWays,
+    chosen_ways,
+    computing,
+    device_of,
+    read_chosen_ways,
+    write_chosen_ways,
+)
 from fusetk.nn import attention
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
@@ -39,16 +46,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder; the process has no measured choices."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the parent of the second folder
-    machine._choices.cache_clear()
+    machine._chosen_ways.cache_clear()
     yield tmp_path / "fusetk"
-    machine._choices.cache_clear()
+    machine._chosen_ways.cache_clear()
 
 
-def uniform(limit: int) -> Choices:
+def uniform(limit: int) -> ChosenWays:
     """Choose plain products for up to ``limit`` keys in each kind of attention."""
-    defaults = {choice.name: choice.ways[0] for choice in machine.CHOICES}
+    defaults = {each.name: each.ways[0] for each in machine.OPERATIONS}
     limits = {ways.attention_name(kind): limit for kind in ways.ATTENTION_KINDS}
-    return Choices(processor(), 1, {**defaults, **limits})
+    return ChosenWays(processor(), 1, {**defaults, **limits})
 
 
 @pytest.mark.parametrize("gradients", [True, False])
@@ -88,12 +95,12 @@ def test_the_limit_decides_by_the_number_of_keys(monkeypatch: pytest.MonkeyPatch
 
 
 def test_choices_are_measured_once_and_stored(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = choices()
+    first = chosen_ways()
     [file] = cache.glob("machine-*.json")
-    assert read_choices(file) == first
+    assert read_chosen_ways(file) == first
     monkeypatch.setattr(machine, "_measure", lambda matmul: pytest.fail("measured again"))
-    machine._choices.cache_clear()
-    assert choices() == first
+    machine._chosen_ways.cache_clear()
+    assert chosen_ways() == first
 
 
 @pytest.mark.parametrize("changed", ["sources_hash", "measurements_hash"])
@@ -101,11 +108,11 @@ def test_choices_are_measured_again_for_changed_code(
     cache: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     monkeypatch.setattr(ways, "MAX_SECONDS", 0.0)
-    choices()
-    machine._choices.cache_clear()
+    chosen_ways()
+    machine._chosen_ways.cache_clear()
     monkeypatch.setattr(machine, changed, lambda: "changed")
     monkeypatch.setattr(machine, "_measure", lambda matmul: uniform(6))
-    assert choices() == uniform(6)
+    assert chosen_ways() == uniform(6)
     assert len(list(cache.glob("machine-*.json"))) == 2
 
 
@@ -126,12 +133,12 @@ def test_damaged_choices_are_measured_again(
     cache: Path, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "_measure", lambda matmul: uniform(6))
-    choices()
+    chosen_ways()
     [file] = cache.glob("machine-*.json")
     file.write_text(content)
-    machine._choices.cache_clear()
-    again = choices()
-    assert read_choices(file) == again
+    machine._chosen_ways.cache_clear()
+    again = chosen_ways()
+    assert read_chosen_ways(file) == again
 
 
 def test_forgotten_choices_are_those_of_the_limited_number_of_threads(
@@ -143,9 +150,9 @@ def test_forgotten_choices_are_those_of_the_limited_number_of_threads(
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        choices()
+        chosen_ways()
         torch.set_num_threads(2)  # of a process that starts in the container
-        machine.forget_choices()
+        machine.forget_chosen_ways()
         assert not list(cache.glob("machine-*.json"))
     finally:
         torch.set_num_threads(threads)
@@ -161,7 +168,7 @@ def test_parallel_processes_measure_once(cache: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(machine, "_measure", measure)
     with ThreadPoolExecutor(3) as pool:  # a thread opens the lock as a process does
-        measured = list(pool.map(lambda _: machine._choices.__wrapped__("auto", 1), range(3)))
+        measured = list(pool.map(lambda _: machine._chosen_ways.__wrapped__("auto", 1), range(3)))
     assert measured == [uniform(1)] * 3
 
 
@@ -178,7 +185,7 @@ def test_a_product_with_rounded_factors_is_never_chosen(
     monkeypatch.setattr(
         ways, "_seconds", lambda runs, clock: [float(len(runs) - i) for i in range(len(runs))]
     )
-    [products] = (choice for choice in ways.CHOICES if choice.name == name)
+    [products] = (each for each in ways.OPERATIONS if each.name == name)
     assert products.measure() == "MKL"
     monkeypatch.setattr(ways, "product_error", lambda device: 2e-7)
     assert products.measure() == "oneDNN", "oneDNN takes half the time"
@@ -199,11 +206,11 @@ def test_other_processes_do_not_change_the_choice_of_products(
 
     monkeypatch.setattr(ways, "_seconds", seconds)
     monkeypatch.setattr(products, "available", lambda dtype: True)
-    [products_choice] = (choice for choice in ways.CHOICES if choice.name == name)
+    [operation] = (each for each in ways.OPERATIONS if each.name == name)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        products_choice.measure()
+        operation.measure()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -228,8 +235,8 @@ def test_the_speed_of_a_type_is_compared_with_that_of_float32(
     monkeypatch.setitem(in_kernels, torch.float32, {"maps": True, "projection": False})
     monkeypatch.setitem(in_kernels, torch.int8, {"maps": False, "projection": True})
     monkeypatch.setattr(fused_decoding, "has_products", lambda dtype: True)
-    monkeypatch.setattr(ways, "_run_maps", lambda dtype, way: (dtype, way))
-    monkeypatch.setattr(ways, "_run_training_products", lambda dtype, way: (dtype, way))
+    monkeypatch.setattr(ways, "_prepare_maps", lambda dtype, way: (dtype, way))
+    monkeypatch.setattr(ways, "_prepare_training_products", lambda dtype, way: (dtype, way))
     monkeypatch.setitem(products.used_in_training, torch.float32, False)
     monkeypatch.setitem(products.used_in_training, torch.bfloat16, True)
     measured = []
@@ -262,7 +269,7 @@ def test_a_measured_step_of_a_search(
     before = torch.get_rng_state()
     in_use = dict(in_kernels[torch.float32])
     with torch.inference_mode():
-        step = ways._run_search_step(torch.float32, way)
+        step = ways._prepare_search_step(torch.float32, way)
         assert [len(step()[0]) for _ in range(3)] == [ways.ROWS, ways.ROWS + 1, ways.ROWS + 2]
     assert len(calls) == whole_layers
     assert in_kernels[torch.float32] == in_use and torch.equal(before, torch.get_rng_state())
@@ -281,7 +288,7 @@ def test_measured_products_of_a_training_have_the_shapes_of_a_training(
 
     monkeypatch.setattr(torch, "mm", record)
     with torch.no_grad():
-        run = ways._run_training_products(dtype, "library")
+        run = ways._prepare_training_products(dtype, "library")
         run()
         first = set(shapes)
         shapes.clear()
@@ -305,8 +312,8 @@ def test_choices_are_measured_in_inference_mode_too(
 ) -> None:
     monkeypatch.setattr(ways, "MAX_SECONDS", 0.0)
     with torch.inference_mode():
-        measured = choices()
-    assert set(measured.ways) == {choice.name for choice in machine.CHOICES}
+        measured = chosen_ways()
+    assert set(measured.ways) == {each.name for each in machine.OPERATIONS}
 
 
 def test_a_measurement_ends_when_the_times_no_longer_fall(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,10 +354,10 @@ def test_training_and_inference_have_their_own_products(
     training: str, inference: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shapes of a search change with each step, and oneDNN compiles a product for each."""
-    defaults = {choice.name: choice.ways[0] for choice in machine.CHOICES}
+    defaults = {each.name: each.ways[0] for each in machine.OPERATIONS}
     products = {ways.PRODUCTS: training, ways.INFERENCE_PRODUCTS: inference}
-    chosen = Choices(processor(), 1, {**defaults, **products})
-    monkeypatch.setattr(machine, "choices", lambda matmul="highest": chosen)
+    chosen = ChosenWays(processor(), 1, {**defaults, **products})
+    monkeypatch.setattr(machine, "chosen_ways", lambda matmul="highest": chosen)
     precision = {"MKL": "highest", "oneDNN": "medium"}
     before = torch.get_float32_matmul_precision()
     try:
@@ -367,8 +374,8 @@ def test_training_and_inference_have_their_own_products(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_trainings_use_the_chosen_products(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
-    defaults = {choice.name: choice.ways[0] for choice in machine.CHOICES}
-    chosen = Choices(processor(), 1, {**defaults, ways.LARGE_PRODUCTS[dtype]: "kernels"})
+    defaults = {each.name: each.ways[0] for each in machine.OPERATIONS}
+    chosen = ChosenWays(processor(), 1, {**defaults, ways.LARGE_PRODUCTS[dtype]: "kernels"})
     kernel_calls: list[torch.dtype] = []
     monkeypatch.setattr(products, "_call", lambda a, *arguments: kernel_calls.append(a.dtype))
     factors = [torch.ones(64, 64, dtype=each) for each in (torch.float32, torch.bfloat16)]
@@ -397,10 +404,10 @@ def test_trainings_use_the_chosen_products(precision: str, monkeypatch: pytest.M
     assert calls(recorded=chosen) == [], "the kernels are missing on this machine"
 
 
-def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new choice is measured, applied and restored; files without it are still read."""
+def test_an_operation_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new operation is measured, used and restored; files without it are still read."""
     path = cache.parent / "run.json"
-    write_choices(path, uniform(16))
+    write_chosen_ways(path, uniform(16))
     current = ["slow"]
 
     def use(way: ways.Way) -> ways.Undo:
@@ -410,7 +417,7 @@ def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyP
 
     seconds = {"slow": 2.0, "fast": 1.0, "wrong": 0.1}
     monkeypatch.setattr(ways, "_seconds", lambda runs, clock: [run() for run in runs])
-    new = ways.Choice(
+    new = ways.Operation(
         "sorting",
         ("slow", "fast", "wrong"),
         lambda: ways.fastest(
@@ -418,8 +425,8 @@ def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyP
         ),
         use,
     )
-    monkeypatch.setattr(machine, "CHOICES", (*machine.CHOICES[:1], new))
-    stored = read_choices(path)
+    monkeypatch.setattr(machine, "OPERATIONS", (*machine.OPERATIONS[:1], new))
+    stored = read_chosen_ways(path)
     assert stored and stored.ways == {"float32 products": "MKL", "sorting": "slow"}
     measured = replace(stored, ways={**stored.ways, "sorting": new.measure()})
     assert measured.ways["sorting"] == "fast"
@@ -427,9 +434,9 @@ def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyP
     with computing(CPU, "highest", measured):
         assert current == ["fast"]
     assert current == ["slow"]
-    write_choices(path, measured)
+    write_chosen_ways(path, measured)
     monkeypatch.undo()
-    assert read_choices(path) == uniform(0), "an unknown choice is ignored"
+    assert read_chosen_ways(path) == uniform(0), "an unknown operation is ignored"
 
 
 def test_messages_of_git_may_have_any_encoding(
@@ -470,12 +477,12 @@ def test_a_run_keeps_its_choices_when_it_resumes(
     config = toy.with_name("conv.yaml")
     values = yaml.safe_load(toy.read_text())
     config.write_text(yaml.safe_dump({**values, "model": yaml.safe_load(conv)}))
-    monkeypatch.setattr(train_module, "choices", lambda matmul: uniform(1000))
+    monkeypatch.setattr(train_module, "chosen_ways", lambda matmul: uniform(1000))
     train_module.train(load(config), tmp_path / "one", "cpu", quiet=True)
     train_module.train(
         load(config, ["training.stages.0.end.updates=4"]), tmp_path / "two", "cpu", quiet=True
     )
-    monkeypatch.setattr(train_module, "choices", lambda matmul: uniform(0))
+    monkeypatch.setattr(train_module, "chosen_ways", lambda matmul: uniform(0))
     train_module.train(load(config), tmp_path / "two", "cpu", quiet=True)
     train_module.train(load(config), tmp_path / "three", "cpu", quiet=True)
     first, second, third = (
@@ -491,10 +498,10 @@ def test_a_run_keeps_its_choices_when_it_resumes(
 def test_another_processor_is_reported_and_measured(toy: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_module.train(load(toy, ["training.stages.0.end.updates=4"]), run, "cpu", quiet=True)
-    recorded = read_choices(run / "machine.json")
+    recorded = read_chosen_ways(run / "machine.json")
     assert recorded
     other = {**recorded.ways, "longest plain attention, fp32 training": 7}
-    write_choices(run / "machine.json", replace(recorded, processor="another", ways=other))
+    write_chosen_ways(run / "machine.json", replace(recorded, processor="another", ways=other))
     train_module.train(load(toy), run, "cpu", quiet=True)
     log = (run / "log.txt").read_text()
     assert f"changed: processor: another -> {processor()}" in log
@@ -504,13 +511,13 @@ def test_another_processor_is_reported_and_measured(toy: Path, tmp_path: Path) -
     (run / "machine.json").write_text("{")
     train_module.train(load(toy), run, "cpu", quiet=True)
     assert "changed: machine.json is missing or damaged, " in (run / "log.txt").read_text()
-    assert read_choices(run / "machine.json")
+    assert read_chosen_ways(run / "machine.json")
 
 
 def test_deeply_nested_choices_are_damaged(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     path.write_text("[" * 200_000)
-    assert read_choices(path) is None
+    assert read_chosen_ways(path) is None
 
 
 def test_other_code_and_missing_kernels_are_reported(

@@ -30,7 +30,7 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
 from fusetk.errors import DataError
-from fusetk.machine import Choices, choices, computing, device_of
+from fusetk.machine import ChosenWays, chosen_ways, computing, device_of
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.recipe import Recipe, load
 from fusetk.runs import TEXT
@@ -111,11 +111,11 @@ def chosen_clock(arguments: argparse.Namespace) -> Callable[[], float]:
     return time.process_time if arguments.processor_time else time.perf_counter
 
 
-def ways_to_compute(arguments: argparse.Namespace) -> Choices | None:
+def ways_to_compute(arguments: argparse.Namespace) -> ChosenWays | None:
     """Return the ways of this machine with large products by the library; None: all its ways."""
     if not arguments.library_products:
         return None
-    chosen = choices()
+    chosen = chosen_ways()
     library = dict.fromkeys(LARGE_PRODUCTS.values(), "library")
     return replace(chosen, ways={**chosen.ways, **library})
 

@@ -9,7 +9,7 @@ import torch
 from fusetk import train as train_module
 from fusetk import ways
 from fusetk.errors import ConfigError, quantity
-from fusetk.machine import choices, computing, device_of
+from fusetk.machine import chosen_ways, computing, device_of
 from fusetk.nn.fused import products
 from fusetk.recipe import load
 from fusetk.training import loop
@@ -74,5 +74,5 @@ def test_training_uses_and_logs_the_setting_and_restores_it(
     log = (tmp_path / "other" / "log.txt").read_text()
     kernels = " and kernels" if products.used_in_training[torch.float32] else ""
     threads = quantity(torch.get_num_threads(), "thread")
-    products_way = choices().ways["float32 products"]
+    products_way = chosen_ways().ways["float32 products"]
     assert f"cpu, float32 products by {products_way}{kernels}, {threads}, fp32\n" in log
