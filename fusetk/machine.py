@@ -1,6 +1,6 @@
-"""The device, the processor, and settings that make PyTorch fast on this machine.
+"""The device, the chosen ways to compute, and settings that make PyTorch fast on this machine.
 
-The settings change speed and rounding only.
+The ways and the settings change speed and rounding only.
 """
 
 import ctypes

@@ -26,7 +26,7 @@ from fusetk.nn.fused import products
 from fusetk.nn.inference_linear import (
     Bf16Linear,
     KernelLinear,
-    in_kernels,
+    kernels_are_faster,
     screens,
     uses_kernels,
 )
@@ -69,8 +69,8 @@ MIN_SPEEDUP = 1.15
 # The kernels for products replace PyTorch if they are faster at all. They are at least as exact as
 # PyTorch with weights of the same type.
 MIN_SPEEDUP_KERNELS = 1.0
-# For bf16, the measured products have few shapes. In a training, oneDNN must also compile those of
-# further shapes.
+# In bf16 training, the kernels are used even if they are up to 5 % slower in the measurement. A
+# training has more shapes than the measurement, and oneDNN compiles a product for each shape.
 MIN_SPEEDUP_BF16_TRAINING = 0.95
 
 
@@ -284,18 +284,18 @@ def _prepare_attention(
 # Linear maps in inference -------------------------------------------------------------------------
 
 
-def _use_kernels(dtype: torch.dtype, operation: str, way: Way) -> Undo:
-    operations = in_kernels[dtype]
-    before = operations[operation]
-    operations[operation] = way == KERNELS
-    return partial(operations.__setitem__, operation, before)
+def _use_kernels(dtype: torch.dtype, kind: str, way: Way) -> Undo:
+    kinds = kernels_are_faster[dtype]
+    before = kinds[kind]
+    kinds[kind] = way == KERNELS
+    return partial(kinds.__setitem__, kind, before)
 
 
-def _measure_linear(dtype: torch.dtype, operation: str) -> Way:
-    ways = LINEAR_WAYS[dtype, operation]
+def _measure_linear(dtype: torch.dtype, kind: str) -> Way:
+    ways = LINEAR_WAYS[dtype, kind]
     if not fused_decoding.has_products(dtype):
         return ways[0]
-    prepare = _prepare_search_step if operation == "maps" else _prepare_projection
+    prepare = _prepare_search_step if kind == "maps" else _prepare_projection
     # In autocast, a search does not use the kernels.
     with torch.inference_mode(), one_thread(), torch.autocast("cpu", enabled=False):
         return fastest(
@@ -358,16 +358,18 @@ def _prepare_maps(dtype: torch.dtype, way: Way) -> Callable[[], object]:
 
 
 def slower_than_float32(dtype: torch.dtype, training: bool = False) -> bool:
-    """Whether maps with weights of this type are slower on CPU than those of float32.
+    """Whether linear maps with weights of this type are slower on CPU than those of float32.
 
-    They are computed in the ways that are in use for training, or for inference.
+    Both types are measured with the code that this process uses for them in training or in
+    inference: the kernels if ``products.used_in_training`` or ``uses_kernels`` is true for the
+    type, otherwise PyTorch.
     """
 
-    def prepare(kind: torch.dtype) -> Callable[[], object]:
+    def prepare(compared: torch.dtype) -> Callable[[], object]:
         if training:
-            way = KERNELS if products.used_in_training[kind] else LARGE_WAYS[0]
-            return _prepare_training_products(kind, way)
-        return _prepare_maps(kind, KERNELS if uses_kernels(kind, "maps") else "PyTorch")
+            way = KERNELS if products.used_in_training[compared] else LARGE_WAYS[0]
+            return _prepare_training_products(compared, way)
+        return _prepare_maps(compared, KERNELS if uses_kernels(compared, "maps") else "PyTorch")
 
     with torch.inference_mode(), one_thread(), float32_by_default():
         float32, other = _seconds([prepare(torch.float32), prepare(dtype)], time.thread_time)
@@ -388,7 +390,10 @@ def _prepare_projection(dtype: torch.dtype, way: Way) -> Callable[[], object]:
 
 
 def _linear(dtype: torch.dtype, way: Way, shape: tuple[int, int]) -> nn.Module:
-    """Return a map with weights of this type, or with those of float32 if the way says so."""
+    """Return a linear map with weights (out, width) of ones, which is computed in one way.
+
+    The way "float32" has weights of float32, the other ways have weights of ``dtype``.
+    """
     weight = torch.ones(shape)
     if way == "float32" or (way == "PyTorch" and dtype == torch.float32):
         return OutputProjection(shape[1], shape[0], bias=False, tied=weight)
@@ -439,11 +444,11 @@ def _prepare_best_token(dtype: torch.dtype, way: Way) -> Callable[[], object]:
     return run
 
 
-# The ways by type of the weights and operation, the keys of ``in_kernels``.
+# The ways by type of the weights and kind of map, the keys of ``kernels_are_faster``.
 LINEAR_WAYS: dict[tuple[torch.dtype, str], tuple[Way, ...]] = {
-    (dtype, operation): ("PyTorch", KERNELS)
-    for dtype, operations in in_kernels.items()
-    for operation in operations
+    (dtype, kind): ("PyTorch", KERNELS)
+    for dtype, kinds in kernels_are_faster.items()
+    for kind in kinds
 }
 LINEAR_WAYS[torch.bfloat16, "projection"] = ("float32", KERNELS)
 
@@ -492,12 +497,12 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     *(
         Operation(
-            f"{fused_decoding.NAMES[dtype]} {operation}, inference",
+            f"{fused_decoding.NAMES[dtype]} {kind}, inference",
             ways,
-            partial(_measure_linear, dtype, operation),
-            partial(_use_kernels, dtype, operation),
+            partial(_measure_linear, dtype, kind),
+            partial(_use_kernels, dtype, kind),
         )
-        for (dtype, operation), ways in LINEAR_WAYS.items()
+        for (dtype, kind), ways in LINEAR_WAYS.items()
     ),
     *(
         Operation(

@@ -21,7 +21,7 @@ from fusetk.decoding.requests import Request
 from fusetk.errors import ConfigError, DataError
 from fusetk.models import MODELS
 from fusetk.models.quantization import to_bf16, to_int8
-from fusetk.nn.inference_linear import in_kernels
+from fusetk.nn.inference_linear import kernels_are_faster
 from fusetk.system import load_model
 from tests.cli.test_decode import WORDS, make_run, output
 from tests.contracts.systems import SYSTEMS
@@ -69,8 +69,8 @@ def test_it_translates_as_the_command_does(trained: Path) -> None:
 def test_without_kernels_a_change_of_the_weights_has_an_effect(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for operation in in_kernels[torch.float32]:
-        monkeypatch.setitem(in_kernels[torch.float32], operation, True)
+    for kind in kernels_are_faster[torch.float32]:
+        monkeypatch.setitem(kernels_are_faster[torch.float32], kind, True)
     original = load_model(trained).model
     system = fusetk.load(trained, kernels=False)
     [model] = system.models
@@ -112,8 +112,8 @@ SEARCHES: list[dict[str, Any]] = [
 def test_the_default_number_type_of_the_program_changes_nothing(
     trained: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    for operation in in_kernels[torch.float32]:
-        monkeypatch.setitem(in_kernels[torch.float32], operation, True)
+    for kind in kernels_are_faster[torch.float32]:
+        monkeypatch.setitem(kernels_are_faster[torch.float32], kind, True)
     system = fusetk.load(trained)
 
     def results(system: fusetk.System) -> list[Any]:

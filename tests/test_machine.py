@@ -33,7 +33,7 @@ from fusetk.machine import (
 from fusetk.nn import attention
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
-from fusetk.nn.inference_linear import in_kernels
+from fusetk.nn.inference_linear import kernels_are_faster
 from fusetk.processor import processor
 from fusetk.recipe import Recipe, load
 from fusetk.training.update import length_multiple
@@ -232,8 +232,8 @@ def test_the_speedup_that_another_way_needs(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_speed_of_a_type_is_compared_with_that_of_float32(
     monkeypatch: pytest.MonkeyPatch, seconds: list[float], slower: bool
 ) -> None:
-    monkeypatch.setitem(in_kernels, torch.float32, {"maps": True, "projection": False})
-    monkeypatch.setitem(in_kernels, torch.int8, {"maps": False, "projection": True})
+    monkeypatch.setitem(kernels_are_faster, torch.float32, {"maps": True, "projection": False})
+    monkeypatch.setitem(kernels_are_faster, torch.int8, {"maps": False, "projection": True})
     monkeypatch.setattr(fused_decoding, "has_products", lambda dtype: True)
     monkeypatch.setattr(ways, "_prepare_maps", lambda dtype, way: (dtype, way))
     monkeypatch.setattr(ways, "_prepare_training_products", lambda dtype, way: (dtype, way))
@@ -267,12 +267,13 @@ def test_a_measured_step_of_a_search(
         fused_decoding, "decoder_layer", lambda *args: calls.append(1) or layer(*args)
     )
     before = torch.get_rng_state()
-    in_use = dict(in_kernels[torch.float32])
+    in_use = dict(kernels_are_faster[torch.float32])
     with torch.inference_mode():
         step = ways._prepare_search_step(torch.float32, way)
         assert [len(step()[0]) for _ in range(3)] == [ways.ROWS, ways.ROWS + 1, ways.ROWS + 2]
     assert len(calls) == whole_layers
-    assert in_kernels[torch.float32] == in_use and torch.equal(before, torch.get_rng_state())
+    assert kernels_are_faster[torch.float32] == in_use
+    assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

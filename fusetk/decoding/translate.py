@@ -1,4 +1,8 @@
-"""Text in, text out: sentences are sorted into batches, searched, and put back in order."""
+"""Translation of lines of text.
+
+The sentences are sorted by length and searched in batches. The translations are returned in the
+order of the lines.
+"""
 
 import logging
 import math

@@ -20,7 +20,7 @@ from fusetk.nn.precision import product_dtype
 
 # Greatest length S for which plain matrix products replace PyTorch's fused kernel on CPU, for each
 # type of the products, with and without gradients. The results differ in rounding only.
-# ``fusetk.machine`` measures the lengths on the current machine.
+# ``fusetk.ways`` measures the lengths on the current machine.
 plain_up_to: dict[tuple[torch.dtype, bool], int] = {(torch.bfloat16, True): sys.maxsize}
 
 

@@ -11,20 +11,20 @@ from fusetk.nn.fused import decoding as fused_decoding
 
 ALL = slice(None)
 # Whether the kernels of fusetk are the fastest way to compute linear maps and the output
-# projection, by type of the weights; fusetk.machine measures it.
-in_kernels = {
+# projection, by type of the weights; fusetk.ways measures it.
+kernels_are_faster = {
     torch.float32: {"maps": False, "projection": False},
     torch.bfloat16: {"maps": False, "projection": False},
     torch.int8: {"maps": False, "projection": False},
 }
 # Whether products of int8 exclude tokens in greedy search without scores, by type of the weights of
-# the output projection. This needs a projection in the kernels. fusetk.machine measures it.
+# the output projection. This needs a projection in the kernels. fusetk.ways measures it.
 screens = {torch.float32: False, torch.bfloat16: False}
 
 
-def uses_kernels(dtype: torch.dtype, operation: str) -> bool:
-    """Whether new maps for "maps" or "projection" with this type use the kernels."""
-    return in_kernels[dtype][operation] and fused_decoding.has_products(dtype)
+def uses_kernels(dtype: torch.dtype, kind: str) -> bool:
+    """Whether new maps of the kind "maps" or "projection" with this type use the kernels."""
+    return kernels_are_faster[dtype][kind] and fused_decoding.has_products(dtype)
 
 
 class InferenceLinear(nn.Module):

@@ -35,7 +35,7 @@ def float32_by_default() -> Iterator[None]:
 
 
 def uses_onednn(dtype: torch.dtype) -> bool:
-    """Whether PyTorch computes products of this type on CPU with oneDNN; see ``fusetk.machine``."""
+    """Whether PyTorch computes products of this type on CPU with oneDNN; see ``fusetk.ways``."""
     if dtype == torch.float32:
         return torch.get_float32_matmul_precision() == "medium"
     return dtype == torch.bfloat16

@@ -29,7 +29,7 @@ from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.models.transformer import Transformer
 from fusetk.nn.fused import decoding as fused_decoding
-from fusetk.nn.inference_linear import KernelLinear, in_kernels, screens
+from fusetk.nn.inference_linear import KernelLinear, kernels_are_faster, screens
 from fusetk.nn.int8 import ScreenedLinear
 from fusetk.nn.nested import map_tensors, select
 from fusetk.nn.output import OutputProjection
@@ -251,8 +251,8 @@ def test_logits_of_a_bf16_model_are_float32(model, uses_kernels, monkeypatch):
 
 
 def set_kernels(monkeypatch, dtype, value):
-    for operation in in_kernels[dtype]:
-        monkeypatch.setitem(in_kernels[dtype], operation, value)
+    for kind in kernels_are_faster[dtype]:
+        monkeypatch.setitem(kernels_are_faster[dtype], kind, value)
 
 
 # Search

@@ -18,7 +18,7 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.transformer import Transformer
 from fusetk.nn.attention import SelfAttention
 from fusetk.nn.fused import decoding as fused_decoding
-from fusetk.nn.inference_linear import in_kernels
+from fusetk.nn.inference_linear import kernels_are_faster
 from tests.contracts.systems import SYSTEMS
 from tests.decoding.fakes import batch
 
@@ -58,7 +58,7 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     observe(cpu_inference, "decoder_layer", DECODER)
     observe(cpu_inference, "_attention_in_kernels", ATTENTION)
     observe(fused_decoding, "decoder_layer", WHOLE)
-    monkeypatch.setitem(in_kernels[torch.float32], "maps", True)
+    monkeypatch.setitem(kernels_are_faster[torch.float32], "maps", True)
     return ran
 
 

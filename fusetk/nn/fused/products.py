@@ -1,7 +1,7 @@
 """Products of matrices of float32 or bf16 for training on CPU: calls of ``products.cpp``.
 
 ``replace`` makes PyTorch's operators use them. On some processors they are faster than PyTorch's
-library; ``fusetk.machine`` measures it.
+library; ``fusetk.ways`` measures it.
 """
 
 import threading
