@@ -270,7 +270,7 @@ def load_model(
             raise
         raise FusetkError(
             f"{folder} does not fit into the memory of {place} ({first_line(error)}): end other "
-            "programs on the device, or choose another --device"
+            "programs on the device, or choose another device"
         ) from None
     return Loaded(recipe, pipeline, model.eval(), folder, has_average)
 
@@ -336,7 +336,7 @@ def load_ensemble(
         models = [convert(model) for model in models]
     on_cpu = next(models[0].parameters()).device.type == "cpu"
     if on_cpu and precision != "fp32" and slower_than_float32(WEIGHT_TYPES[precision]):
-        report(f"warning: {precision} is slower than fp32 on this processor: use --precision fp32")
+        report(f"warning: {precision} is slower than fp32 on this processor: use precision fp32")
     return Ensemble(models, first, loaded[0].recipe)
 
 
@@ -345,8 +345,8 @@ def check_raw(raw: bool, paths: Sequence[str | Path], loaded: Sequence[Loaded]) 
     if raw and not any(system.has_average for system in loaded):
         names = join_names([str(path) for path in paths])
         raise ConfigError(
-            f"--raw has no effect on {names}: there is no moving average of the weights "
-            "(training.ema); omit --raw"
+            f"raw has no effect on {names}: there is no moving average of the weights "
+            "(training.ema); omit raw"
         )
 
 

@@ -260,7 +260,7 @@ def test_lower_precision_is_close(trained, precision):
 def test_a_precision_that_is_slower_than_fp32_gets_a_warning(trained, monkeypatch, slower):
     measured = []
     monkeypatch.setattr(system, "slower_than_float32", lambda kind: measured.append(kind) or slower)
-    warning = "warning: int8 is slower than fp32 on this processor: use --precision fp32"
+    warning = "warning: int8 is slower than fp32 on this processor: use precision fp32"
     said = decode("-m", trained, "--precision", "int8", lines=["Hund"]).stderr
     assert (warning in said.splitlines()) == slower and measured == [torch.int8]
     decode("-m", trained, lines=["Hund"])
