@@ -262,9 +262,9 @@ def test_a_measured_step_of_a_search(
 ) -> None:
     """Each call has one more hypothesis. The random state and the choices in use do not change."""
     calls = []
-    layer = fused_decoding.decoder_layer
+    layer = fused_decoding.run_decoder_layer
     monkeypatch.setattr(
-        fused_decoding, "decoder_layer", lambda *args: calls.append(1) or layer(*args)
+        fused_decoding, "run_decoder_layer", lambda *args: calls.append(1) or layer(*args)
     )
     before = torch.get_rng_state()
     in_use = dict(kernels_are_faster[torch.float32])

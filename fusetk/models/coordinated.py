@@ -185,7 +185,7 @@ class CoordinatedLayer(TransformerLayer):
         extended cache. Input and output may be streams of such tensors.
         """
         if isinstance(context, cpu_inference.StepContext):
-            return cpu_inference.decoder_layer(self, x, context)
+            return cpu_inference.run_decoder_layer(self, x, context)
         x = self.input_projection(x)
         if isinstance(context, SourceContext):
             return self._source(x, context)

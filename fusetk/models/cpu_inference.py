@@ -105,8 +105,8 @@ class StepLayer(NamedTuple):
 
     in_kernels: bool
     """Whether kernels compute all parts of the layer; otherwise they compute its attention only."""
-    whole: fused_decoding.DecoderLayer | None
-    """The layer, if one call computes all parts."""
+    whole: fused_decoding.DecoderLayerArguments | None
+    """The arguments of the call, if one call computes all parts."""
 
 
 class Hypotheses(NamedTuple):
@@ -256,7 +256,7 @@ def decode_in_steps(
     return torch.cat(outputs, 1), State(None, hypotheses, step)
 
 
-def decoder_layer(
+def run_decoder_layer(
     layer: DecoderLayerModules, x: Stream, context: StepContext
 ) -> tuple[Stream, tuple[Tensor, ...]]:
     """Compute a decoder layer: (R, 1, input width) -> (R, 1, D), or streams of such tensors.
@@ -269,7 +269,7 @@ def decoder_layer(
     x = _input_rows(layer, x)
     whole = context.layer.whole
     if whole is not None and not trace.is_listening_for(layer.source_name):
-        out, projections = fused_decoding.decoder_layer(
+        out, projections = fused_decoding.run_decoder_layer(
             whole, x, context.steps, context.ancestors, context.source, context.sentences
         )
         return out.view(*shape[:-1], layer.width), (*context.steps, projections)
@@ -300,7 +300,7 @@ def decoder_layer(
 def _attention_in_kernels(
     layer: DecoderLayerModules, x: Stream, context: StepContext
 ) -> tuple[Stream, tuple[Tensor, ...]]:
-    """Compute ``decoder_layer`` with kernels for the attention only."""
+    """Compute ``run_decoder_layer`` with kernels for the attention only."""
     steps = context.steps
 
     def attend(projections: Tensor) -> Tensor:
@@ -328,8 +328,8 @@ def _step_layer(layer: DecoderLayerModules) -> StepLayer:
     return StepLayer(in_kernels, _whole_layer(layer) if in_kernels else None)
 
 
-def _whole_layer(layer: DecoderLayerModules) -> fused_decoding.DecoderLayer | None:
-    """Return a layer for the kernel ``decoder_layer``, or None if it cannot compute the layer."""
+def _whole_layer(layer: DecoderLayerModules) -> fused_decoding.DecoderLayerArguments | None:
+    """Return the arguments of the kernel for a whole layer; None: it cannot compute the layer."""
     attention, ffn = layer.attention, layer.ffn
     query, cross_out = _cross_maps(layer)
     assert isinstance(ffn, FeedForward)
@@ -340,7 +340,7 @@ def _whole_layer(layer: DecoderLayerModules) -> fused_decoding.DecoderLayer | No
         return None
     mixed = layer.cross_residual is None
     residuals = layer.attention_residual, layer.cross_residual, layer.ffn_residual
-    return fused_decoding.DecoderLayer(
+    return fused_decoding.DecoderLayerArguments(
         [
             _blocked_map(attention.project),
             _blocked_map(attention.out),
@@ -375,7 +375,7 @@ def _blocked_map(linear: nn.Module, outputs: int | None = None) -> fused_decodin
     return fused_decoding.BlockedMap(blocked, bias)
 
 
-def encoder_layer(layer: LayerModules, x: Tensor, mask: Tensor) -> Tensor:
+def run_encoder_layer(layer: LayerModules, x: Tensor, mask: Tensor) -> Tensor:
     """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D)."""
     assert isinstance(layer.ffn, FeedForward)
     hidden = layer.ffn.hidden.out_features
@@ -478,7 +478,7 @@ def _encode(layer: LayerModules, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def encoder_layer_is_usable(layer: LayerModules, x: Tensor) -> bool:
-    """Whether ``encoder_layer`` can compute the layer; it records no attention weights."""
+    """Whether ``run_encoder_layer`` can compute the layer; it records no attention weights."""
     return (
         _is_plain(layer, layer.attention_residual, layer.ffn_residual)
         and usable(layer, x)
@@ -487,7 +487,10 @@ def encoder_layer_is_usable(layer: LayerModules, x: Tensor) -> bool:
 
 
 def _kernels_can_compute(layer: DecoderLayerModules, x: Tensor) -> bool:
-    """Whether ``decoder_layer`` can compute a layer; ``x`` has the device and type of its input."""
+    """Whether ``run_decoder_layer`` can compute a layer.
+
+    ``x`` has the device and type of its input.
+    """
     return (
         usable(layer, x)
         and type(layer.attention) in SELF_ATTENTIONS

@@ -373,7 +373,7 @@ class TransformerEncoderLayer(TransformerLayer):
             and isinstance(context, Tensor)
             and cpu_inference.encoder_layer_is_usable(self, x)
         ):
-            return cpu_inference.encoder_layer(self, x, context.flatten(1)), None
+            return cpu_inference.run_encoder_layer(self, x, context.flatten(1)), None
         x, stream = self.attention_residual.before(self.input_projection(x))
         y = self.attention(x, context)
         return self.feed_forward(self.attention_residual.after(stream, y)), None
@@ -445,7 +445,7 @@ class TransformerDecoderLayer(TransformerLayer):
         The input and the output may be streams of such tensors.
         """
         if isinstance(context, cpu_inference.StepContext):
-            return cpu_inference.decoder_layer(self, x, context)
+            return cpu_inference.run_decoder_layer(self, x, context)
         x, stream = self.attention_residual.before(self.input_projection(x))
         y, cache = self.attention.step(x, context.cache, context.visible, start=context.start)
         stream = self.attention_residual.after(stream, y)

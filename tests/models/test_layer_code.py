@@ -54,10 +54,10 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     observe(Transformer, "decode_packed", PACKED)
     observe(Coordinated, "decode_packed", PACKED)
     observe(SelfAttention, "_mix", PADDED)
-    observe(cpu_inference, "encoder_layer", ENCODER)
-    observe(cpu_inference, "decoder_layer", DECODER)
+    observe(cpu_inference, "run_encoder_layer", ENCODER)
+    observe(cpu_inference, "run_decoder_layer", DECODER)
     observe(cpu_inference, "_attention_in_kernels", ATTENTION)
-    observe(fused_decoding, "decoder_layer", WHOLE)
+    observe(fused_decoding, "run_decoder_layer", WHOLE)
     monkeypatch.setitem(kernels_are_faster[torch.float32], "maps", True)
     return ran
 

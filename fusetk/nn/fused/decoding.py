@@ -402,8 +402,8 @@ def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
-class DecoderLayer:
-    """A Transformer's decoder layer with ReLU, as ``decoder_layer`` reads it."""
+class DecoderLayerArguments:
+    """The data of a Transformer's decoder layer with ReLU, as ``run_decoder_layer`` reads it."""
 
     def __init__(
         self,
@@ -432,8 +432,8 @@ class DecoderLayer:
         self.struct = _Layer(*sizes, pre, mixed, *structs, (_Norm * 3)(*layer_norms))
 
 
-def decoder_layer(
-    layer: DecoderLayer,
+def run_decoder_layer(
+    layer: DecoderLayerArguments,
     x: Tensor,
     steps: Sequence[Tensor],
     ancestors: Tensor,
