@@ -18,8 +18,8 @@ from fusetk.models.transformer import (
     TransformerConfig,
     TransformerDecoderLayer,
     TransformerEmbedding,
-    TransformerLayer,
 )
+from fusetk.models.transformer_layer import TransformerLayer
 from fusetk.nn.attention import SelfAttention
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.positions import Learned, sinusoids

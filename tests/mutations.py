@@ -730,7 +730,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the higher feed-forward layers are not wider",
-        "models/transformer.py",
+        "models/transformer_layer.py",
         "if not side.ffn_growth:",
         "if side.ffn_growth:",
         ("models/test_modern.py",),

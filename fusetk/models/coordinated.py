@@ -21,11 +21,11 @@ from fusetk.models.initialise import INITIALISERS, initialise_parts
 from fusetk.models.residual import Residual, ResidualBuilder, Stream, residual_class
 from fusetk.models.seq2seq import Memory, Seq2Seq, State, check_tying
 from fusetk.models.stack import Layer, Stack, separate_inputs_error
-from fusetk.models.transformer import (
+from fusetk.models.transformer import TransformerEmbedding
+from fusetk.models.transformer_layer import (
     BlockConfig,
     BlockStackConfig,
-    TransformerEmbedding,
-    TransformerLayer,
+    DecoderLayer,
     build_residuals,
     build_summary_layer,
     final_norm,
@@ -127,15 +127,13 @@ class TargetContext(NamedTuple):
     """(B, S), or the layouts of packed sentences."""
 
 
-class CoordinatedLayer(TransformerLayer):
+class CoordinatedLayer(DecoderLayer):
     """A layer for both languages, or for one of them.
 
     The target attends to the source keys and values of the same layer. With ``cross_weights: own``
     or ``source_maps: target`` it computes them from the inputs of the source layer, which are
     normalised with ``norm: pre``.
     """
-
-    gate = None  # see ``TransformerDecoderLayer``
 
     def __init__(
         self,
@@ -157,6 +155,7 @@ class CoordinatedLayer(TransformerLayer):
         self.mixed = config.mixed_attention
         self.target_projects_source = config.target_projects_source
         self.cross_residual = cross_residual[0] if separate else None
+        self.gate = None
         self.cross = None
         if target and config.cross_weights == "own":
             self.cross = CrossAttention(

@@ -12,18 +12,19 @@ which import this module. A table in ``CONTRIBUTING.md`` ("Which code computes a
 code for each situation.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.models.residual.base import Residual, Stream
+from fusetk.models.residual import Residual, Stream
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.seq2seq import State
 from fusetk.models.stack import Stack
+from fusetk.models.transformer_layer import DecoderLayer, TransformerLayer
 from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.exact import is_exactly, is_patched
 from fusetk.nn.feedforward import FeedForward
@@ -38,50 +39,6 @@ MIN_REAL = 0.9
 SELF_ATTENTIONS = SelfAttention, GroupedSelfAttention, ValueResidualAttention
 
 Part = tuple[slice, slice]  # sentences and positions of a tensor (B, S, ...)
-
-
-class LayerModules(Protocol):
-    """The modules of a ``TransformerLayer``."""
-
-    def modules(self) -> Iterator[nn.Module]: ...
-    @property
-    def training(self) -> bool: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def input_projection(self) -> nn.Module: ...
-    @property
-    def attention(self) -> SelfAttention: ...
-    @property
-    def attention_residual(self) -> Residual: ...
-    @property
-    def ffn(self) -> nn.Module: ...
-    @property
-    def ffn_residual(self) -> Residual: ...
-
-
-class DecoderLayerModules(LayerModules, Protocol):
-    """The modules of a ``TransformerDecoderLayer`` or a ``CoordinatedLayer``."""
-
-    @property
-    def cross(self) -> CrossAttention | None:
-        """None: attention to the source has the maps of self-attention."""
-
-    @property
-    def cross_residual(self) -> Residual | None:
-        """None: attention to source and target is one sub-layer."""
-
-    @property
-    def source_maps(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        """The maps of the layer's sources to keys and values: (..., width) -> (..., 2D)."""
-
-    @property
-    def gate(self) -> nn.Module | None: ...
-    @property
-    def source_name(self) -> str:
-        """The name of the recorded weights of attention to the source."""
-
-    def feed_forward(self, stream: Stream, /) -> Stream: ...
 
 
 class SharedState(NamedTuple):
@@ -125,7 +82,7 @@ class Hypotheses(NamedTuple):
         return self.sentences is self.shared.sentences and not self.ancestors.shape[1]
 
 
-def ordinary_code_is_better(layers: Sequence[DecoderLayerModules], tgt_in: Tensor) -> bool:
+def ordinary_code_is_better(layers: Sequence[DecoderLayer], tgt_in: Tensor) -> bool:
     """Whether the ordinary code of decoder layers should read the tokens ``tgt_in`` (R, T).
 
     Only this code reads several tokens at once and records the weights of self-attention.
@@ -136,7 +93,7 @@ def ordinary_code_is_better(layers: Sequence[DecoderLayerModules], tgt_in: Tenso
 
 
 def restarted_if_better(
-    state: State, layers: Callable[[], Sequence[DecoderLayerModules]], tgt_in: Tensor
+    state: State, layers: Callable[[], Sequence[DecoderLayer]], tgt_in: Tensor
 ) -> State:
     """Return the first state of the ordinary code, if it should read the tokens ``tgt_in`` (R, T).
 
@@ -163,14 +120,14 @@ class StepContext(NamedTuple):
     layer: StepLayer
 
 
-def usable(module: LayerModules | nn.Module, x: Tensor) -> bool:
-    """Whether the kernels can compute ``module`` for ``x``."""
-    return not module.training and fused_decoding.usable(x)
+def usable(layer: TransformerLayer, x: Tensor) -> bool:
+    """Whether the kernels can compute ``layer`` for ``x``."""
+    return not layer.training and fused_decoding.usable(x)
 
 
 def start(
-    layers: Sequence[DecoderLayerModules],
-    kind: type[nn.Module],
+    layers: Sequence[DecoderLayer],
+    kind: type[DecoderLayer],
     sources: Sequence[Sequence[Tensor]],
     mask: Tensor,
     restart: Callable[[], State],
@@ -201,7 +158,7 @@ def start(
 
 
 def _source_keys_values(
-    layer: DecoderLayerModules,
+    layer: DecoderLayer,
     sources: Sequence[Tensor],
     mask: Tensor,
     parts: Sequence[tuple[Part, "_Packing"]],
@@ -257,7 +214,7 @@ def decode_in_steps(
 
 
 def run_decoder_layer(
-    layer: DecoderLayerModules, x: Stream, context: StepContext
+    layer: DecoderLayer, x: Stream, context: StepContext
 ) -> tuple[Stream, tuple[Tensor, ...]]:
     """Compute a decoder layer: (R, 1, input width) -> (R, 1, D), or streams of such tensors.
 
@@ -298,7 +255,7 @@ def run_decoder_layer(
 
 
 def _attention_in_kernels(
-    layer: DecoderLayerModules, x: Stream, context: StepContext
+    layer: DecoderLayer, x: Stream, context: StepContext
 ) -> tuple[Stream, tuple[Tensor, ...]]:
     """Compute ``run_decoder_layer`` with kernels for the attention only."""
     steps = context.steps
@@ -322,13 +279,13 @@ def _attention_in_kernels(
     return layer.feed_forward(stream), steps
 
 
-def _step_layer(layer: DecoderLayerModules) -> StepLayer:
+def _step_layer(layer: DecoderLayer) -> StepLayer:
     residuals = layer.attention_residual, layer.cross_residual, layer.ffn_residual
     in_kernels = _is_plain(layer, *residuals) and _are_linear(*_cross_maps(layer))
     return StepLayer(in_kernels, _whole_layer(layer) if in_kernels else None)
 
 
-def _whole_layer(layer: DecoderLayerModules) -> fused_decoding.DecoderLayerArguments | None:
+def _whole_layer(layer: DecoderLayer) -> fused_decoding.DecoderLayerArguments | None:
     """Return the arguments of the kernel for a whole layer; None: it cannot compute the layer."""
     attention, ffn = layer.attention, layer.ffn
     query, cross_out = _cross_maps(layer)
@@ -355,7 +312,7 @@ def _whole_layer(layer: DecoderLayerModules) -> fused_decoding.DecoderLayerArgum
     )
 
 
-def _cross_maps(layer: DecoderLayerModules) -> tuple[nn.Linear, nn.Linear]:
+def _cross_maps(layer: DecoderLayer) -> tuple[nn.Linear, nn.Linear]:
     """Return the maps of attention to the source.
 
     The first D outputs of the first map are the queries.
@@ -375,7 +332,7 @@ def _blocked_map(linear: nn.Module, outputs: int | None = None) -> fused_decodin
     return fused_decoding.BlockedMap(blocked, bias)
 
 
-def run_encoder_layer(layer: LayerModules, x: Tensor, mask: Tensor) -> Tensor:
+def run_encoder_layer(layer: TransformerLayer, x: Tensor, mask: Tensor) -> Tensor:
     """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D)."""
     assert isinstance(layer.ffn, FeedForward)
     hidden = layer.ffn.hidden.out_features
@@ -454,7 +411,7 @@ class _Packing(NamedTuple):
         return sentences if self.real is None else sentences[self.real]
 
 
-def _encode(layer: LayerModules, x: Tensor, mask: Tensor) -> Tensor:
+def _encode(layer: TransformerLayer, x: Tensor, mask: Tensor) -> Tensor:
     packing = _Packing.of(mask)
     width = layer.width
     x = _input_rows(layer, packing.pack(x))
@@ -477,7 +434,7 @@ def _encode(layer: LayerModules, x: Tensor, mask: Tensor) -> Tensor:
     return packing.unpack(_feed_forward(layer, x))
 
 
-def encoder_layer_is_usable(layer: LayerModules, x: Tensor) -> bool:
+def encoder_layer_is_usable(layer: TransformerLayer, x: Tensor) -> bool:
     """Whether ``run_encoder_layer`` can compute the layer; it records no attention weights."""
     return (
         _is_plain(layer, layer.attention_residual, layer.ffn_residual)
@@ -486,7 +443,7 @@ def encoder_layer_is_usable(layer: LayerModules, x: Tensor) -> bool:
     )
 
 
-def _kernels_can_compute(layer: DecoderLayerModules, x: Tensor) -> bool:
+def _kernels_can_compute(layer: DecoderLayer, x: Tensor) -> bool:
     """Whether ``run_decoder_layer`` can compute a layer.
 
     ``x`` has the device and type of its input.
@@ -499,7 +456,7 @@ def _kernels_can_compute(layer: DecoderLayerModules, x: Tensor) -> bool:
     )
 
 
-def _is_plain(layer: LayerModules, *residuals: Residual | None) -> bool:
+def _is_plain(layer: TransformerLayer, *residuals: Residual | None) -> bool:
     """Whether a layer has the usual sub-layers, residual sums and normalisation, without hooks."""
     attention, ffn = layer.attention, layer.ffn
     return (
@@ -521,7 +478,7 @@ def _are_linear(*modules: nn.Module) -> bool:
 
 
 def _attend(
-    layer: DecoderLayerModules,
+    layer: DecoderLayer,
     steps: Sequence[Tensor],
     context: StepContext,
     bias: Tensor | None = None,
@@ -546,7 +503,7 @@ def _attend(
 
 
 def _attend_source(
-    layer: DecoderLayerModules, queries: Tensor, bias: Tensor | None, context: StepContext
+    layer: DecoderLayer, queries: Tensor, bias: Tensor | None, context: StepContext
 ) -> Tensor:
     """Return the attention to the source (R, D) of queries without ``bias``."""
     source = context.source
@@ -560,7 +517,7 @@ def _attend_source(
     return y
 
 
-def _feed_forward(layer: LayerModules, x: Tensor) -> Tensor:
+def _feed_forward(layer: TransformerLayer, x: Tensor) -> Tensor:
     ffn = layer.ffn
     assert isinstance(ffn, FeedForward)
     before = _before(layer.ffn_residual, x)
@@ -575,7 +532,7 @@ def _feed_forward(layer: LayerModules, x: Tensor) -> Tensor:
     return _after(layer.ffn_residual, x, _product(ffn.out, hidden), ffn.out.bias)
 
 
-def _input_rows(layer: LayerModules, x: Tensor) -> Tensor:
+def _input_rows(layer: TransformerLayer, x: Tensor) -> Tensor:
     """Return the layer's input as contiguous rows (R, D)."""
     return layer.input_projection(x).reshape(-1, layer.width).contiguous()
 

@@ -18,7 +18,8 @@ from fusetk.models.residual.manifold import (
     sinkhorn,
 )
 from fusetk.models.residual.plain import PlainResidual
-from fusetk.models.transformer import BlockStackConfig, Transformer, TransformerConfig
+from fusetk.models.transformer import Transformer, TransformerConfig
+from fusetk.models.transformer_layer import BlockStackConfig
 from fusetk.nn.attention import SelfAttention
 
 D, SUBLAYERS = 6, 5
