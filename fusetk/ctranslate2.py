@@ -13,11 +13,11 @@ from torch import nn
 
 from fusetk.data.text import cannot_write
 from fusetk.errors import ConfigError, DataError, one_line
+from fusetk.models.block_model import TransformerEmbedding
 from fusetk.models.transformer import (
     Transformer,
     TransformerConfig,
     TransformerDecoderLayer,
-    TransformerEmbedding,
 )
 from fusetk.models.transformer_layer import TransformerLayer
 from fusetk.nn.attention import SelfAttention

@@ -630,7 +630,7 @@ MUTATIONS = [
     # Models and fusions
     Mutation(
         "embeddings are not scaled",
-        "models/transformer.py",
+        "models/block_model.py",
         "config.width**0.5",
         "1.0",
         ("models/test_transformer.py",),

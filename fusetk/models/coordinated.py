@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from fusetk.fusion.base import FusionConfig
 from fusetk.models import cpu_inference
+from fusetk.models.block_model import BlockModel
 from fusetk.models.connect import PlannedModule
-from fusetk.models.initialise import INITIALISERS, initialise_parts
 from fusetk.models.residual import Residual, ResidualBuilder, Stream, residual_class
-from fusetk.models.seq2seq import Memory, Seq2Seq, State, check_tying
+from fusetk.models.seq2seq import Memory, State
 from fusetk.models.stack import Layer, Stack, separate_inputs_error
-from fusetk.models.transformer import TransformerEmbedding
 from fusetk.models.transformer_layer import (
     BlockConfig,
     BlockStackConfig,
@@ -34,7 +33,6 @@ from fusetk.models.transformer_layer import (
 from fusetk.nn import additional_loss
 from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention, cache_mask, no_slots
 from fusetk.nn.cache import Cache
-from fusetk.nn.output import OutputProjection
 from fusetk.nn.packed_layout import PackedLayout, PackedSides
 from fusetk.nn.projection import projection_or_identity
 
@@ -299,7 +297,7 @@ def build_source_stack(config: CoordinatedConfig) -> Stack:
     )
 
 
-class Coordinated(Seq2Seq):
+class Coordinated(BlockModel):
     """One stack for source and target, or two stacks of the same depth (He et al. 2018).
 
     In layer i, source positions attend to the source positions of the layer below. Target positions
@@ -310,26 +308,18 @@ class Coordinated(Seq2Seq):
 
     Config = CoordinatedConfig
     packs = True
-    converts_maps = True
 
     def __init__(self, config: CoordinatedConfig, source_size: int, target_size: int):
         """Vocabulary sizes include the special tokens.
 
         Raises ConfigError if they do not allow ``tie``.
         """
-        super().__init__()
-        self.config = config
-        check_tying(config.tie, source_size, target_size)
-        width = config.width
+        super().__init__(config, source_size, target_size, config.language_embedding)
         depth = config.stack.layers
-        language = config.language_embedding
-        self.source = TransformerEmbedding(config, source_size, language=language)
-        tied = self.source.tokens if config.tie == "all" else None
-        self.target = TransformerEmbedding(config, target_size, tied, language)
         residuals = build_residuals(config, config.stack, "decoder", {"decoder": depth})
         self.stack = Stack(
             config.stack,
-            [width] * (depth + 1),
+            [config.width] * (depth + 1),
             "decoder",
             layer=lambda planned, name, input_width: CoordinatedLayer(
                 layer_options(config, config.stack, planned.layer),
@@ -343,14 +333,8 @@ class Coordinated(Seq2Seq):
         )
         self.source_stack = None if config.share_weights else build_source_stack(config)
         self.mixed = config.mixed_attention
-        out_width = self.stack.out_width
-        self.norm = final_norm(config, out_width)
-        self.to_output = projection_or_identity(out_width, width)
-        matrix = None if config.tie == "none" else self.target.tokens.weight
-        self.output = OutputProjection(width, target_size, config.output_bias, matrix)
-        self.max_positions = self.source.max_positions
-        INITIALISERS[config.init](self)
-        initialise_parts(self)
+        self.norm = final_norm(config, self.stack.out_width)
+        self._build_output(self.stack.out_width, target_size)
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         history, output, layer_sources = self._run_source(

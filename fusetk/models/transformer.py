@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from fusetk.fusion.base import share_layer_embedding
 from fusetk.models import cpu_inference
 from fusetk.models.attend import attended_sources_class, build_attended_sources
+from fusetk.models.block_model import BlockModel
 from fusetk.models.connect import PlannedModule
-from fusetk.models.initialise import INITIALISERS, initialise_parts
 from fusetk.models.residual import Residual, ResidualBuilder, Stream, residual_class
-from fusetk.models.seq2seq import Memory, Seq2Seq, State, check_tying
+from fusetk.models.seq2seq import Memory, State
 from fusetk.models.stack import Layer, Stack, check_attention
 from fusetk.models.transformer_layer import (
     BlockConfig,
@@ -33,11 +33,7 @@ from fusetk.models.transformer_layer import (
 )
 from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask, no_slots
 from fusetk.nn.cache import Cache
-from fusetk.nn.dropout import Dropout
-from fusetk.nn.output import OutputProjection
 from fusetk.nn.packed_layout import PackedLayout, PackedSides
-from fusetk.nn.positions import Learned, Sinusoidal
-from fusetk.nn.projection import projection_or_identity
 
 # Code outside fusetk imports these names; see docs/extending.md.
 __all__ = [
@@ -203,80 +199,26 @@ class TransformerDecoderLayer(DecoderLayer):
         return self.feed_forward(self.cross_residual.after(stream, z)), cache
 
 
-class TransformerEmbedding(nn.Module):
-    """Token embeddings times sqrt(D), plus positions, plus a language vector, with dropout."""
-
-    def __init__(
-        self,
-        config: BlockConfig,
-        vocabulary: int,
-        tied: nn.Embedding | None = None,
-        language: bool = False,
-    ):
-        """``tied``: token embeddings to share.
-
-        ``language``: whether to add one learned vector to all positions.
-        """
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, config.width) if tied is None else tied
-        self.positions: Sinusoidal | Learned | None = None
-        if config.positions == "learned":
-            self.positions = Learned(config.width, config.max_positions)
-        elif config.positions == "sinusoidal":
-            self.positions = Sinusoidal(config.width)
-        self.language = nn.Embedding(1, config.width) if language else None
-        rate = config.dropout if config.embedding_dropout is None else config.embedding_dropout
-        self.dropout = Dropout(rate)
-        self.scale = config.width**0.5
-
-    def forward(self, ids: Tensor, start: int = 0, layout: PackedLayout | None = None) -> Tensor:
-        """Ids (B, T) of positions start .. start + T - 1 -> (B, T, D).
-
-        With ``layout``, the result is packed: (1, N, D).
-        """
-        x = self.tokens(ids if layout is None else layout.pack(ids)) * self.scale
-        if self.positions is not None:
-            vectors = self.positions(start, ids.shape[1])
-            if layout is not None:
-                # The gradient of vectors[layout.positions] depends on the order of the threads.
-                vectors = vectors.index_select(0, layout.positions)
-            x = x + vectors
-        if self.language is not None:
-            x = x + self.language.weight
-        return self.dropout(x)
-
-    @property
-    def max_positions(self) -> int | None:
-        """Length of the longest sentence, in tokens with EOS; None: no limit."""
-        return None if self.positions is None else self.positions.max_positions
-
-
 def _empty_caches(keys_values: Sequence[Tensor]) -> tuple[Cache, ...]:
     """Return an empty cache for each decoder layer, as wide as its source keys and values."""
     return tuple(Cache(tensor[:, :0], 0) for tensor in keys_values)
 
 
-class Transformer(Seq2Seq):
+class Transformer(BlockModel):
     """Encoder and decoder of self-attention layers (Vaswani et al. 2017)."""
 
     Config = TransformerConfig
     encoder_layer_class: ClassVar[type[TransformerEncoderLayer]] = TransformerEncoderLayer
     decoder_layer_class: ClassVar[type[TransformerDecoderLayer]] = TransformerDecoderLayer
     packs = True
-    converts_maps = True
 
     def __init__(self, config: TransformerConfig, source_size: int, target_size: int):
         """Vocabulary sizes include the special tokens.
 
         Raises ConfigError if they do not allow ``tie``.
         """
-        super().__init__()
-        self.config = config
-        check_tying(config.tie, source_size, target_size)
+        super().__init__(config, source_size, target_size)
         width = config.width
-        self.source = TransformerEmbedding(config, source_size)
-        tied = self.source.tokens if config.tie == "all" else None
-        self.target = TransformerEmbedding(config, target_size, tied)
         depths = {"encoder": config.encoder.layers, "decoder": config.decoder.layers}
         residuals = build_residuals(config, config.encoder, "encoder", depths)
         self.encoder = Stack(
@@ -307,14 +249,8 @@ class Transformer(Seq2Seq):
         self.source_norms = nn.ModuleList(
             final_norm(config, source_width) for source_width in self.attend.widths
         )
-        out_width = self.decoder.out_width
-        self.decoder_norm = final_norm(config, out_width)
-        self.to_output = projection_or_identity(out_width, width)
-        matrix = None if config.tie == "none" else self.target.tokens.weight
-        self.output = OutputProjection(width, target_size, config.output_bias, matrix)
-        self.max_positions = self.source.max_positions
-        INITIALISERS[config.init](self)
-        initialise_parts(self)
+        self.decoder_norm = final_norm(config, self.decoder.out_width)
+        self._build_output(self.decoder.out_width, target_size)
 
     def encoder_layer(
         self,

@@ -11,13 +11,13 @@ from torch import nn
 
 from fusetk import trace
 from fusetk.errors import ConfigError
+from fusetk.models.block_model import TransformerEmbedding
 from fusetk.models.stack import Layer
 from fusetk.models.transformer import (
     ContextGate,
     Transformer,
     TransformerConfig,
     TransformerDecoderLayer,
-    TransformerEmbedding,
     TransformerEncoderLayer,
 )
 from fusetk.nn.attention import CrossAttention, SelfAttention
