@@ -13,7 +13,6 @@ code for each situation.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -32,6 +31,7 @@ from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.grouped_attention import GroupedSelfAttention
 from fusetk.nn.inference_linear import ALL, InferenceLinear, KernelLinear, linear_part
 from fusetk.nn.output import PIECE
+from fusetk.nn.packed_layout import PackedLayout
 from fusetk.nn.value_residual import ValueResidualAttention
 
 # Padding is removed if the real tokens are less than this fraction. The removal copies rows.
@@ -145,7 +145,7 @@ def start(
         return restart()
     width = max(layer.width for layer in layers)
     groups = _groups(mask.sum(1).tolist(), PIECE // (2 * width))
-    parts = [(part, _Packing.of(mask[part])) for part in groups]
+    parts = [(part, _layout(mask[part])) for part in groups]
     keys_values = tuple(
         _source_keys_values(layer, tensors, mask, parts)
         for layer, tensors in zip(layers, sources, strict=True)
@@ -161,7 +161,7 @@ def _source_keys_values(
     layer: DecoderLayer,
     sources: Sequence[Tensor],
     mask: Tensor,
-    parts: Sequence[tuple[Part, "_Packing"]],
+    parts: Sequence[tuple[Part, PackedLayout | None]],
 ) -> fused_decoding.SourceKeysValues:
     """Compute the keys and values of the ``sources`` of a layer; see ``start``.
 
@@ -180,9 +180,9 @@ def _source_keys_values(
         dtype=torch.bfloat16 if is_bf16 else torch.float32,
     )
     for n, (source_map, source) in enumerate(zip(layer.source_maps, sources, strict=True)):
-        for part, packing in parts:
-            keys, values = source_map(packing.pack(source[part])).chunk(2, 1)
-            stored.store(keys, values, packing.first_rows, n, part[0].start)
+        for part, layout in parts:
+            keys, values = source_map(_rows(source[part], layout)).chunk(2, 1)
+            stored.store(keys, values, _first_rows(mask[part], layout), n, part[0].start)
     return stored
 
 
@@ -333,30 +333,18 @@ def _blocked_map(linear: nn.Module, outputs: int | None = None) -> fused_decodin
 
 
 def run_encoder_layer(layer: TransformerLayer, x: Tensor, mask: Tensor) -> Tensor:
-    """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D)."""
-    assert isinstance(layer.ffn, FeedForward)
-    hidden = layer.ffn.hidden.out_features
-    return _by_groups(partial(_encode, layer), x, mask, layer.width, hidden)
+    """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D).
 
-
-def _by_groups(
-    function: Callable[[Tensor, Tensor], Tensor],
-    x: Tensor,
-    mask: Tensor,
-    width: int,
-    numbers_per_token: int,
-) -> Tensor:
-    """Apply ``function(x, mask)`` to groups of sentences: (B, S, D) -> (B, S, width).
-
-    ``function`` computes ``numbers_per_token`` numbers for each token. The numbers of a group fit
-    into a processor's cache. The results after the longest sentence of a group are 0.
+    It computes groups of sentences, so that the hidden units of a group fit into a processor's
+    cache. The results after the longest sentence of a group are 0.
     """
-    groups = _groups(mask.sum(1).tolist(), PIECE // numbers_per_token)
+    assert isinstance(layer.ffn, FeedForward)
+    groups = _groups(mask.sum(1).tolist(), PIECE // layer.ffn.hidden.out_features)
     if len(groups) == 1:
-        return function(x, mask)
-    out = x.new_zeros(*mask.shape, width)
+        return _encode(layer, x, mask)
+    out = x.new_zeros(*mask.shape, layer.width)
     for part in groups:
-        out[part] = function(x[part], mask[part])
+        out[part] = _encode(layer, x[part], mask[part])
     return out
 
 
@@ -377,44 +365,30 @@ def _groups(lengths: Sequence[int], max_tokens: int) -> list[Part]:
     return [*groups, (slice(first, len(lengths)), slice(longest))]
 
 
-class _Packing(NamedTuple):
-    """B sentences as N rows: the real tokens, or all positions if few of them are padding."""
+def _layout(mask: Tensor) -> PackedLayout | None:
+    """Return the layout of the real tokens; None: few positions are padding, so all remain.
 
-    mask: Tensor  # (B, S)
-    real: Tensor | None  # (N,) the real tokens as indices of B * S rows; None: all positions
-    first_rows: Tensor  # (B,) the row of the first token of each sentence
+    With the layout, the rows (N, D) of sentences are their real tokens. Without it, they are all
+    positions. ``mask`` is (B, S).
+    """
+    places = mask.flatten().nonzero()[:, 0]
+    return PackedLayout.of(places, mask.shape) if len(places) < MIN_REAL * mask.numel() else None
 
-    @classmethod
-    def of(cls, mask: Tensor) -> "_Packing":
-        real = mask.flatten().nonzero()[:, 0]
-        if len(real) < MIN_REAL * mask.numel():
-            lengths = mask.sum(1)
-            return cls(mask, real, lengths.cumsum(0) - lengths)
-        return cls(mask, None, torch.arange(len(mask)) * mask.shape[1])
 
-    def pack(self, x: Tensor) -> Tensor:
-        """(B, S, D) -> (N, D)"""
-        rows = x.flatten(0, 1)
-        return rows if self.real is None else rows[self.real]
+def _rows(x: Tensor, layout: PackedLayout | None) -> Tensor:
+    """(B, S, D) -> (N, D)"""
+    return x.flatten(0, 1) if layout is None else layout.pack(x)[0]
 
-    def unpack(self, rows: Tensor) -> Tensor:
-        """(N, D) -> (B, S, D). Positions without a row become 0."""
-        if self.real is not None:
-            shape = self.mask.numel(), rows.shape[1]
-            rows = rows.new_zeros(shape).index_copy_(0, self.real, rows)
-        return rows.view(*self.mask.shape, -1)
 
-    @property
-    def sentences(self) -> Tensor:
-        """The sentence of each row (N,)."""
-        sentences = torch.arange(len(self.mask)).repeat_interleave(self.mask.shape[1])
-        return sentences if self.real is None else sentences[self.real]
+def _first_rows(mask: Tensor, layout: PackedLayout | None) -> Tensor:
+    """Return the row of the first token of each sentence (B,)."""
+    return torch.arange(0, mask.numel(), mask.shape[1]) if layout is None else layout.offsets[:-1]
 
 
 def _encode(layer: TransformerLayer, x: Tensor, mask: Tensor) -> Tensor:
-    packing = _Packing.of(mask)
+    layout = _layout(mask)
     width = layer.width
-    x = _input_rows(layer, packing.pack(x))
+    x = _input_rows(layer, _rows(x, layout))
     attention = layer.attention
     projections = _product(attention.project, _before(layer.attention_residual, x))
     bias = attention.project.bias
@@ -428,10 +402,12 @@ def _encode(layer: TransformerLayer, x: Tensor, mask: Tensor) -> Tensor:
         None if bias is None else bias[2 * width :],
     )
     queries, keys, values = projections.split(width, 1)
-    source.store(keys, values, packing.first_rows)
-    y = fused_decoding.attend_source(queries, bias, source, packing.sentences)
+    source.store(keys, values, _first_rows(mask, layout))
+    places = torch.arange(mask.numel()) if layout is None else layout.places
+    y = fused_decoding.attend_source(queries, bias, source, places // mask.shape[1])
     x = _after(layer.attention_residual, x, _product(attention.out, y), attention.out.bias)
-    return packing.unpack(_feed_forward(layer, x))
+    out = _feed_forward(layer, x)
+    return out.view(*mask.shape, -1) if layout is None else layout.unpack(out[None])
 
 
 def encoder_layer_is_usable(layer: TransformerLayer, x: Tensor) -> bool:
