@@ -298,14 +298,14 @@ def _whole_layer(layer: DecoderLayer) -> fused_decoding.DecoderLayerArguments | 
     mixed = layer.cross_residual is None
     residuals = layer.attention_residual, layer.cross_residual, layer.ffn_residual
     return fused_decoding.DecoderLayerArguments(
-        [
-            _blocked_map(attention.project),
-            _blocked_map(attention.out),
-            None if mixed else _blocked_map(query, layer.width),
-            None if mixed else _blocked_map(cross_out),
-            _blocked_map(ffn.hidden),
-            _blocked_map(ffn.out),
-        ],
+        fused_decoding.DecoderLayerMaps(
+            project=_blocked_map(attention.project),
+            self_out=_blocked_map(attention.out),
+            query=None if mixed else _blocked_map(query, layer.width),
+            cross_out=None if mixed else _blocked_map(cross_out),
+            hidden=_blocked_map(ffn.hidden),
+            ffn_out=_blocked_map(ffn.out),
+        ),
         [None if residual is None else _norm(residual) for residual in residuals],
         attention.heads,
         layer.attention_residual.pre,

@@ -402,34 +402,56 @@ def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
+class DecoderLayerMaps(NamedTuple):
+    """The maps of a decoder layer, by their names in ``_Layer``.
+
+    Those of attention to the source are None if self-attention is ``attend_mixed``.
+    """
+
+    project: BlockedMap
+    """Queries, keys and values of self-attention."""
+    self_out: BlockedMap
+    query: BlockedMap | None
+    """Queries of attention to the source."""
+    cross_out: BlockedMap | None
+    hidden: BlockedMap
+    """Hidden units of the feed-forward network."""
+    ffn_out: BlockedMap
+
+
 class DecoderLayerArguments:
     """The data of a Transformer's decoder layer with ReLU, as ``run_decoder_layer`` reads it."""
 
     def __init__(
         self,
-        maps: Sequence[BlockedMap | None],
+        maps: DecoderLayerMaps,
         norms: Sequence[nn.LayerNorm | None],
         heads: int,
         pre: bool,
     ):
-        """The maps are those of self-attention (all projections, result), attention to the source
-        (queries, result) and FFN (hidden units, result). ``norms`` are those of the three
-        sub-layers. They precede the sub-layers if ``pre``, or else follow them. The maps and the
-        norm of attention to the source are None if self-attention is ``attend_mixed``.
+        """``norms`` are those of self-attention, attention to the source, and the feed-forward
+        network. They precede the sub-layers if ``pre``, or else follow them. The norm of attention
+        to the source is None if self-attention is ``attend_mixed``.
         """
         # The struct has the addresses of these tensors.
         vectors = [[] if n is None else _contiguous(n.weight, n.bias) for n in norms]
         self._tensors = maps, vectors
-        project, *_, hidden, _ = maps
-        assert project is not None and hidden is not None
-        structs = [_Map() if each is None else each.struct() for each in maps]
+        structs = {
+            name: linear.struct() for name, linear in maps._asdict().items() if linear is not None
+        }
         layer_norms = [
             _Norm() if n is None else _Norm(*map(address, pair), n.eps)
             for n, pair in zip(norms, vectors, strict=True)
         ]
-        sizes = project.blocked.width, heads, hidden.blocked.size
-        mixed = maps[2] is None
-        self.struct = _Layer(*sizes, pre, mixed, *structs, (_Norm * 3)(*layer_norms))
+        self.struct = _Layer(
+            width=maps.project.blocked.width,
+            heads=heads,
+            hidden_size=maps.hidden.blocked.size,
+            pre=pre,
+            mixed=maps.query is None,
+            norms=(_Norm * 3)(*layer_norms),
+            **structs,
+        )
 
 
 def run_decoder_layer(
