@@ -179,7 +179,8 @@ class CoordinatedLayer(DecoderLayer):
         Source: x (B, S, input width) -> (B, S, D), or None for the highest layer, and the tensor
         that the target attends to: keys and values (B, S, 2D), or the tensor from which the target
         computes them (B, S, D). Target: x (B * K, T, input width) -> (B * K, T, D), and the
-        extended cache. Input and output may be streams of such tensors.
+        extended cache. Target with a ``StepContext``: x (R, 1, input width) -> (R, 1, D), and the
+        projections (R_t, 3D) of each step. Input and output may be streams of such tensors.
         """
         if isinstance(context, cpu_inference.StepContext):
             return cpu_inference.run_decoder_layer(self, x, context)

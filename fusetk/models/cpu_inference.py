@@ -1,15 +1,11 @@
-"""Transformer layers in inference on CPU: the kernels of ``fusetk.nn.fused.decoding``.
+"""Transformer layers in inference on CPU, computed by the kernels of ``fusetk.nn.fused.decoding``.
 
-The results are those of the layers' ordinary code, up to rounding. An encoder layer uses its
-ordinary code if it or one of its modules is an instance of a subclass or has a hook. In a decoder
-layer with other residual connections, norms, feed-forward networks or linear maps, the kernels
-compute the attention only. All decoder layers use their ordinary code if one of them, its
-self-attention or its attention to the source is an instance of a subclass or has a hook. A search
-state holds the projections of each step as the step computed them. Each hypothesis has a list of
-the rows that hold its tokens, so a search that reorders or drops hypotheses selects rows of this
-list only. Layers are those of ``fusetk.models.transformer`` and ``fusetk.models.coordinated``,
-which import this module. A table in ``CONTRIBUTING.md`` ("Which code computes a layer") names the
-code for each situation.
+The results are equal to those of the ordinary code of the layers, up to rounding. A table in
+``CONTRIBUTING.md`` ("Which code computes a layer") has the conditions.
+
+A search state holds the projections of each step. A search never copies them. Each hypothesis has
+a list of rows of these projections, one for each of its tokens. A search that reorders or removes
+hypotheses selects these lists and the numbers of their sentences only.
 """
 
 from collections.abc import Callable, Sequence

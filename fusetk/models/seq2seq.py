@@ -45,9 +45,8 @@ class Memory(NamedTuple):
     embedding: Tensor | None = None
     """The source embeddings (B, S, E), for decoders that attend to them too (``conv``)."""
     layer_sources: tuple[Tensor, ...] = ()
-    """For each decoder layer, the tensor from which its source keys and values come, (B, S, D_i).
-    It holds them, or the layer computes them from it. Only ``coordinated`` sets these tensors: its
-    encoder layers compute them."""
+    """For each decoder layer, a tensor (B, S, D_i): its source keys and values, or the input from
+    which it computes them. Only ``coordinated`` sets it."""
 
 
 class State(NamedTuple):
@@ -179,8 +178,10 @@ class Seq2Seq(nn.Module):
     def layers(self) -> list[nn.Module]:
         """Return the layers, which may be compiled or sharded one by one; by default an empty list.
 
-        The model calls only ``forward`` of a layer. The exception is ``CrossAttention.project``:
-        ``start`` may call it before the layer runs.
+        In training, the model calls only ``forward`` of a layer, with two exceptions. Before a
+        layer runs, the model may call the modules ``project`` of its ``CrossAttention``, and the
+        method ``source_keys_values`` of a ``CoordinatedLayer``. ``fusetk.training.sharding``
+        depends on this.
         """
         return []
 

@@ -127,7 +127,8 @@ class DecoderContext(NamedTuple):
     """The context of a decoder layer."""
 
     cache: Cache
-    """Self-attention keys and values of the earlier target tokens (B, slots, 2D)."""
+    """Self-attention keys and values of the earlier target tokens (B, slots, 2 * g * d), for g
+    heads of keys and values with d features. Without ``kv_heads`` this is (B, slots, 2D)."""
     visible: Tensor | PackedLayout | None
     """Which cache slots each new position attends to (see ``cache_mask``), or the layout of packed
     sentences."""
@@ -185,7 +186,8 @@ class TransformerDecoderLayer(DecoderLayer):
     ) -> tuple[Stream, Cache | tuple[Tensor, ...]]:
         """(B * K, T, input width) -> (B * K, T, D), and the extended cache.
 
-        The input and the output may be streams of such tensors.
+        With a ``StepContext``: (R, 1, input width) -> (R, 1, D), and the projections (R_t, 3D) of
+        each step. The input and the output may be streams of such tensors.
         """
         if isinstance(context, cpu_inference.StepContext):
             return cpu_inference.run_decoder_layer(self, x, context)
@@ -200,7 +202,10 @@ class TransformerDecoderLayer(DecoderLayer):
 
 
 def _empty_caches(keys_values: Sequence[Tensor]) -> tuple[Cache, ...]:
-    """Return an empty cache for each decoder layer, as wide as its source keys and values."""
+    """Return an empty cache (B, 0, 2D) for each decoder layer.
+
+    With ``kv_heads``, the cache has another width after the first tokens.
+    """
     return tuple(Cache(tensor[:, :0], 0) for tensor in keys_values)
 
 

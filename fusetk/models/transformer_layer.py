@@ -285,7 +285,10 @@ class TransformerLayer(Layer):
 
 
 class DecoderLayer(TransformerLayer):
-    """A layer that also attends to the source."""
+    """A layer that reads the target and attends to the source.
+
+    The kernels for inference read its attributes (``fusetk.models.cpu_inference``).
+    """
 
     cross: CrossAttention | None
     """None: attention to the source has the maps of self-attention."""
