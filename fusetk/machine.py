@@ -275,7 +275,7 @@ def computing(
 
 
 def _use(chosen: ChosenWays, matmul: str, products_name: str) -> list[Undo]:
-    """Use the chosen ways; return functions that restore the settings, in reverse order of calls.
+    """Use the chosen ways. Return functions that restore the settings; call the last one first.
 
     ``products_name`` is PRODUCTS in training and INFERENCE_PRODUCTS in inference. The way of the
     other one is not used. A ``matmul`` other than highest replaces the way of ``products_name``.
@@ -288,7 +288,7 @@ def _use(chosen: ChosenWays, matmul: str, products_name: str) -> list[Undo]:
 
 
 def _measure(matmul: str) -> ChosenWays:
-    """Choose the way of each operation in order; it is in use while the next ones are measured."""
+    """Measure the operations in order. Use the way of each while the next ones are measured."""
     ways = {}
     with ExitStack() as undo:
         for operation in OPERATIONS:
