@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fusetk import __version__, machine
+from fusetk.files import cache_folders
 from fusetk.nn.fused import build, enabled
 from fusetk.processor import control_group_memory, instructions, processor
 from fusetk.ways import slower_than_float32
@@ -70,7 +71,7 @@ def examine(
         "memory_gb": _memory(),
         "gpus": _gpus(),
         "kernels": {name: _kernel(name) for name in KERNELS},
-        "cache": {str(folder): _cache_state(folder) for folder in build.cache_folders()},
+        "cache": {str(folder): _cache_state(folder) for folder in cache_folders()},
         "choices": machine.chosen_ways().ways,
         "gflops": {name: _rate(*make) for name, make in PRODUCTS.items()},
     }

@@ -1,4 +1,4 @@
-"""Files that are complete or missing, locks on folders, checksums.
+"""Files that are complete or missing, locks on folders, checksums, the folders of caches.
 
 This module imports nothing of fusetk.
 """
@@ -9,8 +9,9 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -182,3 +183,18 @@ def code_checksums(kinds: Iterable[str]) -> dict[str, str]:
     return {
         name: checksum(Path(file)) for name, file in files.items() if file and Path(file).is_file()
     }
+
+
+def cache_folders() -> list[Path]:
+    """Return folders for files that are made once on a machine, the preferred one first.
+
+    The folders are in the user's cache folder and in the folder of temporary files.
+    """
+    folders = []
+    with suppress(RuntimeError):  # the user may have no home folder
+        cache_home = os.environ.get("XDG_CACHE_HOME")
+        folders.append((Path(cache_home) if cache_home else Path.home() / ".cache") / "fusetk")
+    user = os.getuid() if hasattr(os, "getuid") else "kernels"
+    with suppress(OSError):  # no folder of temporary files may be writable
+        folders.append(Path(tempfile.gettempdir()) / f"fusetk-{user}")
+    return folders

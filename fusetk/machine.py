@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 
 from fusetk.errors import ConfigError, quantity
-from fusetk.files import locked, read_json, replace_file
+from fusetk.files import cache_folders, locked, read_json, replace_file
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
-from fusetk.nn.fused.build import cache_folders, sources_hash
+from fusetk.nn.fused.build import sources_hash
 from fusetk.nn.precision import float32_by_default
 from fusetk.processor import processor, usable_processors
 from fusetk.spinning import adapt_spinning

@@ -18,8 +18,8 @@ from fusetk.ways import Way
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Restore the number of threads, which the command sets."""
+def restored_threads() -> Iterator[None]:
+    """Restore the number of threads, which the command sets. No parameter has this name."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from fusetk.files import locked_file
+from fusetk.files import cache_folders, locked_file
 from fusetk.nn.fused import enabled
 from fusetk.processor import instructions
 
@@ -207,21 +207,6 @@ def _load_error(path: Path) -> str:
     except OSError as error:
         return str(error)
     return ""
-
-
-def cache_folders() -> list[Path]:
-    """Return folders for files that are made once on a machine, the preferred one first.
-
-    The folders are in the user's cache folder and in the folder of temporary files.
-    """
-    folders = []
-    with contextlib.suppress(RuntimeError):  # the user may have no home folder
-        cache_home = os.environ.get("XDG_CACHE_HOME")
-        folders.append((Path(cache_home) if cache_home else Path.home() / ".cache") / "fusetk")
-    user = os.getuid() if hasattr(os, "getuid") else "kernels"
-    with contextlib.suppress(OSError):  # no folder of temporary files may be writable
-        folders.append(Path(tempfile.gettempdir()) / f"fusetk-{user}")
-    return folders
 
 
 def _machine() -> str:
