@@ -48,11 +48,12 @@ OTHER_MASKS = "the dropout masks change"
 def last_checkpoint(run: Path) -> Path | None:
     """Return the checkpoint to resume from, None if the run has none.
 
-    It is ``last``, or a complete checkpoint that was written after this link. Without the link it
-    is the newest complete checkpoint, or the newest one if none is complete. A copy of a run may
-    have a folder instead of the link. Raises ConfigError if the checkpoints of a training were
-    removed, and other files are left beside them, and UnreadableFile if there is no link and the
-    system cannot read a checkpoint that is newer than all complete ones.
+    It is the newest complete checkpoint that was written after the link ``last``, or else the
+    target of this link. Without the link it is the newest complete checkpoint, or the newest one if
+    none is complete. A copy of a run may have a folder instead of the link. Raises ConfigError if
+    the checkpoints of a training were removed, and other files are left beside them, and
+    UnreadableFile if the system cannot read a checkpoint that is newer than all complete ones or
+    than the link.
     """
     checkpoint.recover(run)
     last = _newest_checkpoint(run)
@@ -105,8 +106,9 @@ def _newest_checkpoint(run: Path) -> Path | None:
 def _newer_than_link(run: Path, link: Path) -> Path | None:
     """Return the newest complete checkpoint that was written later than the link, or None.
 
-    A kill or a full disk may come between a checkpoint and its link. If a user sets the link to an
-    earlier checkpoint, it is newer than the later checkpoints.
+    After a checkpoint was written, a kill or a full disk may prevent the change of the link. A link
+    that a user sets to an earlier checkpoint is newer than the checkpoints after it, except in a
+    copy of the run without time stamps.
     """
     for path in reversed(checkpoints(run)):
         if path.name == link.resolve().name:

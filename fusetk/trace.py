@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-STACK_NAMES = ("encoder", "decoder")  # the first part of a name
+MODEL_SIDES = ("encoder", "decoder")  # the first part of a name
 
 
 class _Listener(NamedTuple):

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -171,8 +172,7 @@ def _train(
     trainer = _make_trainer(recipe, run, prepared, pipeline, model, world)
     if last:
         trainer.resume(last)
-    text = {path.relative_to(data): path.read_bytes() for path in _files_in(data / TEXT)}
-    _check_not_replaced(data, prepared)
+    text = _prepared_text(data, prepared)
     if world.first and recipe.training.tensorboard:
         import_tensorboard()  # before the first write, because a missing package is an error
     world.all_gather(None)  # rank 0 writes only after all processes have read the run folder
@@ -319,18 +319,21 @@ def _make_trainer(
     return trainer
 
 
-def _files_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def _prepared_text(data: Path, prepared: Mapping[str, Any]) -> dict[Path, bytes]:
+    """Return the files of the text pipeline by their path in the prepared folder.
 
-
-def _check_not_replaced(data: Path, prepared: Mapping[str, Any]) -> None:
-    """Raise DataError if fusetk prep replaced prepared text after its manifest was read."""
+    Raises DataError if fusetk prep replaced prepared text after its manifest was read.
+    """
     fingerprint = manifest.training_fingerprint
-    if fingerprint(manifest.read(data)) != fingerprint(prepared):
-        raise DataError(
-            f"fusetk prep replaced the text in {data} while this training started: run the same "
-            "command again"
-        )
+    with suppress(OSError, DataError):  # prep is moving the files
+        files = sorted(path for path in (data / TEXT).rglob("*") if path.is_file())
+        text = {path.relative_to(data): path.read_bytes() for path in files}
+        if fingerprint(manifest.read(data)) == fingerprint(prepared):
+            return text
+    raise DataError(
+        f"fusetk prep replaced the text in {data} while this training started: run the same "
+        "command again after prep"
+    )
 
 
 def _lock_run_folder(run: Path, run_lock: RunLock, last: Path | None) -> None:

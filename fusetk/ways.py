@@ -523,9 +523,10 @@ OPERATIONS: tuple[Operation, ...] = (
 # rounds. Other processes disturb single rounds, and at first PyTorch's threads may share one core.
 MIN_CHANGE, UNCHANGED_ROUNDS = 0.01, 5
 MAX_SECONDS = 1.0  # the round in which a measurement reaches this time is its last
-# A function that is this many times as slow as another one, in TIMED_ROUNDS rounds, is not run
-# again. PyTorch's product of integers is 50 times as slow as the kernels on some processors.
-MUCH_SLOWER, TIMED_ROUNDS = 10, 2
+# After ROUNDS_OF_ALL rounds, a function that takes more than MAX_SLOWDOWN times as long as the
+# fastest one is not run again. PyTorch's product of integers is 50 times as slow as the kernels on
+# some processors.
+MAX_SLOWDOWN, ROUNDS_OF_ALL = 10, 2
 
 
 def measurements_hash() -> str:
@@ -538,8 +539,8 @@ def _seconds(
 ) -> list[float]:
     """Return the shortest time of each function, in seconds.
 
-    In each round, every function runs once, unless it is ``MUCH_SLOWER`` than another one. The
-    first round is not timed.
+    In each round, every function runs once, except those that ``MAX_SLOWDOWN`` excludes. The first
+    round is not timed.
     """
     for function in functions:
         function()
@@ -547,7 +548,7 @@ def _seconds(
     start = time.perf_counter()
     unchanged = rounds = 0
     while unchanged < UNCHANGED_ROUNDS:
-        limit = MUCH_SLOWER * min(shortest) if rounds >= TIMED_ROUNDS else math.inf
+        limit = MAX_SLOWDOWN * min(shortest) if rounds >= ROUNDS_OF_ALL else math.inf
         unchanged += 1
         rounds += 1
         for i, function in enumerate(functions):

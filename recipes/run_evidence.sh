@@ -23,7 +23,7 @@ Trainings run in the background of other work, with a low priority. SIGTERM stop
 their state, and the next call continues. A second call with the same --out at the same time is
 refused. Calls with different --out and the same --results share the trainings: two calls never run
 the same training at once, and each call waits for the trainings of the others. A training that has
-diverged is not repeated; a message names the file to delete if it should be.
+diverged is not repeated. A message names what to delete to repeat it.
 
   --task NAME     multi30k (the default) or iwslt14
   --jobs N        number of trainings at once (1)

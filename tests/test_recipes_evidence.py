@@ -464,6 +464,7 @@ def test_another_queue_does_not_repeat_a_training_that_has_diverged(
         f"sys.exit({run_queue.EX_DIVERGED} if setting != 'own' or system == 'a2' else 0)",
     )
     second = FakeQueue(tmp_path, "")
+    second.options.out = tmp_path / "other"
     for queue in (first, second):
         queue.plan = plan(tuning={"usual": {"rate": [2, 1]}}, waves=[{"a": "usual"}], **TRIAL)
         queue.own = {"a": {"rate": 2}}
@@ -471,8 +472,9 @@ def test_another_queue_does_not_repeat_a_training_that_has_diverged(
         assert queue.run() == 1
         assert queue.failed == {"a.seed1 (rate=1,epochs=1)", "a.seed2 (own)"}
         out = capsys.readouterr().out
-        file = tmp_path / "own" / "a.seed2.diverged"
-        assert out.count(f"a.seed2 (own) has diverged; delete {file} to train it again") == 1
+        file = tmp_path / run_queue.JOB_LOCKS / "a.seed2.own.diverged"
+        reason = f"has diverged; to train it again, delete its run folder and {file}: see "
+        assert out.count(f"a.seed2 (own) {reason}") == 1
         assert [training.seed for training in first.done] == [1]
     second.describe()
     assert "trainings left: 0" in capsys.readouterr().out

@@ -132,7 +132,7 @@ def _flatten(
 
 
 def _without_other_members(config: type[Config], errors: Sequence[Any]) -> list[Any]:
-    """Return the errors without those of the members of unions that the user did not mean.
+    """Remove the errors of those union members that the user did not mean.
 
     pydantic reports the errors of every member of a union (``list[str] | Every | Sample``). The
     user meant a member whose type fits. Among several, it is the one with the fewest errors, then

@@ -143,10 +143,7 @@ def filter_files(
                 num_kept += 1
                 source_file.write(source + "\n")
                 target_file.write(target + "\n")
-        # If one of the files does not fit on the disk, neither of the outputs is replaced.
-        for path, file in ((outputs.source, source_file), (outputs.target, target_file)):
-            try:
-                file.flush()
-            except OSError as error:
-                raise cannot_write(path, error) from None
+        # Both files are complete before one of the outputs is replaced.
+        source_file.close()
+        target_file.close()
     return num_kept, dropped

@@ -129,7 +129,7 @@ def search(
         live, parent_rows = _advance(live, best)
         live = finished.prune(live, length)
         done = finished.done(live, length)
-        live, states = steps.next_states(live, parent_rows, done, states)
+        live, states = steps.prepare_next_step(live, parent_rows, done, states)
         if not len(live.search_index):
             break
     if has_nan:
@@ -321,15 +321,15 @@ class _Steps:
         )
         return _Candidates(*interleaved)
 
-    def next_states(
+    def prepare_next_step(
         self, live: _Live, rows: Tensor, done: Tensor, states: list[State]
     ) -> tuple[_Live, list[State]]:
         """Return the hypotheses and the states for the next step, without sentences that are done.
 
         The states get the order of the hypotheses. ``rows`` (A, W) are those of ``_advance``.
         ``done`` (A,) is True for searches that are done. The sentences that are done are removed if
-        their fraction reaches ``COMPACTION_THRESHOLD``. If the models can skip empty places, these
-        sentences are always removed, and the states have only the rows of the places ``filled``.
+        their fraction reaches ``COMPACTION_THRESHOLD``. If the models can skip empty places, all of
+        them are removed, and the states have only the rows of ``live.filled``.
         """
         groups = self.config.groups
         sentence_done = done if groups == 1 else done.view(-1, groups).all(1)

@@ -112,9 +112,9 @@ class Scorer:
     ) -> BestTokens:
         """Read one token of each hypothesis (R,) and return the ``count`` best next tokens.
 
-        If the vocabulary has fewer tokens than ``count``, their number replaces it. Only the tokens
-        that ``rules`` allows are among the best. The property ``supports_best`` must be True.
-        Without ``scores``, ``count`` must be 1, and the logits of tokens and log_z may be 0.
+        If the vocabulary has fewer than ``count`` tokens, all are returned. Only the tokens that
+        ``rules`` allows are among the best. The property ``supports_best`` must be True. Without
+        ``scores``, ``count`` must be 1, and the logits of tokens and log_z may be 0.
         """
         [features], next_states, attention = self._read(tokens, states)
         output: Any = self.models[0].output

@@ -21,7 +21,7 @@ from fusetk.models.residual import RESIDUALS, Residual
 from fusetk.models.residual.separate import SeparateResidual
 from fusetk.models.stack import Stack, stacks_of
 from fusetk.nn.shape_check import is_outside
-from fusetk.trace import STACK_NAMES
+from fusetk.trace import MODEL_SIDES
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -70,7 +70,7 @@ class Readings(NamedTuple):
 
 
 def trace_readings(
-    model: "Seq2Seq", pairs: Sequence[IdPair], sides: Sequence[str] = STACK_NAMES
+    model: "Seq2Seq", pairs: Sequence[IdPair], sides: Sequence[str] = MODEL_SIDES
 ) -> list[Readings]:
     """Return the readings of all sites of ``sides``, by forced decoding of ``pairs``.
 
@@ -81,7 +81,7 @@ def trace_readings(
     traced = trace_forward(model, pairs, "*coder.[acr]*")
     stacks = {stack.name: stack for stack in stacks_of(model)}
     readings = _layer_readings(traced, stacks)
-    for side in STACK_NAMES:
+    for side in MODEL_SIDES:
         readings += _sublayer_readings(traced, side, stacks.get(side))
     readings = [reading for reading in readings if reading.side in sides]
     if not readings:
@@ -94,7 +94,7 @@ class _Connection(NamedTuple):
 
     place: str  # such as decoder.connect
     kind: str
-    is_outside: bool
+    is_from_outside: bool
 
 
 def _connections(model: "Seq2Seq", sides: Sequence[str]) -> list[_Connection]:
@@ -106,14 +106,14 @@ def _connections(model: "Seq2Seq", sides: Sequence[str]) -> list[_Connection]:
                 kinds = [kind for kind, cls in known.items() if cls is type(module)]
                 kind = kinds[0] if kinds else class_name(module)
                 place = ".".join(module.name.split(".")[:2])
-                on_other_side = place.partition(".")[0] in set(STACK_NAMES) - set(sides)
+                on_other_side = place.partition(".")[0] in set(MODEL_SIDES) - set(sides)
                 if kind not in ("last", "plain") and not on_other_side:
                     connections[_Connection(place, kind, is_outside(module))] = None
     return list(connections)
 
 
 def _advice(connections: Sequence[_Connection]) -> str:
-    if any(connection.is_outside for connection in connections):
+    if any(connection.is_from_outside for connection in connections):
         return "; record them with trace.record, by the names in docs/extending.md"
     return ""
 
@@ -129,7 +129,7 @@ def _no_weights(model: "Seq2Seq", sides: Sequence[str]) -> str:
     return f"every layer of {where} reads the layer below it (connect: last, residual: plain)"
 
 
-def undrawn(model: "Seq2Seq", sides: Sequence[str] = STACK_NAMES) -> list[str]:
+def undrawn(model: "Seq2Seq", sides: Sequence[str] = MODEL_SIDES) -> list[str]:
     """Return a message for each connection of ``sides`` that recorded no weights.
 
     Raises the errors of ``trace_readings``.
@@ -317,7 +317,7 @@ def _rows(weights: Sequence[np.ndarray], columns: int) -> np.ndarray:
     return matrix
 
 
-def needs_text(model: "Seq2Seq", sides: Sequence[str] = STACK_NAMES) -> bool:
+def needs_text(model: "Seq2Seq", sides: Sequence[str] = MODEL_SIDES) -> bool:
     """Whether weights of ``sides`` depend on the position, so that a text is needed.
 
     Raises the errors of ``trace_readings``.

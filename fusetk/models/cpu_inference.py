@@ -58,7 +58,7 @@ class StepLayer(NamedTuple):
 
     in_kernels: bool
     """Whether kernels compute all parts of the layer; otherwise they compute its attention only."""
-    whole: fused_decoding.DecoderLayerArguments | None
+    arguments: fused_decoding.DecoderLayerArguments | None
     """The arguments of the call, if one call computes all parts."""
 
 
@@ -220,10 +220,10 @@ def run_decoder_layer(
         return _attention_in_kernels(layer, x, context)
     shape = x.shape
     x = _input_rows(layer, x)
-    whole = context.layer.whole
-    if whole is not None and not trace.is_listening_for(layer.source_name):
+    arguments = context.layer.arguments
+    if arguments is not None and not trace.is_listening_for(layer.source_name):
         out, projections = fused_decoding.run_decoder_layer(
-            whole, x, context.steps, context.ancestors, context.source, context.sentences
+            arguments, x, context.steps, context.ancestors, context.source, context.sentences
         )
         return out.view(*shape[:-1], layer.width), (*context.steps, projections)
     attention = layer.attention
@@ -278,11 +278,11 @@ def _attention_in_kernels(
 def _step_layer(layer: DecoderLayer) -> StepLayer:
     residuals = layer.attention_residual, layer.cross_residual, layer.ffn_residual
     in_kernels = _is_plain(layer, *residuals) and _are_linear(*_cross_maps(layer))
-    return StepLayer(in_kernels, _whole_layer(layer) if in_kernels else None)
+    return StepLayer(in_kernels, _kernel_arguments(layer) if in_kernels else None)
 
 
-def _whole_layer(layer: DecoderLayer) -> fused_decoding.DecoderLayerArguments | None:
-    """Return the arguments of the kernel for a whole layer; None: it cannot compute the layer."""
+def _kernel_arguments(layer: DecoderLayer) -> fused_decoding.DecoderLayerArguments | None:
+    """Return the arguments of the kernel for a whole layer; None: it does not know the layer."""
     attention, ffn = layer.attention, layer.ffn
     query, cross_out = _cross_maps(layer)
     assert isinstance(ffn, FeedForward)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fusetk.errors import ConfigError
 from fusetk.nn.packed_layout import ROW_MULTIPLE
 from fusetk.nn.step_layout import StepLayout
-from fusetk.trace import STACK_NAMES
+from fusetk.trace import MODEL_SIDES
 
 
 def is_collected() -> bool:
@@ -87,7 +87,7 @@ class _Pass:
     def add(self, name: str, values: Tensor, per_position: bool) -> None:
         place = f"the additional loss {name!r}"
         side = str(name).partition(".")[0]
-        if side not in STACK_NAMES or side == name:
+        if side not in MODEL_SIDES or side == name:
             raise ConfigError(f"{place} needs a name that begins with encoder. or decoder.")
         if not isinstance(values, Tensor) or not (per_position or values.shape == ()):
             kind = f"has the type {type(values).__name__}"

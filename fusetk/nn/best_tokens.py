@@ -1,4 +1,4 @@
-"""The best tokens of an output projection of any class, by the kernels."""
+"""The best next tokens for any class of output projection, computed by the kernels."""
 
 from typing import Any
 
@@ -17,7 +17,9 @@ def best_tokens_of_output(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``fused_decoding.best_tokens`` of the logits ``output(features)``.
 
-    ``output`` is the module of the output projection. ``features`` are (R, D).
+    ``output`` is the module of the output projection. ``features`` are (R, D), float32 or bf16, and
+    the other arguments are those of ``best_tokens``. A hook on ``output`` sees the features, and
+    the hook's result is used.
     """
     if not is_patched(output):
         if type(output) is OutputProjection and features.dtype == torch.float32:

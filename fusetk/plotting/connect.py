@@ -12,7 +12,7 @@ from fusetk.evaluation.connection_weights import Readings, trace_readings
 from fusetk.evaluation.forward_trace import UNKNOWN_WORDS, batches
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.panel import Panel, square_rows
-from fusetk.trace import STACK_NAMES
+from fusetk.trace import MODEL_SIDES
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -23,7 +23,7 @@ READ = "output that is read"
 def panels(
     model: "Seq2Seq",
     pairs: Sequence[IdPair] = (UNKNOWN_WORDS,),
-    sides: Sequence[str] = STACK_NAMES,
+    sides: Sequence[str] = MODEL_SIDES,
 ) -> list[Panel]:
     """Return the panels of one sentence pair, or of learned weights if no pair is given.
 
@@ -41,7 +41,7 @@ def position_panels(
     pairs: Sequence[IdPair],
     tokens: TokenPair,
     reader: int,
-    sides: Sequence[str] = STACK_NAMES,
+    sides: Sequence[str] = MODEL_SIDES,
 ) -> list[Panel]:
     """Return the weights of reading ``reader`` (from 1) at each position of one sentence pair.
 
@@ -94,7 +94,7 @@ def row_lengths(panels: Sequence[Panel]) -> list[int] | None:
 class ReadingMeans:
     """Sums over the positions of many sentences, and the panels of means and deviations."""
 
-    def __init__(self, model: "Seq2Seq", sides: Sequence[str] = STACK_NAMES):
+    def __init__(self, model: "Seq2Seq", sides: Sequence[str] = MODEL_SIDES):
         self.model = model
         self.sides = sides
         self.sentences = 0

@@ -14,7 +14,7 @@ from fusetk.evaluation.forward_trace import batches, is_inside, trace_forward
 from fusetk.evaluation.layer_shares import layer_names
 from fusetk.models.stack import Stack, stacks_of
 from fusetk.plotting.panel import Panel
-from fusetk.trace import STACK_NAMES
+from fusetk.trace import MODEL_SIDES
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -57,7 +57,7 @@ class SimilarityMeans:
                 outputs = traced.outputs[name]
                 names = layer_names(len(stack.history_widths), stack.depth)
                 # A coordinated model may compute both sides with its decoder, the source first.
-                sides = STACK_NAMES if len(outputs) == len(STACK_NAMES) else (name,)
+                sides = MODEL_SIDES if len(outputs) == len(MODEL_SIDES) else (name,)
                 for side, output in zip(sides, outputs, strict=True):
                     self._add(side, output.history, traced.lengths[side], names)
 
@@ -92,6 +92,6 @@ class SimilarityMeans:
                 up=True,
                 top=1.0,
             )
-            for side in STACK_NAMES
+            for side in MODEL_SIDES
             if side in self.sums
         ]

@@ -172,7 +172,8 @@ class Checkpoints:
             checkpoint.link(self.run, "best", best)
         # A process may have been killed before it linked its last checkpoint.
         last = self.run / CHECKPOINTS / "last"
-        if last.is_symlink() or not last.exists():
+        is_in_run = folder.resolve().parent == last.parent.resolve()
+        if not last.exists() or (last.is_symlink() and is_in_run):
             checkpoint.link(self.run, "last", folder)
         self._prune(progress, folder)  # a killed process may have left surplus checkpoints
 

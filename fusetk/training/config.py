@@ -161,8 +161,8 @@ class TrainingConfig(Config):
     """Number of best checkpoints to keep, by the validation metric."""
     log_every: int = Field(100, ge=1)
     """Number of updates between log lines. There are further lines after 1, 2, 4, 8, ... updates,
-    up to this number, before each validation and each checkpoint, and 10,000 updates after the last
-    line."""
+    up to this number. There is also a line before each validation and each checkpoint, and after
+    10,000 updates without a line."""
     max_skipped: int = Field(5, ge=1)
     """Number of consecutive skipped updates after which training stops with an error. An update is
     skipped if its gradient is not finite."""

@@ -331,7 +331,7 @@ class Trainer:
         seconds = time.perf_counter() - start
         self.reporter.validation(self.progress, metric, results, is_best, seconds, layer_shares)
         if due:
-            # It is the new best one, but the schedule does not see the loss.
+            # The validation has the best value again and a lower loss.
             is_tie = is_best and results[metric] == before.best
             try:
                 change = update_schedule(

@@ -170,7 +170,7 @@ def update_schedule(
 ) -> str | None:
     """Give the schedule the result of a validation, and store its new state in ``progress``.
 
-    ``is_tie``: the value equals the best one, and the loss is lower.
+    ``is_tie``: the value equals the best one of the run, and the loss is lower.
     Returns a message if the learning rate changes, else None. Raises FusetkError if a schedule
     outside fusetk fails, or if JSON cannot represent its state.
     """
@@ -180,11 +180,11 @@ def update_schedule(
     before, epoch = progress.schedule_state, progress.stage_epoch
     try:
         if is_tie:
-            state = schedule.after_tie(before, epoch)
+            state = schedule.after_tie(before, value, epoch)
         else:
             state = schedule.after_validation(before, value, is_lowest_best(metric), epoch)
     except Exception as error:
-        method = "after_tie(state, epoch)"
+        method = "after_tie(state, value, epoch)"
         if not is_tie:
             method = "after_validation(state, value, lower_is_better, epoch)"
         raise FusetkError(

@@ -20,7 +20,7 @@ from fusetk.training.update import UpdateStats
 from fusetk.training.validation_config import BLEU, perplexity
 
 TWO_DECIMALS = {"ppl", BLEU, *METRICS}  # results of a validation; others have four decimals
-MOST_UPDATES = 10_000  # in memory between two reports; each update has the norms of all parameters
+MAX_UPDATES = 10_000  # in memory between two reports; each update has the norms of all parameters
 
 
 class Updates(Task):
@@ -137,8 +137,9 @@ class Reporter:
     ) -> None:
         """Add an update, and report the average if it is due.
 
-        It is due every ``log_every`` updates, before that after 1, 2, 4, 8, ... updates, and if
-        ``MOST_UPDATES`` are in memory.
+        It is due every ``log_every`` updates. Before the first of these, it is also due after 1, 2,
+        4, 8, ... updates. It is always due if ``MAX_UPDATES`` updates are in memory.
+
         ``updates_left`` is the number of remaining updates of the stage; infinite if it is unknown.
         """
         self._stats.append(stats)
@@ -149,7 +150,7 @@ class Reporter:
         self._refresh_values()
         self.task.move(progress, updates_in_epoch, updates_left)
         is_early = number < self.log_every and is_power_of_two
-        if number % self.log_every == 0 or is_early or len(self._stats) >= MOST_UPDATES:
+        if number % self.log_every == 0 or is_early or len(self._stats) >= MAX_UPDATES:
             self.report(progress)
 
     def report(self, progress: Progress) -> None:

@@ -203,11 +203,11 @@ class Schedule:
         """Return the state after a validation with metric ``value`` and ``epoch`` full epochs."""
         return state
 
-    def after_tie(self, state: ScheduleState, epoch: int) -> ScheduleState:
-        """Return the state after a validation with the best value again, and with a lower loss.
+    def after_tie(self, state: ScheduleState, value: float, epoch: int) -> ScheduleState:
+        """Return the state after a validation that equals the best one and has a lower loss.
 
-        Training calls it instead of ``after_validation``, which would count an equal value as
-        worse.
+        ``value`` is the best value of the run. Training calls this method instead of
+        ``after_validation``, which does not see the loss.
         """
         return state
 
@@ -338,11 +338,12 @@ class Plateau(Schedule):
             best = value
         return self._state(cuts, best, risen_since)
 
-    def after_tie(self, state: ScheduleState, epoch: int) -> ScheduleState:
+    def after_tie(self, state: ScheduleState, value: float, epoch: int) -> ScheduleState:
         risen_since = state.get("risen_since")
-        if self.config.rule == "each-rise" or risen_since is None:
-            return state
-        return self._state(1 + epoch - risen_since, state["best"], risen_since)
+        cuts = state.get("cuts", 0)
+        if self.config.rule == "after-first-rise" and risen_since is not None:
+            cuts = 1 + epoch - risen_since
+        return self._state(cuts, value, risen_since)
 
     def _state(self, cuts: int, best: float | None, risen_since: int | None) -> ScheduleState:
         rate = self.rate(1, {"cuts": cuts})

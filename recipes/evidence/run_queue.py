@@ -152,14 +152,15 @@ class Job(NamedTuple):
 
 
 class Results:
-    """The validation losses and the hours of each training, and which ones are done."""
+    """The validation losses and the hours of each training, and the set of those that are done."""
 
     def __init__(self, plan: PlanConfig, results: Sequence[RunResult]):
         self.plan = plan
         self.texts: dict[str, set[str]] = {}  # fingerprints of prepared text, by its settings
-        # The epochs and the loss of each validation.
+        # The number of epochs and the loss of each validation.
         self.losses: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
-        self.done: set[tuple[Any, ...]] = set()  # trainings with all scores
+        # Trainings with all scores, and those that have diverged.
+        self.done: set[tuple[Any, ...]] = set()
         self.hours: list[float] = []  # hours of trainings on a device of the same kind as here
         for result in results:
             if not any(result.system in wave for wave in plan.waves):
@@ -220,7 +221,8 @@ class Results:
     def has(self, job: Job, own: Values) -> bool:
         """Return whether a training is done; ``own`` has the values of its recipe.
 
-        A trial needs only its losses. A complete training also needs all scores.
+        A trial needs only its losses. A complete training also needs all scores, unless it has
+        diverged.
         """
         values = own | dict(job.changes)
         if job.epochs is None:
@@ -395,7 +397,7 @@ class Queue:
             return Results(self.plan, list(read_results(self.options.results).values()))
 
     def results_and_diverged(self) -> Results:
-        """Return the results, and the infinite losses of the trainings that have diverged."""
+        """Return the results, with the trainings that have diverged, and report these."""
         results = self.results()
         while diverged := [
             job
@@ -411,8 +413,16 @@ class Queue:
         return self.options.out / job.setting / f"{job.system}.seed{job.seed}.log"
 
     def diverged_file(self, job: Job) -> Path:
-        """Return the path of the file that exists if the training of a job has diverged."""
-        return self.log(job).with_suffix(".diverged")
+        """Return the path of the file that exists if the training of a job has diverged.
+
+        All queues with the same results read it.
+        """
+        lock_file = self.lock_file(job)
+        return lock_file.with_name(f"{lock_file.name}.diverged")
+
+    def lock_file(self, job: Job) -> Path:
+        name = f"{job.system}.seed{job.seed}.{job.setting}"
+        return Path(self.options.results, JOB_LOCKS, name)
 
     def run(self) -> int:
         """Return the exit status: 0, 1 if a training failed, 75 after a signal.
@@ -465,11 +475,13 @@ class Queue:
         Another queue may run the job or have completed it. The lock holds until `fusetk run` ends,
         also if the queue is killed.
         """
-        folder = self.options.results / JOB_LOCKS
-        folder.mkdir(exist_ok=True)
-        file = open_lock_file(folder / f"{job.system}.seed{job.seed}.{job.setting}")
-        # Another queue may have completed the job after the results were read.
-        if lock(file) and not self.results().has(job, self.own[job.system]):
+        path = self.lock_file(job)
+        path.parent.mkdir(exist_ok=True)
+        file = open_lock_file(path)
+        # Another queue may have ended the job after the results were read.
+        if lock(file) and not (
+            self.diverged_file(job).exists() or self.results().has(job, self.own[job.system])
+        ):
             self.job_locks[job] = file
             return True
         file.close()
@@ -593,7 +605,8 @@ class Queue:
     def fail_diverged(self, job: Job) -> None:
         """Report a training that has diverged, once."""
         if job.name not in self.failed:
-            self.fail(job, f"has diverged; delete {self.diverged_file(job)} to train it again")
+            file = self.diverged_file(job)
+            self.fail(job, f"has diverged; to train it again, delete its run folder and {file}")
 
     def stop(self) -> None:
         """Stop the trainings. A result that is being saved is completed."""

@@ -120,7 +120,7 @@ def test_a_short_run_has_a_curve(run: Path) -> None:
 def test_a_rare_log_line_does_not_keep_all_updates_in_memory(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporter, "MOST_UPDATES", 3)
+    monkeypatch.setattr(reporter, "MAX_UPDATES", 3)
     options = ["training.log_every=1000000", "training.validation.every_updates=8"]
     train(load(toy, options), tmp_path, "cpu", quiet=True)
     records = [record for record in read_metrics(tmp_path) if record["kind"] == "train"]

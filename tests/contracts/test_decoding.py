@@ -371,11 +371,13 @@ def test_a_layer_in_one_call_computes_what_its_parts_compute(system, convert, mo
     model = convert(SYSTEMS[system]())
     sources = SOURCES * 20  # more hypotheses than the kernel computes at once
     in_one_call = begin(model, sources)
-    monkeypatch.setattr(cpu_inference, "_whole_layer", lambda layer: None)
+    monkeypatch.setattr(cpu_inference, "_kernel_arguments", lambda layer: None)
     in_parts = begin(model, sources)
     for state, expected in ((in_one_call, True), (in_parts, False)):
         layers = state.per_hypothesis.shared.layers
-        assert all(layer.in_kernels and (layer.whole is not None) == expected for layer in layers)
+        assert all(
+            layer.in_kernels and (layer.arguments is not None) == expected for layer in layers
+        )
     for tokens in prefixes(len(sources)).split(1, 1):
         features, in_one_call = model.decode(tokens, in_one_call)
         expected, in_parts = model.decode(tokens, in_parts)

@@ -152,18 +152,19 @@ def test_plateau_after_the_first_rise_counts_epochs_not_validations() -> None:
 )
 def test_plateau_does_not_count_a_tie_as_worse(rule: Any, cuts_of_ties: list[int]) -> None:
     schedule = Plateau(PlateauConfig(rate=1, rule=rule), 256)
-    assert schedule.after_tie({}, 1) == {}
     seen: Any = {}
     counts = []
     for epoch, value in enumerate([3.0, 4.0, None, 3.0], 1):
         seen = (
-            schedule.after_tie(seen, epoch)
+            schedule.after_tie(seen, 3.0, epoch)
             if value is None
             else schedule.after_validation(seen, value, True, epoch)
         )
         counts.append(seen["cuts"])
         assert seen["best"] == 3.0 and seen["rate"] == schedule.rate(1, seen)
     assert counts == cuts_of_ties
+    in_later_stage = schedule.after_tie({}, 3.0, 1)
+    assert schedule.after_validation(in_later_stage, 4.0, True, 2)["cuts"] == 1
 
 
 @pytest.mark.parametrize("rule", ["each-rise", "after-first-rise"])

@@ -62,9 +62,10 @@ class ResidualConfig(ComponentConfig):
 
 
 class StreamEnds:
-    """The first step of a stack's stream, which is made of its input, and the last one, its output.
+    """The two ends of the stream of a stack; in this class, the stream is one tensor.
 
-    In this class, the stream is one tensor.
+    ``open`` makes the stream from the input of the stack. ``readout`` builds the module that
+    computes the output.
     """
 
     sublayers = 0
