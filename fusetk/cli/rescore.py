@@ -39,8 +39,9 @@ def command(**options: Any) -> None:
     ||| score` and any further fields. A feature has a name, as in `LogProb= -1.5`. The list is
     printed with `Rescore= value` at the end of the features. IDs count from 0 and must not
     decrease. With --json-lines, each translation in the output of `fusetk decode --json` gets one
-    more number. With either option, a source that is too long for the model is truncated, with a
-    warning.
+    more number. With either option, a source that is longer than decoding.max_source_length or than
+    the model allows is truncated, with a warning, as the search does. Otherwise,
+    decoding.max_source_length has no effect.
 
     A printed text may be split into other tokens than those of the search. --json-lines reads the
     tokens of the search, so the scores equal those of the search, up to rounding.

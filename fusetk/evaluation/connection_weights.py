@@ -2,7 +2,8 @@
 
 A *reading* is a layer, a sub-layer, or the output of a stack. Its weights are learned numbers, or
 they are computed at each position. The weights of ``residual`` with streams are expanded: the
-weight of a sub-layer's output in a reading is the sum over all paths through the streams.
+weight of a sub-layer's output in a reading is the sum over all paths through the streams. If a
+connection makes the input of each layer, the streams are expanded within each layer.
 """
 
 import re
@@ -17,6 +18,7 @@ from fusetk.errors import DataError, Diverged, class_name, quantity
 from fusetk.evaluation.forward_trace import UNKNOWN_WORDS, ForwardTrace, trace_forward
 from fusetk.evaluation.layer_shares import layer_names
 from fusetk.models.connect import CONNECTIONS, Connection
+from fusetk.models.connect.last import LastConnection
 from fusetk.models.residual import RESIDUALS, Residual
 from fusetk.models.residual.separate import SeparateResidual
 from fusetk.models.stack import Stack, stacks_of
@@ -221,8 +223,16 @@ def _sublayer_readings(traced: ForwardTrace, side: str, stack: Stack | None) -> 
         if any(values.shape[-1] != k for k, values in enumerate(weights, 1)):  # sums of blocks
             columns = ["l0", *(f"b{i}" for i in range(1, sources))]
         columns = columns[:sources]
-    else:
+    elif stack is None or isinstance(stack.connect, LastConnection):
         weights = expand_streams(sublayers)
+        if stack is not None and not stack.uses_top_input:
+            weights.pop()  # a fusion computes the output of the stack
+    elif len(sublayers) % stack.depth:
+        return []
+    else:
+        size = len(sublayers) // stack.depth
+        weights = _expand_layers(sublayers, size)
+        columns = ["input", *(name.partition(".")[2] for name in names[:size])]
     rows = [*names, "top"][: len(weights)]
     reading = Readings(
         f"{side}.residual",
@@ -236,6 +246,19 @@ def _sublayer_readings(traced: ForwardTrace, side: str, stack: Stack | None) -> 
         traced.lengths[side],
     )
     return [reading]
+
+
+def _expand_layers(sublayers: Sequence[dict[str, np.ndarray]], size: int) -> list[np.ndarray]:
+    """Return the weights of ``expand_streams`` for each layer of ``size`` sub-layers.
+
+    A connection makes the input of each layer, where its stream begins. The means of the streams
+    above the layers are left out.
+    """
+    return [
+        weights
+        for start in range(0, len(sublayers), size)
+        for weights in expand_streams(sublayers[start : start + size])[:-1]
+    ]
 
 
 def _sublayer_names(count: int, stack: Stack | None) -> list[str]:

@@ -73,7 +73,9 @@ def make_metrics(
     distinct = list(dict.fromkeys(names))
     for name in distinct:
         if source is None and metric_class(name).needs_source:
-            raise DataError(f"the metric {name} needs the source: give it with --source")
+            raise DataError(
+                f"the metric {name} needs the source: give it to fusetk score with --source"
+            )
     metrics = [_build(name, references, options, source) for name in distinct]
     return list({metric.name: metric for metric in metrics}.values())
 
@@ -128,7 +130,8 @@ def score(
     """Score lines against one or more references.
 
     ``references[k][i]`` is reference k for hypothesis i. Raises DataError if a metric or a
-    tokeniser is unknown, if line counts differ, or if the hypotheses or references are empty.
+    tokeniser is unknown, if a metric needs the source, as COMET does, if line counts differ, or if
+    the hypotheses or references are empty.
     """
     if not references:
         raise DataError("no reference to score against: give at least one")

@@ -206,15 +206,21 @@ def translated(
 ) -> Iterator[Sentence]:
     """Yield the sentences with translations; the run's own search makes the missing ones.
 
-    If the settings of the search exclude every translation of a sentence, the reader counts the
-    sentence as skipped.
+    The search truncates sources as it does in decoding. If the settings of the search exclude every
+    translation of a sentence, the reader counts the sentence as skipped.
     """
     if all(sentence.target is not None for sentence in sentences):
         yield from sentences
         return
-    results = translator.translate_ids([sentence.ids[0] for sentence in sentences])
+    read = [
+        sentence._replace(source=sentence.source[: len(ids) - 1], ids=(ids, sentence.ids[1]))
+        for sentence in sentences
+        for ids in [translator.truncate(sentence.ids[0], sentence.number)]
+    ]
+    numbers = [sentence.number for sentence in read]
+    results = translator.translate_ids([sentence.ids[0] for sentence in read], numbers)
     decode = translator.pipeline.target_vocab.decode
-    for sentence, hypotheses in zip(sentences, results, strict=True):
+    for sentence, hypotheses in zip(read, results, strict=True):
         if hypotheses:
             yield reader.with_target(sentence, decode(hypotheses[0].ids))
         else:

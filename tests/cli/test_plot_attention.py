@@ -16,6 +16,7 @@ from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.vocab import EOS, UNK, Vocabulary
 from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.translate import Translator
 from fusetk.models import MODELS
 from fusetk.plotting import attention
 from fusetk.system import Loaded
@@ -352,6 +353,31 @@ def test_missing_translations_of_a_file_are_found_by_search(fusing: Any) -> None
         input="der\n",
     )
     assert piped.exit_code == 0 and list(panels()) == HOPS
+
+
+def test_the_search_truncates_a_line_as_decode_does(
+    fusing: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The picture has the tokens that the search has read, and a warning names the line."""
+    fusing.recipe.decoding = SearchConfig(max_source_length=2)
+    write("a.de", "der", "der mann , .")
+    assert run("-i", "a.de", "--lines", "2").exit_code == 0
+    assert "line 2 has 4 tokens: only the first 2 are read" in caplog.text
+    assert panels()["decoder.layer1.cross"]["x"] == ["der", "mann", "</s>"]
+
+
+def test_a_sample_is_that_of_the_line(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[Any] = []
+    translate_ids = Translator.translate_ids
+
+    def spied(self: Translator, sources: Any, lines: Any = None) -> Any:
+        numbers.append(lines)
+        return translate_ids(self, sources, lines)
+
+    monkeypatch.setattr(Translator, "translate_ids", spied)
+    write("a.de", "der", "mann", "der mann")
+    assert run("-i", "a.de", "--lines", "2-3").exit_code == 0
+    assert numbers == [[2, 3]]
 
 
 def test_sentences_without_a_translation_are_named(fusing: Any) -> None:

@@ -69,7 +69,7 @@ def test_significance_uses_the_rows() -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ([], "the metric comet needs the source: give it with --source"),
+        ([], "the metric comet needs the source: give it to fusetk score with --source"),
         (["--source", "src", "--lowercase"], "--lowercase is not for comet"),
         (["--source", "src", "--comet-model", "none"], "the COMET model none cannot be loaded"),
         (["--source", "src", "--tokenize", "char"], "--tokenize is for sacrebleu, not for comet"),

@@ -20,6 +20,7 @@ from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.panel import Panel
 from tests.plotting.models import transformer
 
+SUBLAYERS = ["l1.self", "l1.ffn", "l2.self", "l2.ffn"]
 PAIRS = [([4, 5, 6, EOS], [5, 4]), ([7, EOS], [6, 8, 9, 4]), ([5, 9, EOS], [4])]
 
 
@@ -159,6 +160,17 @@ def test_learned_weights_need_no_text() -> None:
     np.testing.assert_allclose(panels["decoder.attend"].matrix.sum(1), 1, rtol=1e-6)
     assert list(panels["decoder.attend"].y) == ["l1", "l2"]
     assert list(panels["encoder.connect"].y) == ["l2"]
+    # The connection makes the input of each layer.
+    assert list(panels["encoder.residual"].x) == ["input", "self", "ffn"]
+    assert list(panels["encoder.residual"].y) == ["l1.self", "l1.ffn", "l2.self", "l2.ffn"]
+    assert not np.isfinite(panels["encoder.residual"].matrix[[0, 2], 1:]).any()
+
+
+def test_the_output_of_a_fusion_is_not_that_of_the_stream() -> None:
+    for fuse, rows in (("last", [*SUBLAYERS, "top"]), ("average", SUBLAYERS)):
+        model = noisy({"residual": "laurel-weights", "fuse": fuse}, {})
+        [panel] = connect.panels(model)
+        assert list(panel.y) == rows
 
 
 def test_a_model_that_has_diverged_is_refused() -> None:

@@ -25,7 +25,8 @@ def deep_norm_factors(sublayer: SubLayer) -> tuple[float, float]:
 
     Encoder of N layers and decoder of M layers: 0.81 (N^4 M)^(1/16) and 0.87 (N^4 M)^(-1/16) in the
     encoder, (3M)^(1/4) and (12M)^(-1/4) in the decoder. A model of one stack with N layers:
-    (2N)^(1/4) and (8N)^(-1/4).
+    (2N)^(1/4) and (8N)^(-1/4). The paper has no model like ``coordinated``. This model always has
+    the factors of one stack, also with two stacks (``share_weights: false``).
     """
     if len(sublayer.layers) == 1:
         [n] = sublayer.layers.values()

@@ -95,7 +95,9 @@ class HyperResidual(MixedStreams):
     added to them, with a matrix W (D, n + 2) that is 0 at first. The norm is a layer normalisation
     of each stream without parameters, and s has one number for A_m and A_r and one for B, 0.01 at
     first. A new model computes the function of the plain pre-norm model, up to the epsilon of the
-    layer normalisation: B is 1, A_r is the identity, and sub-layer k reads stream k mod n.
+    layer normalisation: B is 1, A_r is the identity, and sub-layer k reads stream k mod n. The
+    output of a layer is the sum of the streams, n times that of the plain model. So the functions
+    of models with ``fuse: ffn`` or ``attention`` differ, unless the fusion has ``norm_layers``.
 
     The paper also rescales the initial weights of output matrices by sqrt(n). Its text does not say
     in which direction, so this is omitted. The paper excludes A_m, A_r and B from weight decay;
