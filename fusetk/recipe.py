@@ -1,13 +1,16 @@
 """The complete config of a run."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import model_validator
 
 from fusetk import config, sections
 from fusetk.config import component
+from fusetk.data.manifest import differences
+from fusetk.errors import CheckpointError
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.models.seq2seq import ModelConfig
 from fusetk.sections import SectionsWithoutModel
@@ -46,3 +49,40 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     before all other errors.
     """
     return config.parse(sections.read(path, overrides), Recipe)
+
+
+def check_unchanged(
+    recipe: Recipe, file: Path, folder: Path, state: Mapping[str, Any], changeable: Iterable[str]
+) -> None:
+    """Raise CheckpointError if a config was changed after a checkpoint was trained with it.
+
+    ``recipe`` is the config in ``file``; ``state`` is that of the checkpoint in ``folder``.
+    ``changeable`` are patterns of keys that may differ. A key that the checkpoint did not record,
+    because another version of fusetk wrote it, may have any value. Stages may be added and removed,
+    and a class outside fusetk may be in another module.
+    """
+    now = recipe.model_dump(mode="json")
+    before = _with_recorded(now, state.get("config", {}))
+    stages = [values["training"]["stages"] for values in (before, now)]
+    common = min(map(len, stages))
+    for values in stages:
+        del values[common:]
+    fixed = re.compile(f"(?!({'|'.join(changeable)}):)")
+    changes = [change for change in differences(before, now) if fixed.match(change)]
+    if changes:
+        raise CheckpointError(
+            f"{file} was changed after {folder} was trained with it ({'; '.join(changes)}): undo "
+            "the change"
+        )
+
+
+def _with_recorded(now: Any, recorded: Any) -> Any:
+    """Return a copy of ``now`` with the recorded values of the same keys."""
+    if isinstance(now, dict) and isinstance(recorded, dict):
+        return {key: _with_recorded(value, recorded.get(key, value)) for key, value in now.items()}
+    if isinstance(now, list) and isinstance(recorded, list):
+        common = [_with_recorded(*values) for values in zip(now, recorded, strict=False)]
+        return common + recorded[len(common) :]
+    classes = [value.partition(":")[2] for value in (now, recorded) if isinstance(value, str)]
+    is_moved = len(classes) == 2 and classes[0] == classes[1] != ""
+    return now if is_moved else recorded

@@ -202,7 +202,10 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run"
     Raises ConfigError, which names ``option``, for a change with which the run cannot be resumed,
     and CheckpointError if ``last`` is damaged.
     """
-    before = _recipe_of(run, option).model_dump(mode="json")
+    old = _recipe_of(run, option)
+    state = read_state(last)
+    recipes.check_unchanged(old, run / CONFIG, last, state, _changeable_keys(old))
+    before = old.model_dump(mode="json")
     now = recipe.model_dump(mode="json")
     old_stages = before["training"]["stages"]
     new_stages = now["training"]["stages"]

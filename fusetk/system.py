@@ -42,7 +42,7 @@ from fusetk.machine import describe_device, device_of
 from fusetk.models import Seq2Seq, build_model
 from fusetk.models.quantization import CONVERSIONS
 from fusetk.nn.precision import float32_by_default
-from fusetk.recipe import Recipe
+from fusetk.recipe import NEUTRAL_KEYS, Recipe
 from fusetk.runs import CONFIG, EMA, MODEL, TEXT, changed_modules, find_checkpoint
 from fusetk.ways import slower_than_float32
 from fusetk.weights import load_weights, read_state
@@ -252,6 +252,8 @@ def load_model(
     folder = folder.resolve()  # training may move the link while the files are read
     recipe = _recipe_of(run)
     state = read_state(folder)
+    changeable = (*NEUTRAL_KEYS, r"training\..*")
+    recipes.check_unchanged(recipe, run / CONFIG, folder, state, changeable)
     outside = outside_kinds(recipe.model.model_dump())
     steps = outside_kinds([step.step for step in recipe.data.steps])
     update = state.get("progress", {}).get("update")  # a mean of checkpoints has none

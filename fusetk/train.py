@@ -305,7 +305,7 @@ def _make_trainer(
     trainer = Trainer(
         recipe.training,
         model,
-        recipe.model.width,
+        recipe.model,
         Corpus.open(data, "train"),
         run,
         Validator(recipe.training.validation, recipe.decoding, data, pipeline),

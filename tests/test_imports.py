@@ -45,7 +45,7 @@ ALLOWED = {
         "ways",
     },
     "sections": {"papers", "training", "decoding", "data"},
-    "recipe": {"sections", "models"},
+    "recipe": {"sections", "models", "data"},
     "system": {"recipe", "weights", "runs", "machine", "ways", "decoding", "models", "nn", "data"},
     "ctranslate2": {"system", "runs", "models", "nn", "data"},
     "serving": {"system", "decoding"},

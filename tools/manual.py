@@ -100,7 +100,8 @@ FILES: dict[str, tuple[str, set[str]]] = {
     ),
     "RUN/checkpoints/update-N": (
         "A checkpoint: `model.safetensors`, with `training.ema` also `ema.safetensors`, "
-        "`training.safetensors` of the optimiser, and `state.json` with progress and checksums.",
+        "`training.safetensors` of the optimiser, and `state.json` with progress, config and "
+        "checksums.",
         RUN_COMMANDS,
     ),
     "RUN/checkpoints/best, RUN/checkpoints/last": (

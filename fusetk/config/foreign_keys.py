@@ -1,5 +1,7 @@
 """Names that a user may know from other toolkits or from papers, and those of fusetk."""
 
+import re
+
 # Foreign names and the keys of fusetk. `=` and a value follow a key if the foreign name implies
 # the value.
 FOREIGN_KEYS = {
@@ -216,6 +218,7 @@ FOREIGN_KEYS = {
 
 # Names of systems and papers, and their kinds, of `model` or of the sites of a stack.
 SYSTEM_KINDS = {
+    "attention-residuals": "attention-residual",
     "attnres": "attention-residual",
     "convs2s": "conv",
     "dec-sa": "attention",
@@ -238,6 +241,7 @@ SYSTEM_KINDS = {
     "muddformer": "mudd",
     "resformer": "value-residual",
     "rtal": "tree",
+    "same-layer": "layerwise",
     "shallowrnmt": "recurrent",
 }
 COUNTS_TOKENS = (
@@ -266,7 +270,7 @@ def fusetk_key(name: str) -> str | None:
 
 def system_kind(name: str) -> str:
     """Return the kind of a system of a paper, or ``name`` itself if it is no such system."""
-    return SYSTEM_KINDS.get(name.lower().replace("_", "-"), name)
+    return SYSTEM_KINDS.get(re.sub("[_ ]", "-", name.lower()), name)
 
 
 def value_advice(name: str) -> str:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fusetk.config.yaml_errors import space_advice
 from fusetk.errors import quantity
 
 MOST_SHOWN = 60  # characters of a value in ``shortened``
@@ -113,8 +114,8 @@ def _advice(required: str, value: object) -> str:
         return f" (YAML reads {YAML_TRUTHS[value]} without quotes as {shown(value)}): use quotes"
     if required == TEXT and isinstance(value, int | float):
         return f": write it in quotes, {json.dumps(str(value))}"
-    if required == LIST and isinstance(value, str):
-        return f": write [{value}]"
+    if required == MAPPING and isinstance(value, str) and (advice := space_advice(value)):
+        return f": {advice}"
     return ""
 
 

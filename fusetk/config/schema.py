@@ -166,7 +166,7 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
         return table[kind]
     if ":" not in kind:
         is_none = kind in NULL_WORDS and "last" in table
-        near = ["last"] if is_none else difflib.get_close_matches(kind, table, 1)
+        near = ["last"] if is_none else difflib.get_close_matches(kind.lower(), table, 1)
         if not near and "." in kind:
             near = [":".join(kind.rsplit(".", 1))]
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -313,7 +313,9 @@ class component:
             value = {"kind": value}
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
             context = {"what": self.description, "known": ", ".join(self.table)}
-            raise PydanticCustomError("choice", "{what} needs a kind: one of {known}", context)
+            reason = "is one kind, not a list" if isinstance(value, list) else "needs a kind"
+            text = f"{{what}} {reason}: one of {{known}}"
+            raise PydanticCustomError("choice", text, context)
         try:
             component_class = resolve(value["kind"], self.table, self.base)
             config: type[Config] = component_class.Config

@@ -12,6 +12,7 @@ import yaml
 
 from fusetk.config.messages import shortened, shown
 from fusetk.config.schema import NULL_WORDS, Config
+from fusetk.config.yaml_errors import LINE_BREAKS, line_and_reason, space_advice
 from fusetk.errors import ConfigError, quantity
 from fusetk.files import is_stream, similar_names
 
@@ -30,8 +31,6 @@ KEY_TYPES = ("str", "merge")  # YAML's types of keys: text, and the key <<
 LONGEST_FAST_TEXT = 10_000
 # YAML 1.1 reads 010 as 8 and 1:30 as 90.
 OCTAL_OR_SEXAGESIMAL = re.compile(r"[-+]?0[0-7_]+|.*:.*")
-# YAML 1.1 ends a line at these characters, and reads U+0085 as a space. Other programs do not.
-LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
 # U+0000, which no file name can have, and surrogates, which no UTF-8 file can have. In double
 # quotes, escapes such as \0 and \uD800 write them. A surrogate pair is one match.
 UNUSABLE = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\0\ud800-\udfff]")
@@ -213,7 +212,7 @@ def _parse_yaml(path: Path, text: str) -> Document:
     except RecursionError:
         raise ConfigError(f"{path}: a config may have at most {DEEPEST} levels") from None
     except (yaml.YAMLError, ValueError) as error:
-        line, reason = _line_and_reason(error, text)
+        line, reason = line_and_reason(error, text)
         place = f"{path}, line {line}" if line else str(path)
         raise ConfigError(f"{place}: not valid YAML: {reason}") from None
     if values is None:
@@ -224,26 +223,6 @@ def _parse_yaml(path: Path, text: str) -> Document:
             f"but the file holds {shortened(shown(values))}"
         )
     return Document(values, origins)
-
-
-def _line_and_reason(error: Exception, text: str) -> tuple[int | None, str]:
-    """Return the line of an error in a YAML text, from 1, and its reason in one line.
-
-    The line is None if it is unknown.
-    """
-    if isinstance(error, yaml.reader.ReaderError):
-        line = text.count("\n", 0, error.position) + 1
-        code = f"{error.character:04X}"
-        is_line_break = LINE_BREAKS.match(chr(error.character))
-        escape = f", or write \\u{code} in double quotes" if is_line_break else ""
-        return line, f"the character U+{code} is not allowed; remove it{escape}"
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return None, str(error)
-    mark = error.problem_mark or error.context_mark
-    reason = error.problem or error.context or ""
-    if "'\\t'" in reason:
-        reason = "a line begins with a tab; indent with spaces"
-    return mark.line + 1 if mark else None, reason
 
 
 def _parent_path(path: Path, name: Any) -> Path:
@@ -386,7 +365,7 @@ def _override(
     except RecursionError:
         raise ConfigError(f"--set {override}: a config may have at most {DEEPEST} levels") from None
     except (yaml.YAMLError, ValueError) as error:
-        _, reason = _line_and_reason(error, text)
+        _, reason = line_and_reason(error, text)
         raise ConfigError(f"--set {override}: the value is not valid YAML: {reason}") from None
     *above, last = name.split(".")
     origin = Origin(f"--set {override}", Path())
@@ -543,7 +522,7 @@ def _load(text: str) -> tuple[yaml.Node | None, Any]:
 def _nodes_and_values(loader: Any) -> tuple[yaml.Node | None, Any]:
     try:
         node = loader.get_single_node()
-        _refuse_repeated_keys(node, set())
+        _check_keys(node, set())
         if _count_values(node, {}) > MOST_VALUES:
             raise ValueError(f"with its aliases it has more than {MOST_VALUES:,} values")
         return node, None if node is None else loader.construct_document(node)
@@ -572,19 +551,28 @@ def _count_values(node: yaml.Node | None, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def _refuse_repeated_keys(node: yaml.Node | None, checked: set[int]) -> None:
-    """Raise ConstructorError if a mapping has a key twice. PyYAML keeps the last value of it."""
+def _is_empty(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and not node.value
+
+
+def _check_keys(node: yaml.Node | None, checked: set[int]) -> None:
+    """Raise ConstructorError for a key that a mapping has twice, and for `{key:value}`.
+
+    PyYAML keeps the last value of a repeated key, and reads `{key:value}` as a key without a value.
+    """
     if node is None or id(node) in checked:
         return
     checked.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_repeated_keys(item, checked)
+            _check_keys(item, checked)
     elif isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     raise _yaml_error(key, f"the key {key.value!r} occurs twice; remove one")
+                if not key.style and _is_empty(value) and (advice := space_advice(key.value)):
+                    raise _yaml_error(key, f"the key {key.value!r} has no value; {advice}")
                 seen.add(key.value)
-            _refuse_repeated_keys(value, checked)
+            _check_keys(value, checked)

@@ -285,15 +285,48 @@ def _reason(error: Any, path: Place, classes: Sequence[type[BaseModel]]) -> str:
     fields = [config.model_fields.get(str(path[-1])) for config in classes] if path else []
     may_be_null = any(field is not None and nullable(field.annotation) for field in fields)
     text = messages.reason(error, may_be_null)
-    if error["type"] == "model_attributes_type" and isinstance(error["input"], str):
-        tags = {
-            key
-            for config in classes
-            for key in _required(config)
-            if get_origin(config.model_fields[key].annotation) is Literal
-        }
-        text += f": write {{{tags.pop()}: {error['input']}}}" if len(tags) == 1 else ""
+    if error["type"] == "model_attributes_type":
+        return text + _advice(_mapping_with_tag(classes, error["input"]))
+    if error["type"] in ("list_type", "tuple_type", "dict_type"):
+        examples = [_example(field.annotation, error["input"]) for field in fields if field]
+        return text + _advice(*dict.fromkeys(examples))
     return text
+
+
+def _advice(*examples: str) -> str:
+    return f": write {examples[0]}" if len(examples) == 1 and examples[0] else ""
+
+
+def _example(annotation: Any, value: Any) -> str:
+    """Return how to write a text as a list or a mapping, the type of its key.
+
+    The result is empty if this is not clear.
+    """
+    if not isinstance(value, str) or messages.space_advice(value):
+        return ""
+    if get_origin(annotation) is dict:
+        return f"{{NAME: [{value}]}} with any name"
+    if classes := _classes(annotation):
+        item = _mapping_with_tag(classes, value)
+        return item and f"[{item}]"
+    types = {part for argument in get_args(annotation) for part in (argument, *get_args(argument))}
+    if types & {int, float}:
+        return f"[{', '.join(re.split('[, ]+', value.strip()))}]"
+    return f"[{value}]"
+
+
+def _mapping_with_tag(classes: Sequence[type[BaseModel]], value: Any) -> str:
+    """Return the mapping `{step: nfc}` for the value `nfc`, or an empty text.
+
+    A key of one of the classes must choose the class of a value.
+    """
+    tags = {
+        key
+        for config in classes
+        for key in _required(config)
+        if get_origin(config.model_fields[key].annotation) is Literal
+    }
+    return f"{{{tags.pop()}: {value}}}" if len(tags) == 1 and isinstance(value, str) else ""
 
 
 def _hint(
@@ -343,9 +376,12 @@ def _kind_advice(config: type[BaseModel], base: Place, path: Place, value: Any) 
     related = sorted(_related_keys(config, base, path), key=lambda each: each[0][-1] != key)
     for place, field in related:
         tables = [item.table for item in field.metadata if isinstance(item, component)]
+        keeps_options = isinstance(value, dict) and place == place_of_value
+        written = (*place, "kind") if keeps_options else place
+        longer = [name for table in tables for name in table if name.startswith(f"{kind}-")]
+        if longer and place[-1] == key:
+            return f"unknown kind {name!r}: write {_dotted(written)}: {' or '.join(longer)}"
         if any(kind in table for table in tables):
-            keeps_options = isinstance(value, dict) and place == place_of_value
-            written = (*place, "kind") if keeps_options else place
             return f"{what} a kind of `{place[-1]}`: write {_dotted(written)}: {kind}"
     return None
 

@@ -152,7 +152,8 @@ def average(folders: Sequence[Path], into: Path) -> None:
     # Another process may write an average of this name.
     with checkpoint.writing(into.parent.parent, into), locked(into.parent):
         names = [path.name if path.parent == into.parent else str(path) for path in folders]
-        checkpoint.save(into, mean, {}, {"averaged": names})
+        config = read_state(folders[-1]).get("config", {})
+        checkpoint.save(into, mean, {}, {"averaged": names, "config": config})
 
 
 def _check_not_diverged(name: str, total: Tensor, folders: Sequence[Path]) -> None:

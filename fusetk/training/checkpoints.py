@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusetk.errors import CheckpointError, Interrupted
 from fusetk.files import flush
-from fusetk.models.seq2seq import Seq2Seq
+from fusetk.models.seq2seq import ModelConfig, Seq2Seq
 from fusetk.processes import World
 from fusetk.runs import (
     CHECKPOINTS,
@@ -43,6 +43,7 @@ class Checkpoints:
         model: Seq2Seq,
         ema: Ema | None,
         fingerprint: str,
+        model_config: ModelConfig,
         world: World,
     ):
         self.run = run
@@ -50,6 +51,7 @@ class Checkpoints:
         self.model = model
         self.ema = ema
         self.fingerprint = fingerprint
+        self.model_config = model_config
         self.world = world
 
     def path(self, update: int) -> Path:
@@ -121,6 +123,10 @@ class Checkpoints:
             "valid": results or {},
             "data": self.fingerprint,
             "interrupted": interrupted,
+            "config": {
+                "model": self.model_config.model_dump(mode="json"),
+                "training": self.config.model_dump(mode="json"),
+            },
         }
         # A resumed run does not log the updates before the checkpoint again.
         for path in (self.run / METRICS, self.run):

@@ -13,7 +13,7 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import Indices, update_size
 from fusetk.errors import WARNING, CheckpointError, Interrupted, TrainingDiverged
 from fusetk.models.parts import layers_and_parts
-from fusetk.models.seq2seq import Seq2Seq
+from fusetk.models.seq2seq import ModelConfig, Seq2Seq
 from fusetk.processes import ALONE, World, is_peer_failure
 from fusetk.runs import CHECKPOINTS, checkpoint_name
 from fusetk.training.checkpoint import load_optimizer
@@ -54,7 +54,7 @@ class Trainer:
         self,
         config: TrainingConfig,
         model: Seq2Seq,
-        width: int,
+        model_config: ModelConfig,
         corpus: Corpus,
         run: Path,
         validator: Validator,
@@ -63,8 +63,7 @@ class Trainer:
     ):
         """``fingerprint`` is that of the data; checkpoints store it.
 
-        ``world`` are the processes that train together. For ``width`` see ``Stages``. Raises the
-        errors of ``Stages``.
+        ``world`` are the processes that train together. Raises the errors of ``Stages``.
         """
         self.config = config
         self.model = model
@@ -78,11 +77,13 @@ class Trainer:
         self.progress = Progress()
         self.optimizer: torch.optim.Optimizer | None = None
         self.ema = Ema(model, config.ema) if config.ema else None
-        self.checkpoints = Checkpoints(run, config, model, self.ema, fingerprint, world)
+        self.checkpoints = Checkpoints(
+            run, config, model, self.ema, fingerprint, model_config, world
+        )
         self.validation = DistributedValidation(
             validator, model, self.ema, config.precision, self.checkpoints, world
         )
-        self.stages = Stages(config, model, width, corpus)
+        self.stages = Stages(config, model, model_config.width, corpus)
         self.clock = StageClock(world)
         self.parts = layers_and_parts(model)
 

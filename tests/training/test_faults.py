@@ -29,7 +29,7 @@ from fusetk.data.manifest import differences
 from fusetk.decoding.translate import Translator
 from fusetk.errors import CheckpointError, ConfigError, DiskFull
 from fusetk.files import checksum, digest
-from fusetk.recipe import load
+from fusetk.recipe import check_unchanged, load
 from fusetk.resume import check_config
 from fusetk.runs import EMA, MODEL, STARTING, STATE, TRAINING
 from fusetk.training import checkpoint, log, loop
@@ -119,6 +119,11 @@ def rewrite(folder: Path, **changes: Any) -> None:
     state = json.loads((folder / STATE).read_text()) | changes
     state.pop("digest")
     (folder / STATE).write_text(json.dumps({**state, "digest": digest(state)}))
+
+
+def forget_config(folder: Path) -> None:
+    """Remove the config from the state, which older versions of fusetk did not record."""
+    rewrite(folder, config={})
 
 
 def flip(path: Path, place: int) -> None:
@@ -367,6 +372,8 @@ def test_no_byte_of_the_state_changes_unnoticed(copy: Path) -> None:
 def test_a_changed_config_is_named_where_no_checkpoint_fits(toy: Path, copy: Path) -> None:
     config = copy / "config.yaml"
     config.write_text(config.read_text().replace("width: 32", "width: 16"))
+    for folder in (copy / "checkpoints").glob("update-*"):
+        forget_config(folder)
     said = refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
     assert (
         "do not fit it either: if config.yaml, the folder text, or the code of a class" in said
@@ -377,6 +384,49 @@ def test_a_changed_config_is_named_where_no_checkpoint_fits(toy: Path, copy: Pat
             shutil.rmtree(folder)
     said = refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
     assert "; update-0000006 does not fit it either: " in said
+
+
+def test_an_edited_config_of_a_run_is_no_other_model(toy: Path, copy: Path) -> None:
+    """Another number of heads, or another clipping, has the same shapes."""
+    decode = ("decode", "-m", copy, "-i", toy.parent / "train.de", "--device", "cpu", "-q")
+    assert call("average", copy, "--last", 2).exit_code == 0
+    average = [*decode, "-m", copy / "checkpoints" / "average-2"]
+    translations, config = call(*decode).output, copy / "config.yaml"
+    given = config.read_text()
+
+    def edit(old: str, new: str) -> None:
+        config.write_text(given.replace(old, new))
+        assert config.read_text() != given
+
+    edit("heads: 2", "heads: 1")
+    for command in (decode, average):
+        said = refusal(call(*command))
+        assert "config.yaml was changed after " in said
+        assert "was trained with it (model.heads: 2 -> 1): undo the change" in said
+    assert "(model.heads: 2 -> 1)" in refusal(train(toy, copy, *GIVEN, "model.heads=1"))
+    edit("clip: 0.0", "clip: 1.0")
+    said = refusal(train(toy, copy, *GIVEN, "training.stages.0.clip=1"))
+    assert "was trained with it (training.stages.0.clip: 0.0 -> 1.0)" in said
+    edit("checkpoint: false", "checkpoint: true")
+    assert call(*decode).output == translations
+    assert train(toy, copy, *GIVEN).exit_code == 0
+
+
+def test_a_class_may_be_moved_to_another_module(toy: Path) -> None:
+    recipe = load(toy)
+    state = {"config": {"model": {"kind": "old:Model", "key_of_another_version": 1}}}
+
+    def check(kind: str, width: int) -> None:
+        model = recipe.model.model_copy(update={"kind": kind, "width": width})
+        changed = recipe.model_copy(update={"model": model})
+        check_unchanged(changed, Path("config.yaml"), Path("checkpoint"), state, ["training"])
+
+    check("package.new:Model", 32)
+    state["config"]["model"]["width"] = 32
+    check("package.new:Model", 32)
+    for kind, width in (("package.new:Model", 16), ("old:Other", 32), ("transformer", 32)):
+        with pytest.raises(CheckpointError, match="was changed after checkpoint was"):
+            check(kind, width)
 
 
 def test_a_run_with_a_missing_module_is_not_a_changed_run(copy: Path) -> None:
@@ -436,6 +486,10 @@ def test_another_models_tensors_are_refused_and_one_that_fits_is_offered(
     for update in (6, 8):
         shutil.rmtree(folder_of(copy, update))
         shutil.copytree(folder_of(tmp_path / "other", update), folder_of(copy, update))
+    said = refusal(train(toy, copy, *GIVEN))
+    assert "was trained with it (model.width: 16 -> 32)" in said
+    for update in (6, 8):
+        forget_config(folder_of(copy, update))
     said = refusal(train(toy, copy, *GIVEN))
     assert (
         "does not fit the model of its config" in said

@@ -174,7 +174,8 @@ def checkpoints_of(toy: Path, run: Path, settings: list[str]) -> Checkpoints:
     """The checkpoints of a small model, with a changed config."""
     (run / "checkpoints").mkdir()
     model: Any = torch.nn.Linear(2, 2)
-    return Checkpoints(run, load(toy, settings).training, model, None, "fingerprint", ALONE)
+    recipe = load(toy, settings)
+    return Checkpoints(run, recipe.training, model, None, "fingerprint", recipe.model, ALONE)
 
 
 def test_the_last_and_the_best_checkpoints_are_kept(toy: Path, tmp_path: Path) -> None:
