@@ -1,5 +1,6 @@
 """The ``fusetk`` command, also run by ``python -m fusetk``."""
 
+import os
 import signal
 import sys
 
@@ -19,6 +20,10 @@ def run() -> None:
     if is_default:
         signal.signal(signal.SIGINT, interrupt)
     try:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            sys.exit("fusetk: the current folder was deleted: change to another folder")
         from fusetk.cli.main import main
 
         main()

@@ -347,8 +347,8 @@ def check_raw(raw: bool, paths: Sequence[str | Path], loaded: Sequence[Loaded]) 
     if raw and not any(system.has_average for system in loaded):
         names = join_names([str(path) for path in paths])
         raise ConfigError(
-            f"raw has no effect on {names}: there is no moving average of the weights "
-            "(training.ema); omit raw"
+            f"--raw (in Python raw=True) has no effect on {names}: there is no moving average of "
+            "the weights (training.ema); omit it"
         )
 
 

@@ -201,6 +201,28 @@ def test_the_queue_has_room_for_the_largest_request() -> None:
     assert result.exit_code == 2 and "--queue 63 is less than --max-sentences" in result.stderr
 
 
+def test_settings_of_the_search(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("uvicorn")
+    from fusetk.serving import app, server
+
+    served: list[system.System] = []
+    monkeypatch.setattr(app, "make_app", lambda loaded, *rest: served.append(loaded))
+    monkeypatch.setattr(server, "serve", lambda *arguments, **options: None)
+
+    def serve(*words: str) -> str:
+        command = ["serve", str(run), "--port", "0", "-d", "cpu", *words]
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == (2 if result.stderr.startswith("fusetk: ") else 0)
+        return result.stderr
+
+    serve("--set", "decoding.beam=3", "--set", "decoding.normalize=0.5")
+    assert (served[0].config.beam, served[0].config.normalize) == (3, 0.5)
+    assert "decoding.beam: must be at least 1" in serve("--set", "decoding.beam=0")
+    assert "--set model.width=3: give a key of the section decoding" in serve(
+        "--set", "model.width=3"
+    )
+
+
 # The service --------------------------------------------------------------------------------------
 
 

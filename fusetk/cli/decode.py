@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -83,7 +83,9 @@ def command(**values: Any) -> None:
             if world.first:
                 dictionary = options.replace_unknown
                 lines = input_range(inputs, target, output_format, options.resume, dictionary)
-            translator = _translator(options, search, output_format.has_scores, report)
+            # A class outside fusetk may print. Standard output has only translations.
+            with redirect_stdout(sys.stderr):
+                translator = _translator(options, search, output_format.has_scores, report)
             translator.warns_of_unknown = world.first
             output = stack.enter_context(open_output(target, lines.keep)) if world.first else None
             return LineTranslator(translator, output_format, options.tokenized), lines, output
@@ -97,6 +99,7 @@ def command(**values: Any) -> None:
         # Translations on the terminal show the progress themselves.
         silent = options.quiet or not world.first or (target == "-" and sys.stdout.isatty())
         total = None if silent else count_remaining(inputs, lines)
+        stack.enter_context(redirect_stdout(sys.stderr))
         with Display(silent) as display, display.show(Task("", "lines", total)) as task:
             tracked = counted(line_translator.translator, translate, task, world.size)
             speed = translate_input(world, inputs, lines, tracked, output, options.chunk, report)

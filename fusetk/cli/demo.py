@@ -1,5 +1,6 @@
 """``fusetk demo``."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import click
 from fusetk.cli.common_options import DEBUG, QUIET, inform
 from fusetk.cli.options import set_option
 from fusetk.cli.parameters import FilePath
+from fusetk.errors import ConfigError
 
 
 @click.command("demo", epilog="Example: fusetk demo --out demo && fusetk demo --out demo --plain")
@@ -37,6 +39,12 @@ def command(out: Path, plain: bool, overrides: tuple[str, ...]) -> None:
     from fusetk.demo.steps import Demo
     from fusetk.demo.terminal import SummaryConsole, show
 
+    for setting in overrides:
+        if re.match(r"data\.(folder|source|target|train|valid|test)[.=]", setting):
+            raise ConfigError(
+                f"--set {setting}: the demo makes its own text; give --out for another folder, and "
+                "use fusetk prep and fusetk train for other text"
+            )
     if str(out).startswith("-"):  # a command would read its paths as options
         out = out.absolute()
     files = DemoFiles(out, PLAIN if plain else FUSING, overrides)

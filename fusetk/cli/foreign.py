@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import click
 
+from fusetk.cli.config_options import search_fields
 from fusetk.config import fusetk_key, option_as_key, value_advice
 
 # Names of options in other toolkits, and the options of fusetk that do the same. The advice names
@@ -47,9 +48,9 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "m": ("--run", "--runs"),
     "max_len_a": ("--max-length-factor",),
     "max_len_b": ("--max-length-extra",),
-    "max_length": ("--max-length-extra",),
+    "max_length": ("--max-length-factor 0 --max-length-extra",),
     "max_length_ratio": ("--max-length-factor",),
-    "max_output_length": ("--max-length-extra",),
+    "max_output_length": ("--max-length-factor 0 --max-length-extra",),
     "max_tokens": ("--batch-tokens",),
     "min_len": ("--min-length",),
     "min_length": ("--min-length",),
@@ -116,6 +117,7 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "attn_debug": (("decode",), "fusetk plot-attention draws attention weights"),
     "bpe": (("decode",), "the run folder keeps the BPE codes, and decode applies them"),
     "c": (("train", "prep", "describe", "run", "estimate"), CONFIG),
+    "checkpoints": (("average",), "--last N, --best N and --update N choose checkpoints of RUN"),
     "checkpoint_activations": (("train",), CHECKPOINT),
     "config": (("train", "prep", "run", "estimate"), CONFIG),
     "data_weighting": (("train",), "fusetk has no weights of sentences or words"),
@@ -160,6 +162,10 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "prepared_data": (("train",), "the key data.folder of the config names the prepared data"),
     "ratio": (("decode",), "fusetk has no such stop condition; see --stop"),
     "remove_bpe": (("decode",), "subwords are always joined"),
+    "reset_optimizer": (
+        ("train",),
+        "training.start_from=RUN starts a new training with the weights of another run",
+    ),
     "restrict_lexicon": (("decode",), "fusetk has no lexical shortlists"),
     "run": (CONFIG_COMMANDS, CONFIG_OF_RUN),
     "score_reference": (("decode",), "use fusetk rescore"),
@@ -171,6 +177,7 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "shuffle_in_ram": (("train",), "only the order of the pairs is in memory"),
     "source": (("train", "prep"), PREFIXES),
     "source_factors": (("train", "prep"), "fusetk has no source factors"),
+    "sys": (("score",), HYPOTHESIS),
     "source_lang": (("decode", "rescore"), "the run folder knows its languages"),
     "stepwise_penalty": (("decode",), "fusetk applies penalties to complete hypotheses"),
     "sync_sgd": (("train",), "all devices always make one update together"),
@@ -223,16 +230,19 @@ def option_advice(name: str, context: click.Context) -> str | None:
     commands, advice = OTHER_ADVICE.get(option_as_key(name), ((), ""))
     if command.name in commands:
         return advice.format(command=command.name)
+    if key is None and option_as_key(name) in search_fields():
+        key = f"decoding.{option_as_key(name)}"
     if key is None:
         return None
     setting = f"--set {key}" if "=" in key else f"--set {key}=VALUE"
     setting += value_advice(name)
     if "--set" in known:
         return f"it is a key of the config: use {setting}"
-    if key == "decoding.max_source_length":  # no command has it as an option
-        return f"set the key {key} in the config.yaml of the run"
     if key.startswith("decoding."):
-        return "it is an option of fusetk decode"
+        # `max_source_length` is an option of no command.
+        is_option = command.name != "decode" and key.partition(".")[2] in search_fields()
+        other = "it is an option of fusetk decode; or " if is_option else ""
+        return f"{other}set the key {key} in the config.yaml of the run"
     config_command = "prep" if key.startswith("data.") else "train"
     return f"it is a key of the config: use fusetk {config_command} CONFIG {setting}"
 

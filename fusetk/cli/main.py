@@ -167,7 +167,12 @@ def _system_error(error: OSError) -> tuple[str, int]:
     full = cannot_write(where, error)
     if isinstance(full, OutputDiskFull):
         return str(full), full.exit_code
-    return f"{where}: {error.strerror or error}", FusetkError.exit_code
+    reason = error.strerror or str(error)
+    if isinstance(error, PermissionError) and error.filename:
+        is_unreadable = os.path.exists(where) and not os.access(where, os.R_OK)
+        verb, other = ("read", "") if is_unreadable else ("written", " or choose another path")
+        return f"{where} cannot be {verb}: {reason}: allow it{other}", FusetkError.exit_code
+    return f"{where}: {reason}", FusetkError.exit_code
 
 
 def _no_memory(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """``fusetk rescore``."""
 
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,11 @@ def command(**options: Any) -> None:
     if "-" in inputs.names:
         standard_input()
     use_threads(options["threads"])
-    loaded = system.load_ensemble(
-        options["models"], options["device"], options["precision"], options["raw"], inform
-    )
+    # A class outside fusetk may print. Standard output has only scores.
+    with redirect_stdout(sys.stderr):
+        loaded = system.load_ensemble(
+            options["models"], options["device"], options["precision"], options["raw"], inform
+        )
     ensemble = {key: options[key] for key in SETTINGS if options[key]}
     config = loaded.recipe.decoding.model_copy(update=ensemble)
     translator = Translator(loaded.models, loaded.pipeline, config)
@@ -80,6 +83,7 @@ def command(**options: Any) -> None:
     on_terminal = options["output"] == "-" and not options["summary"] and sys.stdout.isatty()
     with (
         open_output(options["output"], keep=0) as output,
+        redirect_stdout(sys.stderr),
         memory_advice("lower --batch-tokens"),
         Display(options["quiet"] or on_terminal),
     ):

@@ -15,6 +15,7 @@ from fusetk.cli.options import (
 )
 from fusetk.cli.server_options import check_libraries, host_option, limit_option, port_option
 from fusetk.errors import ConfigError, join_names
+from fusetk.runs import CONFIG, run_and_checkpoint
 
 EXAMPLE = (
     'Example: fusetk serve runs/my, then curl -d \'{"text": "Ein Hund schläft.", "n_best": 2}\''
@@ -35,6 +36,14 @@ EXAMPLE = (
 @limit_option("batch", 64, "Largest number of sentences that are translated together.")
 @precision_option
 @raw_option
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key of the section `decoding`, such as decoding.beam=4. Repeat the option for"
+    " several keys.",
+)
 @device_option
 @threads_option
 def command(
@@ -48,6 +57,7 @@ def command(
     batch: int,
     precision: str,
     raw: bool,
+    overrides: tuple[str, ...],
     device: str,
     threads: int | None,
 ) -> None:
@@ -55,7 +65,8 @@ def command(
 
     POST /translate takes a JSON object: `text` is a string or a list of strings, `n_best` (default
     1) the number of translations, `alignment` (default false) whether to align tokens. The search
-    is that of the model's config; its beam is at least `n_best`. For a string the answer has `text`
+    is that of the config of the (first) model, with the changes of --set; its beam is at least
+    `n_best`. For a string the answer has `text`
     and `translations`, a list with `text`, `score` and `normalized`; for a list it has one such
     object for each sentence in `sentences`. With `alignment`, `source_tokens`, `tokens` and the
     pairs `alignment` (source, target) are added. A blank sentence has no translations. A
@@ -79,19 +90,26 @@ def command(
             f"--queue {queue} is less than --max-sentences {max_sentences}: raise "
             "--queue or lower --max-sentences"
         )
+    for setting in overrides:
+        if not setting.startswith("decoding."):
+            raise ConfigError(f"--set {setting}: give a key of the section decoding")
     models = [str(path) for path in paths]
     check_libraries()
     from fusetk.serving import server
 
     listener = server.listen(host, port)  # before the models are loaded, which takes seconds
-    from fusetk import system
+    from fusetk import recipe, system
     from fusetk.serving.app import Limits, make_app
     from fusetk.serving.http import trusted_hosts
 
     use_threads(threads)
     ensemble = system.load_ensemble(models, device, precision, raw, inform_of_warning)
     ensemble.pipeline.import_libraries()
-    loaded = system.System(ensemble.models, ensemble.pipeline, ensemble.recipe.decoding)
+    search = ensemble.recipe.decoding
+    if overrides:
+        run, _ = run_and_checkpoint(paths[0])
+        search = recipe.load(run / CONFIG, overrides).decoding
+    loaded = system.System(ensemble.models, ensemble.pipeline, search)
     limits = Limits(max_sentences, max_characters, max_n_best, queue, batch)
     click.echo(server.address(listener))
     inform(f"translating with {join_names(models)}; Ctrl-C ends the service")

@@ -118,6 +118,12 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
         for language, split, count in zip(languages(config), splitters, counts, strict=True):
             subwords = bpe.count_subwords(count, split)
             most_frequent = sorted(subwords.items(), key=lambda entry: (-entry[1], entry[0]))
+            highest = most_frequent[0][1] if most_frequent else 0
+            if highest < options.threshold:
+                build.report(
+                    f"warning: data.bpe.threshold: {options.threshold} is more than the count of "
+                    f"each subword of {language} (at most {highest}), so it has no effect"
+                )
             with writer(build.new(f"words/bpe.vocab.{language}")) as file:
                 file.writelines(f"{token} {n}\n" for token, n in most_frequent)
     numbers = [len(split.merges) for split in splitters]

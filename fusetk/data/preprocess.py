@@ -308,7 +308,7 @@ def held_out_words(
     """Write all lines of validation or test text, raw and as words.
 
     ``further`` are the files of further references, those of the second reference first. Raises
-    DataError if a side of the validation text has no word.
+    DataError if a side has no word, except the target of a test text, which may be secret.
     """
     text = Text(config.steps, *languages(config), prepared_models(build, config))
     count = 0
@@ -332,10 +332,11 @@ def held_out_words(
                     word_files[side].write(words[side] + "\n")
                     has_words[side] |= bool(words[side])
     for side, language in enumerate(languages(config)):
-        if split == "valid" and not has_words[side]:
+        is_validation = split == "valid"
+        if not has_words[side] and (is_validation or side == 0):
             raise DataError(
-                f"the validation text has no word in {language} "
-                f"({', '.join(str(pair[side]) for pair in pairs)}): check data.valid"
+                f"the {'validation' if is_validation else 'test'} text has no word in {language} "
+                f"({', '.join(str(pair[side]) for pair in pairs)}): check data.{split}"
             )
     for start in range(0, len(further), len(pairs)):
         name = f"{split}.{config.target}{start // len(pairs) + 1}"

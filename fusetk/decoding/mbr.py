@@ -80,11 +80,20 @@ class MbrTranslator(Translator):
     ) -> list[list[Translation]]:
         """Return the translations of each line with the highest expected utility, best first.
 
-        The arguments and errors are those of ``Translator.n_best``.
+        The arguments and errors are those of ``Translator.n_best``. For the progress, the search
+        of a sentence is half of its work, and the comparison of its candidates the other half.
         """
-        sources = [line.text if isinstance(line, Request) else line for line in lines]
-        all_candidates = super().n_best(lines, tokenized, first)
-        return [
-            by_utility(source, candidates, self.similarity, self.config.sample)[: self.returned]
-            for source, candidates in zip(sources, all_candidates, strict=True)
-        ]
+        report = self.on_batch
+        self.on_batch = lambda sentences: report(sentences / 2)
+        try:
+            all_candidates = super().n_best(lines, tokenized, first)
+        finally:
+            self.on_batch = report
+        results = []
+        for line, candidates in zip(lines, all_candidates, strict=True):
+            source = line.text if isinstance(line, Request) else line
+            ranked = by_utility(source, candidates, self.similarity, self.config.sample)
+            results.append(ranked[: self.returned])
+            if candidates:
+                report(1 / 2)
+        return results

@@ -113,7 +113,7 @@ class Translator:
         if self.extras.heads:
             self._check_heads(names)
         # Called with the number of sentences after each batch.
-        self.on_batch: Callable[[int], None] = lambda sentences: None
+        self.on_batch: Callable[[float], None] = lambda sentences: None
         self.warns_of_unknown = True  # whether a warning of unknown source tokens may still come
 
     def translate(self, lines: Sequence[str | Request], tokenized: bool = False) -> list[str]:

@@ -1,8 +1,9 @@
 """The input and output of ``fusetk rescore``: pairs of lines, n-best lists, and JSON."""
 
 import json
+import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from fusetk.decoding.requests import (
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError, join_names, quantity
 from fusetk.evaluation.rescore import RescorePair, Rescorer, ScoredTarget, ScoreRule
+
+log = logging.getLogger(__name__)
 
 BAR = "|||"
 FEATURE = re.compile(r"(?:^|\s)\S+=\s+[-+.0-9]")  # a name and the start of its number
@@ -147,6 +150,14 @@ def _read_n_best(
             if f"{feature}=" in fields[2].split():
                 raise _feature_exists(feature)
         yield RescoreRow(fields, [pair])
+    # Standard input may be endless.
+    if source_name != STANDARD_INPUT and (missing := source.count_missing()):
+        log.warning(
+            "%s has no translation of %s of %s: if it is not complete, make it again",
+            name,
+            quantity(missing, "line"),
+            source_name,
+        )
 
 
 def _n_best_fields(entry: str) -> list[str]:
@@ -175,6 +186,7 @@ class _SourceLines:
         self.translator = translator
         self.tokenized = tokenized
         self.num_read = 0
+        self.skipped = 0  # lines with words that the list does not have
         self.ids: list[int] = []  # of the last line that was read
 
     def ids_of(self, line_id: int) -> list[int]:
@@ -190,6 +202,7 @@ class _SourceLines:
         if number > self.num_read:
             skipped = list(islice(self.lines, number - self.num_read))
             self.num_read += len(skipped)
+            self.skipped += _count_with_words(skipped[:-1])
             if self.num_read < number:
                 raise DataError(
                     f"{self.name} has {quantity(self.num_read, 'line')}, so it has no line for ID "
@@ -198,6 +211,14 @@ class _SourceLines:
             ids = self.translator.encode("source", skipped[-1], self.tokenized)
             self.ids = self.translator.truncate([*ids, EOS], self.num_read)
         return self.ids
+
+    def count_missing(self) -> int:
+        """Return the number of lines with words that the list does not have; read all lines."""
+        return self.skipped + _count_with_words(self.lines)
+
+
+def _count_with_words(lines: Iterable[str]) -> int:
+    return sum(1 for line in lines if line.strip())
 
 
 def _read_objects(

@@ -56,7 +56,8 @@ def read_texts(
 ) -> ScoredTexts:
     """Read the texts of files; the file - is standard input.
 
-    Raises DataError if standard input is given twice, if a file is empty, or if line counts differ.
+    Raises DataError if standard input is given twice, if a file is empty, if a reference has no
+    word, or if line counts differ.
     """
     files = [*systems.values(), *references]
     if source is not None:
@@ -69,6 +70,8 @@ def read_texts(
         if len(text.lines) != expected:
             names = display_name(files[0]), display_name(file)
             raise unequal(*names, expected, len(text.lines))
+        if file in references and not text.words:
+            raise DataError(f"the reference {display_name(file)} has no word: give another file")
     return ScoredTexts(
         {name: texts[file] for name, file in systems.items()},
         [texts[file] for file in references],
@@ -139,6 +142,9 @@ def text_warnings(
     warnings = []
     for name, text in texts.systems.items():
         prefix = f"{name}: " if len(texts.systems) > 1 else ""
+        if not text.words:
+            warnings.append(f"{prefix}{text.file} has no word")
+            continue
         reasons = score_warnings(
             text.lines,
             texts.reference_lines,

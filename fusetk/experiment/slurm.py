@@ -51,10 +51,12 @@ def job_record(places: Places) -> Path:
 
 
 def check_submission(places: Places) -> None:
-    """Raise ConfigError if a job would not find fusetk.
+    """Raise ConfigError if sbatch is not installed here, or if a job would not find fusetk.
 
     It is also raised if a job of the experiment is still queued or running.
     """
+    if shutil.which("sbatch") is None:
+        raise ConfigError(missing_program("sbatch"))
     if shutil.which("fusetk") is None:
         raise ConfigError(
             "fusetk is not on PATH, where a job of Slurm looks for it: activate its environment"
@@ -80,15 +82,16 @@ def queued(record: Path) -> list[str]:
     return running
 
 
+def missing_program(name: str) -> str:
+    return f"the program {name} is not installed here: run the command on a machine that has it"
+
+
 def _output(words: Sequence[str]) -> str:
     """Return the output of a program of Slurm. Raises FusetkError if it fails or is missing."""
     try:
         result = subprocess.run(words, capture_output=True, text=True, check=True)
     except FileNotFoundError:
-        raise FusetkError(
-            f"the program {words[0]} is not installed here: run the command on a machine that has "
-            "it"
-        ) from None
+        raise FusetkError(missing_program(words[0])) from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
         raise FusetkError(

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from fusetk import system
 from fusetk.data.bpe import BPE
 from fusetk.data.pipeline import Pipeline
 from fusetk.decoding import translate
@@ -135,7 +136,7 @@ def test_a_source_that_is_too_long(trained, caplog):
         (["-n", "0", "--penalty", "power"], "--penalty has no effect with --normalize 0"),
         (["--ensemble", "log"], "--ensemble has an effect with several models only: repeat -m"),
         (["--ensemble-weights", "1"], "--ensemble-weights has an effect with several models only"),
-        (["--raw"], "there is no moving average of the weights (training.ema); omit raw"),
+        (["--raw"], "there is no moving average of the weights (training.ema); omit it"),
     ],
 )
 def test_invalid_options(trained, options, reason):
@@ -214,6 +215,25 @@ def test_a_model_that_does_not_fit_into_memory_is_one_sentence(trained, monkeypa
     message = said("-m", trained, lines=["hund"])
     assert message.count("\n") == 1 and "does not fit into the memory of cpu" in message
     assert "20.00 GiB" in message
+
+
+def test_code_outside_fusetk_may_print(trained, monkeypatch):
+    """Standard output has only translations."""
+    wanted, search = output("-m", trained, lines=["hund"]), translate.search
+    load_model = system.load_model
+
+    def prints(function, words):
+        def call(*arguments, **options):
+            print(words)
+            return function(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(translate, "search", prints(search, "searching"))
+    monkeypatch.setattr(system, "load_model", prints(load_model, "importing"))
+    result = decode("-m", trained, lines=["hund"])
+    assert result.exit_code == 0 and result.stdout.splitlines() == wanted
+    assert "importing\n" in result.stderr and "searching\n" in result.stderr
 
 
 def test_another_error_of_the_search_is_not_called_a_lack_of_memory(trained, monkeypatch):

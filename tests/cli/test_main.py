@@ -248,7 +248,23 @@ def test_average_refuses_invalid_options(options: list[str], said: str) -> None:
             "score --trainpref a",
             "it is a key of the config: use fusetk prep CONFIG --set data.train=VALUE",
         ),
-        ("score --lenpen 3", "it is an option of fusetk decode"),
+        (
+            "score --lenpen 3",
+            "it is an option of fusetk decode; or set the key decoding.normalize in the "
+            "config.yaml of the run",
+        ),
+        ("serve run --beam 3", "it is a key of the config: use --set decoding.beam=VALUE"),
+        ("serve run --top-k 3", "it is a key of the config: use --set decoding.top_k=VALUE"),
+        ("decode -m a --max-length 9", "use --max-length-factor 0 --max-length-extra"),
+        ("score --sys a -r b", "give the translations without an option: fusetk score HYP -r REF"),
+        (
+            "average run --checkpoints a",
+            "--last N, --best N and --update N choose checkpoints of RUN",
+        ),
+        (
+            "train a.yaml --reset-optimizer",
+            "training.start_from=RUN starts a new training with the weights of another run",
+        ),
         (
             "decode --max-input-length 3",
             "set the key decoding.max_source_length in the config.yaml of the run",

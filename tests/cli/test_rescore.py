@@ -269,6 +269,15 @@ def test_an_n_best_list(trained, other, files):
     assert scores == lines("-m", other, "-n", given=pairs)
 
 
+@pytest.mark.parametrize("ids, missing", [((0, 2, 3, 4), 0), ((0, 3), 2), ((), 4)])
+def test_an_n_best_list_without_some_lines_is_a_warning(trained, files, caplog, ids, missing):
+    given = "".join(f"{number} ||| hund ||| x= 1 ||| 1\n" for number in ids)
+    result = call("-m", trained, files[0], "--n-best", "-", given=given)
+    said = f"standard input has no translation of {missing} lines of {files[0]}: if it is not"
+    assert result.exit_code == 0 and (said in caplog.text) == bool(missing)
+    assert missing or "has no translation" not in caplog.text
+
+
 def test_a_text_with_bars_in_an_n_best_list(trained, files):
     words = "und ||| und= bellt"
     [printed] = lines(

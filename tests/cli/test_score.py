@@ -114,6 +114,8 @@ def test_unequal_line_counts(files: Path) -> None:
         (["hyp"], "give a reference"),
         (["hyp", "nowhere"], "nowhere does not exist"),
         (["hyp", "empty"], "empty is empty"),
+        (["hyp", "blank"], "the reference blank has no word: give another file"),
+        (["hyp", "-r", "ref", "-r", "blank"], "the reference blank has no word: give another"),
         (["hyp", "ref", "--metric", "bleau"], "multi-bleu"),
         (["hyp", "ref", "--metric", "a.b:C"], "'a.b:C' cannot be imported: ModuleNotFoundError"),
         (["hyp", "ref", "--tokenize", "13b"], "no tokeniser '13b'"),
@@ -148,6 +150,7 @@ def test_unequal_line_counts(files: Path) -> None:
 )
 def test_mistakes(files: Path, arguments: list[str], said: str) -> None:
     Path("empty").write_text("")
+    Path("blank").write_text(" \n\n")
     Path("binary").write_bytes(b"a\n\xff\xfe\n")
     result = run(*arguments)
     assert result.exit_code == 2
@@ -160,6 +163,12 @@ def test_warnings_go_to_standard_error_and_into_json(files: Path) -> None:
     assert "warning: the hypothesis looks like subwords" in result.stderr
     assert "warning" not in result.stdout
     assert len(json.loads(run("bpe", "ref", "--json").stdout)["warnings"]) == 1
+
+
+def test_a_hypothesis_without_words_is_a_warning(files: Path) -> None:
+    Path("blank").write_text(" \n\n")
+    result = run("blank", "ref")
+    assert result.exit_code == 0 and "warning: blank has no word\n" in result.stderr
 
 
 def test_no_case_warning_if_case_is_ignored(files: Path) -> None:

@@ -1,10 +1,12 @@
 """Errors about options and configs: one style, without words of the libraries, with advice."""
 
 import contextlib
+import errno
 import os
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -13,7 +15,7 @@ from click.testing import CliRunner
 
 from fusetk.__main__ import run
 from fusetk.cli.foreign import option_advice
-from fusetk.cli.main import COMMANDS, main
+from fusetk.cli.main import COMMANDS, _system_error, main
 from fusetk.config.foreign_keys import SYSTEM_KINDS
 from fusetk.errors import ConfigError
 from fusetk.fusion import FUSIONS
@@ -530,3 +532,23 @@ def test_a_long_text_in_place_of_a_config_is_shortened(tmp_path: Path) -> None:
 def test_numbers_are_finite(words: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2 and "is not a finite number" in result.output
+
+
+def test_a_deleted_current_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getcwd", Mock(side_effect=FileNotFoundError))
+    with pytest.raises(SystemExit, match="the current folder was deleted: change to another"):
+        run()
+
+
+def test_missing_permissions_say_which_access_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+    assert _system_error(error)[0] == (
+        f"{tmp_path} cannot be written: Permission denied: allow it or choose another path"
+    )
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert _system_error(error)[0] == (f"{tmp_path} cannot be read: Permission denied: allow it")
+    (tmp_path / "a.yaml").touch()
+    said = refused("describe", str(tmp_path / "a.yaml"))
+    assert f"'{tmp_path}/a.yaml' cannot be read: Permission denied: allow it" in said

@@ -137,10 +137,17 @@ def test_what_comes_out(folder: Path) -> None:
         Corpus.open(out, "test")
 
 
-@pytest.mark.parametrize("threshold", [40, 10_000])
-def test_a_threshold_above_all_counts_is_no_error(folder: Path, threshold: int) -> None:
-    """On one side or both: as in subword-nmt, an empty vocabulary has no effect."""
-    manifest = prepare(config(folder, bpe={"merges": 60, "threshold": threshold}))
+@pytest.mark.parametrize("threshold, sides", [(500, 1), (10_000, 2)])
+def test_a_threshold_above_all_counts_is_a_warning(
+    folder: Path, threshold: int, sides: int
+) -> None:
+    """As in subword-nmt, an empty vocabulary has no effect."""
+    said: list[str] = []
+    manifest = prepare(
+        config(folder, bpe={"merges": 60, "threshold": threshold}), report=said.append
+    )
+    warning = f"warning: data.bpe.threshold: {threshold} is more than the count of each subword of "
+    assert sum(line.startswith(warning) for line in said) == sides
     pipeline = Pipeline.load(manifest.folder / "text")
     assert pipeline.join(pipeline.subwords("source", "haus")) == "haus"
 
@@ -796,6 +803,17 @@ def test_a_validation_text_of_blank_lines_is_refused(folder: Path) -> None:
         )
     names = [path.name for path in (folder / "out").rglob("*") if path.is_file()]
     assert not reported and not any("train" in name for name in names), names
+
+
+def test_only_the_target_of_a_test_text_may_be_blank(folder: Path) -> None:
+    chosen = config(folder, test={"blank": [str(folder / "blank")]})
+    blank, words = (folder / f"blank.{side}" for side in (chosen.target, chosen.source))
+    blank.write_text(" \n")
+    words.write_text("ein Haus\n")
+    prepare(chosen)
+    words.write_text(" \n")
+    with pytest.raises(DataError, match=r"test text has no word in .*: check data\.test\.blank$"):
+        prepare(chosen)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -115,6 +115,17 @@ def test_the_command(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for row, best in zip(rows, expected, strict=True):
         texts = [(found["text"], found["utility"]) for found in row["translations"]]
         assert texts == [(found.text, pytest.approx(found.utility)) for found in best]
+    mbr, counts = MbrTranslator(translator, utility("chrf")), []
+    mbr.on_batch = counts.append
+    compare = mbr.similarity
+
+    def similarity(pairs: list[TranslationPair]) -> list[float]:
+        assert sum(counts) < 2, "the comparison of candidates is a part of the work"
+        return compare(pairs)
+
+    mbr.similarity = similarity
+    mbr.n_best(["eins zwei drei", "", "vier fünf"])
+    assert sum(counts) == 2
     text_output = call("--mbr", "chrf", "--candidates", 6)
     assert text_output.splitlines() == [row["text"] for row in rows]
     sampled = call("--mbr", "bleu", "--sample", "--candidates", 5, "--n-best", 2)

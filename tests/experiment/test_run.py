@@ -636,13 +636,20 @@ def test_slurm_gets_the_training_and_a_job_that_follows_it(cluster):
     assert "--gpus=1" in (cluster / "submitted").read_text().splitlines()[3]
 
 
-def test_a_job_that_would_not_find_fusetk_is_refused(cluster, monkeypatch):
-    (cluster / "bin" / "fusetk").unlink()
+@pytest.mark.parametrize(
+    "missing, said",
+    [
+        ("fusetk", "fusetk is not on PATH"),
+        ("sbatch", "the program sbatch is not installed here: run the command on a machine that"),
+    ],
+)
+def test_a_missing_program_is_named_before_prep(cluster, monkeypatch, missing, said):
+    (cluster / "bin" / missing).unlink()
     monkeypatch.setenv("PATH", str(cluster / "bin"))
     experiment = SimpleNamespace(
         places=Places(cluster / "out", "g", "x"), run=lambda: pytest.fail("prepared")
     )
-    with pytest.raises(ConfigError, match="fusetk is not on PATH"):
+    with pytest.raises(ConfigError, match=said):
         run_slurm.submit(experiment, ())
     assert not (cluster / "submitted").exists()
 

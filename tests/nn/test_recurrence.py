@@ -440,6 +440,14 @@ exec c++ "$@"
 
 
 @pytest.mark.usefixtures("no_cached_library")
+def test_a_compiler_that_prints_nothing_is_named_with_its_status(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path])
+    monkeypatch.setenv("CXX", "false")
+    with pytest.warns(UserWarning, match="without compiled kernels: .*false ended with status 1$"):
+        assert build.library("recurrence") is None
+
+
+@pytest.mark.usefixtures("no_cached_library")
 def test_an_unreadable_cxx_gives_a_warning(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path])
     monkeypatch.setenv("CXX", "g++ '-O1")

@@ -179,7 +179,9 @@ def _try_flags(compiler: list[str], flags: Sequence[str], source: Path, path: Pa
     result = _run_compiler(compiler, flags, source, path)
     if result.returncode:
         path.unlink(missing_ok=True)
-        return f"{' '.join(compiler)} reports {result.stderr.decode(errors='replace')}"
+        message = result.stderr.decode(errors="replace").strip()
+        said = f"reports {message}" if message else f"ended with status {result.returncode}"
+        return f"{' '.join(compiler)} {said}"
     return _load_error(path)
 
 
