@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+import torch
+
 MODEL_SIDES = ("encoder", "decoder")  # the first part of a name
 
 
@@ -42,8 +44,11 @@ def is_listening() -> bool:
 def is_listening_for(name: str) -> bool:
     """Whether a listener matches ``name``.
 
-    Call this function before the computation of a tensor that only a listener needs.
+    Call this function before the computation of a tensor that only a listener needs. It is false in
+    compiled layers.
     """
+    if torch.compiler.is_compiling():
+        return False
     listener = _listener.get()
     return listener is not None and fnmatchcase(name, listener.pattern)
 
@@ -62,8 +67,15 @@ def record_selected(name: str, weights: Any, selected: Any, count: int) -> None:
         record(name, every)
 
 
-def record(name: str, value: Any) -> None:
-    """Pass ``value`` (a tensor, which is detached) to the listener if it matches ``name``."""
-    listener = _listener.get()
-    if listener is not None and fnmatchcase(name, listener.pattern):
+def record(name: str, value: Any, part: str = "") -> None:
+    """Pass ``value`` (a tensor, which is detached) to the listener if it matches the name.
+
+    The name is ``name.part`` if there is a ``part``. A layer gives it separately: torch compiles
+    each layer again if the compiled code depends on the layer's own name.
+    """
+    listener = None if torch.compiler.is_compiling() else _listener.get()
+    if listener is None:
+        return
+    name = f"{name}.{part}" if part else name
+    if fnmatchcase(name, listener.pattern):
         listener.tensors.setdefault(name, []).append(value.detach())

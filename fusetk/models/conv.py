@@ -175,7 +175,7 @@ class ConvLayer(Layer):
         """
         super().__init__()
         width, dropout = planned.width, config.dropout
-        self.name = name
+        self.cross_name = f"{name}.cross"
         self.width = width
         self.adds_input = planned.adds_input
         self.conv = GatedConvolution(input_width, width, side.kernel(planned.layer), dropout)
@@ -265,13 +265,20 @@ class ConvDecoderLayer(ConvLayer):
         sources = keys.shape[1]
         lengths = mask.sum(1)
         q = ((self.query(z) + target) * SQRT_HALF).reshape(len(mask), -1, target.shape[-1])
-        name = f"{self.name}.cross"
-        if fused_convolution.can_attend(q, mask) and not trace.is_listening_for(name):
+        can_attend = fused_convolution.can_attend(q, mask)
+        if can_attend and not trace.is_listening_for(self.cross_name):
             attended = fused_convolution.attend(q, keys, values, lengths)
         else:
             k, v = (t.flatten(1, 2)[:, None] for t in (keys, values))
             attended = scaled_dot_product(
-                q[:, None], k, v, mask[:, None, None, :], 0.0, name, scale=1.0, sources=sources
+                q[:, None],
+                k,
+                v,
+                mask[:, None, None, :],
+                0.0,
+                self.cross_name,
+                scale=1.0,
+                sources=sources,
             ).squeeze(1)
         scale = (lengths.to(target) / sources).sqrt()[:, None, None]
         return (attended * scale).reshape(target.shape)

@@ -5,13 +5,11 @@ recomputation and sharding, which wrap a layer, still work. Parameter names do n
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fusetk import trace
 from fusetk.errors import ConfigError, class_name, first_line
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn import additional_loss
@@ -42,13 +40,11 @@ def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
     # The limit had another name before torch 2.7.
     name = "recompile_limit" if hasattr(settings, "recompile_limit") else "cache_size_limit"
     setattr(settings, name, max(getattr(settings, name), MAX_VARIANTS))
-    torch.compiler.assume_constant_result(trace.is_listening_for)  # nothing is traced in training
     additional_loss.run_uncompiled()
     for layer in layers:
         for module in layer.modules():
-            if isinstance(module, Dropout):
-                module.forward = partial(_drop_out, module)  # type: ignore[method-assign]
-                module.draw = partial(_draw, module)  # type: ignore[method-assign,assignment]
+            if type(module) is Dropout:
+                module.__class__ = _CompilableDropout
         layer.forward = _in_training(layer, layer.forward, backend)
 
 
@@ -63,13 +59,6 @@ def _in_training(layer: nn.Module, plain: Callable[..., Any], backend: str) -> C
     return forward
 
 
-def _drop_out(dropout: Dropout, x: Tensor) -> Tensor:
-    if not dropout.training or not dropout.units or x.device.type != "cpu":
-        return Dropout.forward(dropout, x)
-    random_bits: Tensor = torch.ops.fusetk.random_bits(x.detach())
-    return x * dropout.factors(random_bits, x.dtype)
-
-
 class _UndrawnMask(NamedTuple):
     """A ``DropoutMask`` in compiled code, whose seed is drawn when its bits are computed."""
 
@@ -79,10 +68,22 @@ class _UndrawnMask(NamedTuple):
         return torch.ops.fusetk.random_bits(torch.empty(shape, dtype=torch.int16))
 
 
-def _draw(dropout: Dropout) -> DropoutMask | _UndrawnMask | None:
-    if not torch.compiler.is_compiling():
-        return Dropout.draw(dropout)
-    return _UndrawnMask(dropout.units) if dropout.training and dropout.units else None
+class _CompilableDropout(Dropout):
+    """A ``Dropout`` that draws its random bits by an operator in compiled code.
+
+    It is a class because torch compiles each layer again if their methods are different objects.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.units or x.device.type != "cpu":
+            return super().forward(x)
+        random_bits: Tensor = torch.ops.fusetk.random_bits(x.detach())
+        return x * self.factors(random_bits, x.dtype)
+
+    def draw(self) -> DropoutMask | _UndrawnMask | None:  # type: ignore[override]
+        if not torch.compiler.is_compiling():
+            return super().draw()
+        return _UndrawnMask(self.units) if self.training and self.units else None
 
 
 # Not `torch.library.custom_op`: it takes no tags before torch 2.7.

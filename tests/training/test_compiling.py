@@ -102,11 +102,13 @@ def same(
 
 
 def test_compiled_layers_are_the_layers() -> None:
-    same("conv", "eager")
+    same("transformer, residual hyper", "eager")
 
 
-def test_compiled_layers_drop_attention_weights_of_packed_sentences() -> None:
+def test_equal_layers_share_compiled_code_and_drop_attention_weights() -> None:
     same("transformer", "eager", packed_passes, attention_dropout=0.3)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs == 2, "one for all layers of the encoder, one for those of the decoder"
 
 
 @pytest.mark.slow
@@ -118,6 +120,7 @@ def test_compiled_layers_drop_attention_weights_of_packed_sentences() -> None:
         "coordinated",
         "coordinated, post-norm, recomputed",
         "transformer, dense, attend dense-sum",
+        "transformer, residual hyper",
     ],
 )
 def test_through_the_compilers_own_passes(name: str) -> None:

@@ -34,5 +34,5 @@ class AdminResidual(Residual):
         self.factor = nn.Parameter(torch.full((sublayer.width,), initial))
 
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
-        trace.record(f"{self.name}.mix", self.factor.mean())
+        trace.record(self.name, self.factor.mean(), "mix")
         return self.normed_output(torch.addcmul(self.dropout(y), stream, self.factor))

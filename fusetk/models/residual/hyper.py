@@ -77,8 +77,8 @@ class MixedStreams(Residual):
 
     def before(self, stream: Tensor) -> tuple[Tensor, WeightedStreams]:
         weights = self.weights(stream)
-        for name, values in zip(("read", "write", "mix"), weights, strict=True):
-            trace.record(f"{self.name}.{name}", values)
+        for part, values in zip(("read", "write", "mix"), weights, strict=True):
+            trace.record(self.name, values, part)
         read, write, mix = weights
         x = weighted_sums(read.unsqueeze(-2), stream).squeeze(-2)
         return self.normed_input(x), WeightedStreams(stream, write, mix)

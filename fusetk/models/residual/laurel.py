@@ -34,8 +34,8 @@ class LaurelWeightsResidual(Residual):
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
         softmax = self.normalize == "softmax"
         a, b = (self.weight.softmax(0) if softmax else self.weight.sigmoid()).unbind()
-        trace.record(f"{self.name}.write", a)
-        trace.record(f"{self.name}.mix", b)
+        trace.record(self.name, a, "write")
+        trace.record(self.name, b, "mix")
         return self.normed_output(a * self.dropout(y) + b * stream)
 
 

@@ -30,5 +30,5 @@ class LayerScaleResidual(Residual):
         self.factor = nn.Parameter(torch.full((sublayer.width,), initial))
 
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
-        trace.record(f"{self.name}.write", self.factor.mean())
+        trace.record(self.name, self.factor.mean(), "write")
         return self.normed_output(stream + self.factor * self.dropout(y))

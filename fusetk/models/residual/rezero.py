@@ -19,5 +19,5 @@ class ReZeroResidual(Residual):
         self.factor = nn.Parameter(torch.zeros(()))
 
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
-        trace.record(f"{self.name}.write", self.factor)
+        trace.record(self.name, self.factor, "write")
         return self.normed_output(stream + self.factor * self.dropout(y))
