@@ -1,8 +1,6 @@
 """recipes/run_decode_modes.sh: errors, and a run of every mode of decoding."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,17 +8,13 @@ import pytest
 from fusetk.files import lock
 from tests.cli.test_decode import make_run
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 SCRIPT = Path(__file__).parent.parent.parent / "recipes" / "run_decode_modes.sh"
 
 
 def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        [SCRIPT, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": path},
-    )
+    return subprocess.run([SCRIPT, *map(str, arguments)], capture_output=True, text=True)
 
 
 def test_usage_and_errors():
