@@ -384,8 +384,9 @@ def all_scores(table: ResultTable) -> str:
     """Return the difference of each system to its baseline by each score, and the sum of both
     standard deviations.
 
-    A difference that is better by more than this sum is bold. Systems with fewer seeds than
-    ``gain.SEEDS`` are left out. Raises DataError if no system is left.
+    A difference that is better by more than this sum is bold, unless the configs of the system and
+    of its baseline differ from their recipes in other keys. Then both configs are named. Systems
+    with fewer seeds than ``gain.SEEDS`` are left out. Raises DataError if no system is left.
     """
     lines = []
     for row in table.rows:
@@ -400,8 +401,12 @@ def all_scores(table: ResultTable) -> str:
                 continue
             scores = SeedComparison(own, other, {}, {}, row.lower_is_better(column))
             text = signed(scores.difference)
-            cells.append(f"{f'**{text}**' if scores.improves else text}, {scores.spread:.2f}")
-        lines.append([row.name, base.name, *cells])
+            is_gain = scores.improves and row.overrides == base.overrides
+            cells.append(f"{f'**{text}**' if is_gain else text}, {scores.spread:.2f}")
+        names = [row.name, base.name]
+        if row.overrides != base.overrides:
+            names = [f"{each.name}, {config_text(each.overrides)}" for each in (row, base)]
+        lines.append([*names, *cells])
     if not lines:
         raise DataError(f"{table.title} has no system with {SEEDS} seeds")
     heads = [f"Δ {column.metric} {column.checkpoint}, ± of both" for column in table.columns]

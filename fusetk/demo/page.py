@@ -40,7 +40,10 @@ ATTENTION = (
     "Attention. Each row is a token that the decoder predicts, each column is a source token that "
     "it attends to. Each row sums to 1."
 )
-CURVES = "Training. Loss and accuracy on the training and the validation text."
+CURVES = (
+    "Training. Loss and perplexity on the training and the validation text, and accuracy on the "
+    "validation text."
+)
 
 
 def write_page(files: DemoFiles) -> None:

@@ -316,7 +316,9 @@ class RunView {
     showError(this.find(".error"), null);
     const notes = [answer.source.length + " source tokens, " + answer.seconds.toFixed(2) + " s"];
     for (const [where, words] of [["", answer.unknown], ["prefix: ", answer.prefix.unknown]]) {
-      if (words.length) notes.push(where + "unknown to the model: " + words.join(" "));
+      // Each word is isolated, because words from right to left would change the order.
+      const isolated = words.map((word) => "\u2068" + word + "\u2069");
+      if (words.length) notes.push(where + "unknown to the model: " + isolated.join(" "));
     }
     this.find(".state").textContent = notes.join("; ");
     this.find(".result").hidden = false;

@@ -182,7 +182,7 @@ def _check_room(figure: "Figure") -> None:
 def _line_colors(curves: Sequence[Curve]) -> dict[tuple[bool, str], Any]:
     """Return the colour of each line. The lowest layer is dark, the highest one light.
 
-    Runs and other parts have the colours of ``colors``.
+    Runs and then other parts have the colours of ``colors``.
     """
     from matplotlib import colormaps
 
@@ -190,7 +190,7 @@ def _line_colors(curves: Sequence[Curve]) -> dict[tuple[bool, str], Any]:
     layers = {curve.line for curve in curves if curve.group and curve.group != OTHER_PARTS}
     # The summary of the lower layers, `sum`, is below the layers.
     ordered = sorted(layers, key=lambda line: (line[1] != "sum", len(line[1]), line[1]))
-    others = [line for line in lines if line not in layers]
+    others = sorted(set(lines) - layers, key=lambda line: (line[0], lines.index(line)))
     shades = colormaps["viridis"](np.linspace(0, 0.92, len(ordered)))
     return dict(zip((*ordered, *others), (*shades, *colors(len(others))), strict=True))
 
@@ -253,9 +253,8 @@ def _draw_panels(
     for panel, place in grid.places.items():
         of_panel = [curve for curve in curves if curve.panel == panel]
         first = of_panel[0]
-        axes = figure.add_subplot(
-            grid.rows, grid.columns, place + 1, sharey=first_axes.get(first.scale)
-        )
+        same = first_axes.get(first.scale)
+        axes = figure.add_subplot(grid.rows, grid.columns, place + 1, sharex=same, sharey=same)
         first_axes.setdefault(first.scale, axes)
         values = np.concatenate([curve.value for curve in curves if curve.scale == first.scale])
         _style_panel(axes, first.what, values, options)

@@ -155,7 +155,7 @@ def _cost_columns(table: ResultTable) -> list[TableColumn]:
             TableColumn(
                 "memory a token",
                 lambda row: (
-                    f"{cost.bytes_per_token / 1024:,.1f} KB"
+                    f"{cost.bytes_per_token / 1e3:,.1f} KB"
                     if (cost := table.cost_of(row))
                     else None
                 ),
@@ -166,7 +166,7 @@ def _cost_columns(table: ResultTable) -> list[TableColumn]:
         *columns,
         TableColumn(
             "peak memory",
-            lambda row: f"{mean.value / 2**20:,.0f} MB" if (mean := row.peak_memory) else None,
+            lambda row: f"{mean.value / 1e6:,.0f} MB" if (mean := row.peak_memory) else None,
             "mean of the highest memory of the training process, or of PyTorch on the GPU",
         ),
         *(_time_column(table, metric) for metric in _curve_metrics(table)),

@@ -216,7 +216,7 @@ class Reporter:
             f"lr {self._rate:.3e}  gradient norm {math.nan if norm is None else norm:.2f}  "
             f"{terms}"
             f"{tokens / len(self._sizes):.0f} tokens in {pairs:.1f} pairs per update  "
-            f"padding {padding:.1%}  memory {memory / 2**20:.0f} MB",
+            f"padding {padding:.1%}  memory {memory / 1e6:.0f} MB",
             shorten=True,
         )
         self.task.values = {"loss": loss, "speed": speed, "rate": self._rate}

@@ -1,6 +1,8 @@
 """``tools.power``: how often the rule finds a gain."""
 
 import math
+import re
+from pathlib import Path
 from statistics import NormalDist, fmean
 from types import SimpleNamespace
 from typing import Any
@@ -85,3 +87,17 @@ def test_differences_must_exceed_the_deviations_over_seeds() -> None:
     [share] = gain_probabilities(Noise(1.0, 1e-9), [2.0], 3)
     [other] = gain_probabilities(Noise(2.0, 1e-9), [4.0], 3)
     assert share == other and 0.4 < share < 0.8
+
+
+def test_the_text_has_the_numbers_of_the_table() -> None:
+    results = Path(__file__).parents[2] / "results"
+    protocol = (results / "protocol.md").read_text(encoding="utf-8")
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", protocol, re.MULTILINE)]
+    [head] = [row for row in rows if row[0] == "true difference"]
+    shares = {row[0]: row[head.index("1")].removesuffix("%") for row in rows if len(row) > 3}
+    multi30k, iwslt14 = (shares[f"{name} De-En, 3 seeds"] for name in ("Multi30k", "IWSLT14"))
+    text = " ".join(protocol.split())
+    said = f"1 BLEU in {multi30k} % of the comparisons, and on IWSLT14 in {iwslt14} %"
+    assert said in text
+    readme = " ".join((results / "README.md").read_text(encoding="utf-8").split())
+    assert f"1 BLEU in {multi30k} % of" in readme

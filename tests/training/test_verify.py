@@ -31,7 +31,6 @@ from fusetk.nn.parameter import unset_parameter
 from fusetk.training.verify import verify
 from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE
 
-
 NAMES = sorted(SYSTEMS)
 VERIFIED = NAMES[::3]  # the other systems take half a minute
 
