@@ -609,6 +609,58 @@ def test_mistakes_in_a_module_from_outside(tmp_path: Path, monkeypatch: pytest.M
         parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_gates:Gates', knd: 2}}")
 
 
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        (
+            "depth: int = None",
+            "the option depth of outside_{}:Idea must be a whole number, but it ",
+        ),
+        ("depth: int = 'a'", "must be a whole number, but it is 'a': give another value, or corr"),
+        ("act: type = list", "the option act .* has the type type, which a config file cannot sto"),
+    ],
+)
+def test_a_default_that_no_config_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, reason: str
+) -> None:
+    """pydantic does not validate defaults. A resumed run reads them from its config."""
+    module = f"outside_{abs(hash(option))}"
+    (tmp_path / f"{module}.py").write_text(
+        "from fusetk.config import ComponentConfig\n"
+        f"class Idea:\n    class Config(ComponentConfig):\n        {option}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=reason.replace("outside_{}", module)):
+        parse(tmp_path, f"encoder: {{layers: 3, fuse: '{module}:Idea'}}")
+
+
+def test_a_default_of_a_step_that_no_config_can_have(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside_step.py").write_text(
+        "from fusetk.data.steps.base import LineStep\n"
+        "class Cut(LineStep):\n"
+        "    step: str\n"
+        "    length: int = 'a'\n"
+        "    def line_function(self, language, model):\n        return str\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="the option length of outside_step:Cut must be a whole"):
+        load(toy, ["data.steps=[{step: 'outside_step:Cut'}]"])
+
+
+def test_a_relative_import_needs_the_name_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside_part.py").write_text("from .other import helper\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = r"name the package, too \(PACKAGE.outside_part:Idea\), and set PYTHONPATH to its parent"
+    with pytest.raises(ImportFailed, match=said):
+        parse(tmp_path, "encoder: {layers: 3, fuse: 'outside_part:Idea'}")
+    with pytest.raises(ImportFailed, match="begin with the name of the package"):
+        parse(tmp_path, "encoder: {layers: 3, fuse: '.outside_part:Idea'}")
+
+
 def test_a_missing_module_from_outside_names_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

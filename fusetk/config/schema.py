@@ -16,8 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, model_validator
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticSerializationError
 
+from fusetk.config import messages
 from fusetk.errors import one_line
 
 NULL_WORDS = ("none", "None")  # accepted for null
@@ -245,6 +246,10 @@ def _import_problem(error: BaseException, kind: str) -> str:
     if module.endswith(".py") or "/" in module:
         name = Path(module).stem
         return f"it is a path; name the module, {name}, and set PYTHONPATH to its folder"
+    if module.startswith("."):
+        return "it begins with a dot; begin with the name of the package"
+    if "attempted relative import with no known parent package" in text:
+        return f"{text}; name the package, too (PACKAGE.{kind}), and set PYTHONPATH to its parent"
     if isinstance(error, ModuleNotFoundError) and error.name == package:
         return f"{text}; set PYTHONPATH to the folder of {package}"
     if not isinstance(error, SyntaxError):  # whose text has the place
@@ -283,6 +288,38 @@ def outside_kinds(values: Any) -> set[str]:
         parts = values.values() if isinstance(values, dict) else values
         return set().union(*map(outside_kinds, parts))
     return {values} if isinstance(values, str) and re.fullmatch(r"[\w.]+:\w+", values) else set()
+
+
+def check_storable(values: Config, name: str) -> None:
+    """Raise PydanticCustomError if a config file cannot store an option of a class outside fusetk.
+
+    A default of the class ``name`` may have a wrong type, because pydantic does not validate it.
+    """
+    for option in type(values).model_fields:
+        try:
+            stored = values.model_dump(
+                mode="json", include={"kind", "step", option}, warnings=False
+            )
+        except PydanticSerializationError:
+            kind = type(getattr(values, option)).__name__
+            reason = f"has the type {kind}, which a config file cannot store"
+        else:
+            errors = _errors_of(type(values), stored)
+            reason = next((messages.reason(e) for e in errors if e["loc"][:1] == (option,)), "")
+        if reason:
+            text = (
+                f"the option {option} of {name} {reason}: give another value, or correct the "
+                f"default in the class {type(values).__qualname__}"
+            )
+            raise PydanticCustomError("choice", "{error}", {"error": text})
+
+
+def _errors_of(config: type[Config], values: dict[str, Any]) -> Sequence[Any]:
+    try:
+        config.model_validate(values)
+    except pydantic.ValidationError as error:
+        return error.errors()
+    return ()
 
 
 class component:
@@ -336,7 +373,10 @@ class component:
             )
             raise PydanticCustomError("choice", message, context)
         try:
-            return config.model_validate(value)
+            parsed = config.model_validate(value)
         except pydantic.ValidationError as error:  # `parse` combines the paths of nested errors
             details = {"errors": error.errors(), "kind": config}
             raise PydanticCustomError("nested", "invalid", details) from None
+        if is_outside:
+            check_storable(parsed, value["kind"])
+        return parsed

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from fusetk.evaluation.metric import Metric, Score, statistics_of
+from fusetk.evaluation.metric import Metric, Score, score_of, statistics_of
 from fusetk.evaluation.multi_bleu import split_words
 from fusetk.evaluation.texts import ScoredTexts
 
@@ -97,7 +97,7 @@ def score_groups(
 ) -> list[Score | None]:
     """Return the score of the lines of each group, None for an empty group."""
     rows = statistics_of(metric, hypotheses)
-    return [metric.score([rows[i] for i in group]) if group else None for group in groups]
+    return [score_of(metric, [rows[i] for i in group]) if group else None for group in groups]
 
 
 def score_by_length(

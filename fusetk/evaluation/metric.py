@@ -9,10 +9,12 @@ To add a metric to fusetk, write a subclass of ``Metric`` in a file and add it t
 ``metrics``. A subclass in another package is named `package.module:Name` and needs no entry.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real as Number
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,14 +103,46 @@ class Metric(ABC):
 def statistics_of(metric: Metric, hypotheses: Sequence[str]) -> list[StatisticsRow]:
     """Return the statistics of each line.
 
-    Raises DataError if the metric, which may be a class outside fusetk, returns another number of
-    rows.
+    Raises DataError if the metric, which may be a class outside fusetk, does not return a row of
+    numbers for each line, or if the rows have different lengths.
     """
-    rows = list(metric.statistics(hypotheses))
-    if len(rows) != len(hypotheses):
+    result: Any = metric.statistics(hypotheses)
+    rows = list(result) if isinstance(result, Iterable) else None
+    problem = f"{type(result).__name__} instead of a list of rows"
+    if rows is not None and len(rows) != len(hypotheses):
+        problem = f"{quantity(len(rows), 'row')} for {quantity(len(hypotheses), 'line')}"
+    elif rows is not None:
+        try:
+            lengths = {len(row) for row in rows}
+            is_numeric = all(isinstance(value, Number) for row in rows[:1] for value in row)
+        except TypeError:
+            lengths, is_numeric = set(), False
+        if not rows or (len(lengths) == 1 and is_numeric):
+            return rows
+        problem = "rows of different lengths" if len(lengths) > 1 else "rows that are not numbers"
+    raise DataError(
+        f"the metric {metric.name} returned {problem} as statistics: correct its method statistics "
+        "so that it returns a row of numbers for each line, all of the same length"
+    )
+
+
+def score_of(metric: Metric, rows: Sequence[StatisticsRow]) -> Score:
+    """Return the score of the lines with these rows, under the name of the metric.
+
+    Raises DataError if the metric, which may be a class outside fusetk, does not return a ``Score``
+    with a finite value.
+    """
+    score: Any = metric.score(rows)
+    if not isinstance(score, Score):
         raise DataError(
-            f"the metric {metric.name} returned {quantity(len(rows), 'row')} of statistics for "
-            f"{quantity(len(hypotheses), 'line')}: correct its method statistics so that it "
-            "returns a row for each line"
+            f"the method score of the metric {metric.name} returned {type(score).__name__}: return "
+            "a fusetk.evaluation.metric.Score"
         )
-    return rows
+    value: Any = score.value
+    if not isinstance(value, Number) or not math.isfinite(value):
+        raise DataError(
+            f"the score of the metric {metric.name} is {value!r}, not a finite number: correct its "
+            "methods value and score"
+        )
+    # No file has numbers of NumPy.
+    return replace(score, metric=metric.name, value=float(value))

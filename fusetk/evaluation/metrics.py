@@ -6,7 +6,7 @@ from fusetk.config import imported_subclass, outside_error
 from fusetk.config.messages import unknown_choice
 from fusetk.errors import DataError, FusetkError, quantity
 from fusetk.evaluation.comet import Comet
-from fusetk.evaluation.metric import Metric, MetricOptions, Score, statistics_of
+from fusetk.evaluation.metric import Metric, MetricOptions, Score, score_of, statistics_of
 from fusetk.evaluation.multi_bleu import JoinedMultiBleu, LowercaseMultiBleu, MultiBleu
 from fusetk.evaluation.sacrebleu_metrics import (
     CasedMteval,
@@ -144,4 +144,4 @@ def score(
                 f"{len(lines):,}: give one reference line for each hypothesis line"
             )
     built = make_metrics(references, metrics, MetricOptions(lowercase, tokenize, compound_split))
-    return [metric.score(statistics_of(metric, hypotheses)) for metric in built]
+    return [score_of(metric, statistics_of(metric, hypotheses)) for metric in built]

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from fusetk.errors import quantity
-from fusetk.evaluation.metric import Metric, MetricOptions, Score, statistics_of
+from fusetk.evaluation.metric import Metric, MetricOptions, Score, score_of, statistics_of
 from fusetk.evaluation.metrics import DEFAULT_METRICS, METRICS, make_metrics
 from fusetk.evaluation.significance import (
     FEW_LINES,
@@ -128,7 +128,7 @@ def score_systems(
 ) -> SystemScores:
     """Score all systems by one metric; with ``sampling``, test them against the first one."""
     statistics = {name: statistics_of(metric, text.lines) for name, text in systems.items()}
-    scores = {name: metric.score(rows) for name, rows in statistics.items()}
+    scores = {name: score_of(metric, rows) for name, rows in statistics.items()}
     tests = compare_systems(metric, statistics, sampling) if sampling else None
     return SystemScores(scores, tests)
 

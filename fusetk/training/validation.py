@@ -23,7 +23,7 @@ from fusetk.display import Task
 from fusetk.errors import ConfigError, DataError, Diverged
 from fusetk.evaluation.forward_trace import UNKNOWN_WORDS
 from fusetk.evaluation.layer_shares import mean_shares
-from fusetk.evaluation.metric import MetricOptions, statistics_of
+from fusetk.evaluation.metric import MetricOptions, score_of, statistics_of
 from fusetk.evaluation.metrics import make_metrics, scores_tokens
 from fusetk.evaluation.multi_bleu import MultiBleu
 from fusetk.fusion.base import fusions_of_stacks
@@ -88,8 +88,7 @@ class TranslationMetric:
     def score(self, translations: Sequence[str]) -> float:
         """Return the score of translations before the steps are undone."""
         lines = [self.convert(line) for line in translations]
-        # A metric outside fusetk may return a number of numpy, which no log can store.
-        return float(self.metric.score(statistics_of(self.metric, lines)).value)
+        return score_of(self.metric, statistics_of(self.metric, lines)).value
 
 
 class Validator:

@@ -219,7 +219,7 @@ def test_a_model_that_does_not_fit_into_memory_is_one_sentence(trained, monkeypa
 
 def test_code_outside_fusetk_may_print(trained, monkeypatch):
     """Standard output has only translations."""
-    wanted, search = output("-m", trained, lines=["hund"]), translate.search
+    translations, search = output("-m", trained, lines=["hund"]), translate.search
     load_model = system.load_model
 
     def prints(function, words):
@@ -232,7 +232,7 @@ def test_code_outside_fusetk_may_print(trained, monkeypatch):
     monkeypatch.setattr(translate, "search", prints(search, "searching"))
     monkeypatch.setattr(system, "load_model", prints(load_model, "importing"))
     result = decode("-m", trained, lines=["hund"])
-    assert result.exit_code == 0 and result.stdout.splitlines() == wanted
+    assert result.exit_code == 0 and result.stdout.splitlines() == translations
     assert "importing\n" in result.stderr and "searching\n" in result.stderr
 
 

@@ -443,6 +443,19 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "        return Score(self.name, 'errors', value, '', 'version:1', len(rows))\n"
         "class Short(Errors):\n"
         "    def statistics(self, hypotheses):\n        return []\n"
+        "class NoRows(Errors):\n"
+        "    def statistics(self, hypotheses):\n        pass\n"
+        "class Unequal(Errors):\n"
+        "    def statistics(self, hypotheses):\n        return [(0,), (0, 1)]\n"
+        "class Text(Errors):\n"
+        "    def statistics(self, hypotheses):\n        return list('ab')\n"
+        "class Numbers(Errors):\n"
+        "    def score(self, rows):\n        return 3.0\n"
+        "class NotFinite(Errors):\n"
+        "    def value(self, totals):\n        return float('nan')\n"
+        "class Renamed(Errors):\n"
+        "    def score(self, rows):\n"
+        "        return Score('chrf', 'errors', 1, '', 'version:1', len(rows))\n"
         "class Incomplete(Metric):\n    pass\n"
         "class Other:\n    pass\n"
     )
@@ -458,13 +471,23 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for wrong, message in (
         ("outside_metrics:Error", "outside_metrics.py has no 'Error'; did you mean 'Errors'"),
         ("no_metrics:Errors", "'no_metrics:Errors' cannot be imported: .* set PYTHONPATH to"),
-        ("outside_metrics:Short", "outside_metrics:Short returned 0 rows of statistics for 1 line"),
+        (
+            "outside_metrics:Short",
+            "outside_metrics:Short returned 0 rows for 2 lines as statistics",
+        ),
+        ("outside_metrics:NoRows", "outside_metrics:NoRows returned NoneType instead of a list"),
+        ("outside_metrics:Unequal", "outside_metrics:Unequal returned rows of different lengths"),
+        ("outside_metrics:Text", "outside_metrics:Text returned rows that are not numbers"),
+        ("outside_metrics:Numbers", "score of the metric outside_metrics:Numbers returned float"),
+        ("outside_metrics:NotFinite", "outside_metrics:NotFinite is nan, not a finite number"),
         ("outside_metrics:Other", "is not a subclass of fusetk.evaluation.metric.Metric"),
         ("outside_metrics:Incomplete", "cannot be built with .*: TypeError: Can't instantiate"),
         ("outside_metrics.Errors", "unknown metric .*; or package.module:Name"),
     ):
         with pytest.raises(DataError, match=message):
-            score(["a"], [["a"]], [wrong])
+            score(["a", "b"], [["a", "b"]], [wrong])
+    [result] = score(["a"], [["a"]], ["outside_metrics:Renamed"])
+    assert result.metric == "outside_metrics:Renamed", "not the name of another metric"
 
 
 def test_mistakes() -> None:

@@ -392,11 +392,11 @@ def test_an_edited_config_of_a_run_is_no_other_model(toy: Path, copy: Path) -> N
     assert call("average", copy, "--last", 2).exit_code == 0
     average = [*decode, "-m", copy / "checkpoints" / "average-2"]
     translations, config = call(*decode).output, copy / "config.yaml"
-    given = config.read_text()
+    original = config.read_text()
 
     def edit(old: str, new: str) -> None:
-        config.write_text(given.replace(old, new))
-        assert config.read_text() != given
+        config.write_text(original.replace(old, new))
+        assert config.read_text() != original
 
     edit("heads: 2", "heads: 1")
     for command in (decode, average):

@@ -15,7 +15,7 @@ import pydantic
 from pydantic import Field, SerializeAsAny, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from fusetk.config import ComponentImportError, imported
+from fusetk.config import ComponentImportError, check_storable, imported
 from fusetk.data.steps.base import LearnedStep, LineStep, PairStep, PrepStep, UniquePairStep
 from fusetk.data.steps.deduplicate import Deduplicate
 from fusetk.data.steps.filter import Filter
@@ -61,10 +61,12 @@ def _validated(value: Any, validate_own: pydantic.ValidatorFunctionWrapHandler) 
     if problem := _problem(name, step):
         raise PydanticCustomError("choice", "{error}", {"error": f"{name!r} {problem}"})
     try:
-        return step.model_validate(value)
+        parsed = step.model_validate(value)
     except pydantic.ValidationError as error:  # `parse` combines the paths of nested errors
         details = {"errors": error.errors(), "kind": step}
         raise PydanticCustomError("nested", "invalid", details) from None
+    check_storable(parsed, name)
+    return parsed
 
 
 def _problem(name: str, step: Any) -> str | None:
