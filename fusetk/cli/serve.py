@@ -66,12 +66,11 @@ def command(
     POST /translate takes a JSON object: `text` is a string or a list of strings, `n_best` (default
     1) the number of translations, `alignment` (default false) whether to align tokens. The search
     is that of the config of the (first) model, with the changes of --set; its beam is at least
-    `n_best`. For a string the answer has `text`
-    and `translations`, a list with `text`, `score` and `normalized`; for a list it has one such
-    object for each sentence in `sentences`. With `alignment`, `source_tokens`, `tokens` and the
-    pairs `alignment` (source, target) are added. A blank sentence has no translations. A
-    sentence also has none if the settings of the search allow none. GET /health has the number of
-    waiting sentences.
+    `n_best`. For a string the answer has `text` and `translations`, a list with `text`, `score` and
+    `normalized`; for a list it has one such object for each sentence in `sentences`. With
+    `alignment`, `source_tokens`, `tokens` and the pairs `alignment` (source, target) are added. A
+    blank sentence has no translations. A sentence also has none if the settings of the search allow
+    none. GET /health has the number of waiting sentences.
 
     A wrong request has status 400 and an `error`. Status 403 means that a browser sent it for a
     page of another site. Status 408 means that its body did not arrive within 30 seconds. Status
