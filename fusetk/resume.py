@@ -36,6 +36,7 @@ CHANGEABLE_KEYS = (
     *NEUTRAL_KEYS,
     r"training\.stages\.\d+\.end\..*",  # but see _ends_earlier_stage
 )
+START_FROM = r"training\.start_from"  # a resumed run does not read it
 SEARCH_KEYS = r"decoding\..*"  # changeable unless translations select the best checkpoint
 # Changeable unless validation affects a learning rate, or the start or end of a stage.
 VALIDATION_KEYS = r"training\.validation\.every_(updates|epochs)"
@@ -204,7 +205,8 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run"
     """
     old = _recipe_of(run, option)
     state = read_state(last)
-    recipes.check_unchanged(old, run / CONFIG, last, state, _changeable_keys(old))
+    keys_of_run = (*_changeable_keys(old), START_FROM)
+    recipes.check_unchanged(old, run / CONFIG, last, state, keys_of_run)
     before = old.model_dump(mode="json")
     now = recipe.model_dump(mode="json")
     old_stages = before["training"]["stages"]
@@ -225,7 +227,7 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run"
     changes = list(manifest.differences(before, now))
     patterns = _changeable_keys(recipe)
     if _moved(before["training"]["start_from"], now["training"]["start_from"]):
-        patterns.append(r"training\.start_from")  # a resumed run does not read it
+        patterns.append(START_FROM)
     changeable = re.compile("|".join(patterns))
     fixed = [
         change

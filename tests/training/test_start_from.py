@@ -217,6 +217,14 @@ def test_a_run_is_resumed_after_its_parent_was_moved(
     recipe = second(toy, parent, tmp_path, f"training.start_from={moved}", *settings)
     train(recipe, tmp_path / "run", "cpu", quiet=True)
     assert "changed: training.start_from: " in (tmp_path / "run" / "log.txt").read_text()
+    # The last checkpoint may record the old path, if the training was killed before the next one.
+    recipe = second(toy, parent, tmp_path, f"training.start_from={moved}", *settings)
+    newest, before = (tmp_path / "run/checkpoints" / f"update-000000{n}" for n in (4, 2))
+    shutil.rmtree(newest)
+    (tmp_path / "run/checkpoints/last").unlink()
+    (tmp_path / "run/checkpoints/last").symlink_to(before.name)
+    train(recipe, tmp_path / "run", "cpu", quiet=True)
+    assert newest.exists()
 
 
 def test_the_moving_average_of_the_run_is_copied(toy: Path, tmp_path: Path) -> None:
