@@ -410,6 +410,10 @@ def test_an_override_has_an_index_after_a_dot(tmp_path: Path) -> None:
             "encoder:\n  a: 3\n b: 2",
             "line 3: .*: this line does not continue the block that",
         ),
+        (
+            "  rate: 3\nencoder: {}",
+            "line 2: .*: this line does not continue the text above it; corr",
+        ),
         ("rate: 3\n---\nrate: 2", "line 2: not valid YAML: a second document begins here; remove"),
         (
             "rate: - a",

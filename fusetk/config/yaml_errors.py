@@ -50,15 +50,17 @@ def line_and_reason(error: Exception, text: str) -> tuple[int | None, str]:
         place_of_end = f" before line {line}" if is_before_end else ""
         return start, f"the bracket {bracket} is not closed, or a comma is missing{place_of_end}"
     if reason == "could not find expected ':'":
-        return start, _without_colon(text.splitlines()[start - 1].strip())
+        return start, _without_colon(text.split("\n")[start - 1].strip())
     if reason == "mapping values are not allowed here":
-        return _misplaced_colon(text.splitlines(), line, place.column)
+        return _misplaced_colon(text.split("\n"), line, place.column)
     if reason.startswith("expected <block end>"):
-        return _line_without_space(text.splitlines(), line) or (
+        return _line_without_space(text.split("\n"), line) or (
             line,
             f"this line does not continue the block that begins in line {start}; correct its "
             "indentation",
         )
+    if reason.startswith("expected '<document start>'"):
+        return line, "this line does not continue the text above it; correct its indentation"
     if reason == "but found another document":
         return line, "a second document begins here; remove the line ---"
     if reason == "sequence entries are not allowed here":
