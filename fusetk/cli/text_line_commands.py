@@ -21,6 +21,7 @@ from fusetk.cli.text_options import (
     path_option,
 )
 from fusetk.cli.text_streams import warn, warn_without_spaces
+from fusetk.errors import DataError
 
 CHECK_LANGUAGE = "check -l, or use a tool for the language"
 
@@ -56,11 +57,14 @@ def apply_bpe(
     codes: Path, vocabulary: Path | None, threshold: int, dropout: float, seed: int
 ) -> Change:
     """Split words into subwords; every subword except the last of a word ends with `@@`."""
-    from fusetk.data.bpe import BPE, read_vocabulary, with_margins
+    from fusetk.data.bpe import BPE, COUNTS_NEEDED, read_vocabulary, with_margins
     from fusetk.data.bpe_dropout import DropoutBPE
+    from fusetk.data.vocab import mapping_ending
 
     _check_needed("threshold", "vocabulary")
     _check_needed("seed", "dropout")
+    if vocabulary and mapping_ending(vocabulary):
+        raise DataError(f"{vocabulary} maps tokens to ids and has no counts; {COUNTS_NEEDED}")
     counts = read_vocabulary(vocabulary, threshold, bom=True) if vocabulary else None
     bpe = BPE.load(codes, counts)
     if not dropout:

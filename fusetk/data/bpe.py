@@ -15,12 +15,13 @@ from pathlib import Path
 from fusetk import display
 from fusetk.data.cache import WordCache
 from fusetk.data.text import read_lines
-from fusetk.data.vocab import is_number, split_at_count
+from fusetk.data.vocab import is_number, refuse_yaml, split_at_count
 from fusetk.errors import DataError
 
 JOINER = "@@"
 JOINTS = re.compile(r"(@@ )|(@@ ?$)")
 FASTBPE = re.compile(r"[^ ]+ [^ ]+ [0-9]+")  # a line of codes that fastBPE wrote
+COUNTS_NEEDED = "give a file of subword-nmt, which has a token and its count on each line"
 SHORT = 40  # symbols; for longer words, the time of ``merge`` is not quadratic in the length
 NO_MERGE = sys.maxsize  # rank of a pair that is never merged
 Merges = dict[tuple[str, str], int]
@@ -276,7 +277,8 @@ def read_vocabulary(path: Path, threshold: int = 1, bom: bool = False) -> dict[s
     start is dropped. Raises DataError with the malformed line.
     """
     tokens = {}
-    for number, line in enumerate(read_lines(path, bom), 1):
+    lines = refuse_yaml(read_lines(path, bom), path, COUNTS_NEEDED)
+    for number, line in enumerate(lines, 1):
         token, _, count = split_at_count(line)
         if not token or not is_number(count):
             raise DataError(

@@ -13,7 +13,7 @@ from fusetk.data.pipeline import SIDES
 from fusetk.data.stages import Build, Stage, opened
 from fusetk.data.steps.base import LearnedStep, LineStep, PrepStep
 from fusetk.data.text import FilePair, locate, open_bytes
-from fusetk.data.vocab import MANY_UNKNOWN, MAPPINGS
+from fusetk.data.vocab import MANY_UNKNOWN, mapping_ending
 from fusetk.errors import ConfigError, DataError, is_own
 from fusetk.files import checksum, code_checksums, digest
 
@@ -310,8 +310,8 @@ def vocabulary_settings(options: VocabularyConfig) -> dict[str, Any]:
     """
     files = {side: file for side in SIDES if (file := getattr(options, side))}
     existing = {side: checksums([file]) for side, file in files.items()}
-    endings = {side: Path(file).suffix for side, file in files.items()}
-    mappings = {f"{side}_ending": ending for side, ending in endings.items() if ending in MAPPINGS}
+    endings = {side: mapping_ending(file) for side, file in files.items()}
+    mappings = {f"{side}_ending": ending for side, ending in endings.items() if ending}
     extend = {"extend": options.extend} if existing else {}
     settings = options.model_dump(mode="json", exclude={*SIDES, "extend"})
     return {**settings, **existing, **mappings, **extend}

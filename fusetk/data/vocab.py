@@ -1,7 +1,8 @@
 """Tokens and their ids."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ MANY_UNKNOWN = 0.2  # share of unknown tokens above which there is a warning
 MAPPINGS = (".yml", ".yaml", ".json")  # endings of the files that map tokens to ids
 # The special tokens of Nematus' files, with the ids 0, 1 and, in newer files, 2.
 NEMATUS_SPECIAL = ("eos", "UNK", "<EOS>", "<UNK>", "<GO>")
+FIRST_LINES = 4  # lines at the start of a file that can have special tokens
+# Lines of a YAML file that maps tokens to ids. ``save`` writes a tab before a count.
+YAML_ENTRY = re.compile(r".+: +[0-9]+ *")
+YAML_SPECIAL = re.compile(
+    rf"([\"']?)({'|'.join(map(re.escape, (*SPECIAL, *NEMATUS_SPECIAL)))})\1: +[0-3] *"
+)
 
 
 class Vocabulary:
@@ -58,13 +65,14 @@ class Vocabulary:
         """Read a vocabulary file.
 
         Reads files written by ``save``, files of fairseq, lists of tokens, .yml files of Marian and
-        .json files of Nematus and Sockeye. With ``bom``, a byte order mark at the start is dropped.
+        .json files of Nematus and Sockeye. The name of a mapping must have its ending, in lower or
+        upper case, and may end in .gz. With ``bom``, a byte order mark at the start is dropped.
         Otherwise it belongs to the first token, as in a file that ``save`` wrote. Raises DataError
         with the malformed line.
         """
         path = Path(path)
         counts = None
-        if path.suffix in MAPPINGS:
+        if mapping_ending(path):
             tokens = _read_ids(path)
         else:
             tokens, counts = _read_tokens(path, bom)
@@ -114,11 +122,38 @@ def is_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= MAX_DIGITS
 
 
+def mapping_ending(path: Path | str) -> str | None:
+    """Return the ending of the name of a file that maps tokens to ids; None for other files.
+
+    The ending is in lower case and has no `.gz`.
+    """
+    ending = Path(str(path).lower().removesuffix(".gz")).suffix
+    return ending if ending in MAPPINGS else None
+
+
+def refuse_yaml(lines: Iterable[str], path: Path, advice: str) -> Iterator[str]:
+    """Yield the lines of a file of tokens and counts.
+
+    Raises DataError with ``advice`` if they are a YAML mapping of tokens to ids: if one of the
+    first lines maps a special token, or if all lines are entries of a mapping.
+    """
+    problem = f"this looks like a YAML mapping of tokens to ids; {advice}"
+    is_mapping = False
+    for number, line in enumerate(lines, 1):
+        if number <= FIRST_LINES and YAML_SPECIAL.fullmatch(line):
+            raise DataError(f"{path}, line {number}: {problem}")
+        is_mapping = (is_mapping or number == 1) and YAML_ENTRY.fullmatch(line) is not None
+        yield line
+    if is_mapping:
+        raise DataError(f"{path}, line 1: {problem}")
+
+
 def _read_tokens(path: Path, bom: bool) -> tuple[list[str], list[int] | None]:
     """Return the tokens, and their counts if every line has a count after a tab or a space."""
     tokens: list[str] = []
     counts: list[int] = []
-    for number, line in enumerate(read_lines(path, bom), 1):
+    lines = refuse_yaml(read_lines(path, bom), path, "give it a name that ends in .yml")
+    for number, line in enumerate(lines, 1):
         token, separator, count = split_at_count(line)
         if not separator:
             token = line
@@ -175,7 +210,7 @@ def _read_ids(path: Path) -> list[str]:
 
 def _parse_mapping(path: Path, text: str) -> Any:
     try:
-        if path.suffix == ".json":
+        if mapping_ending(path) == ".json":
             return json.loads(text, object_pairs_hook=lambda entries: _unique(path, entries))
         return yaml.load(text, Loader=_loader(path))
     except json.JSONDecodeError as error:

@@ -72,6 +72,11 @@ def test_bpe_learned_applied_removed(tmp_path: Path) -> None:
     options = ["apply-bpe", "-c", tmp_path / "codes", "--vocabulary", tmp_path / "vocab"]
     assert out(*options, text="hund\n") == "hund\n"
     assert out(*options, "--threshold", 3, text="hund\n") == "h@@ u@@ n@@ d\n"
+    for name in ("marian.yml", "sockeye.JSON.gz"):
+        mapping = (tmp_path / "vocab").rename(tmp_path / name)
+        error = call(*options[:-1], mapping, text="hund\n").stderr
+        assert f"{name} maps tokens to ids and has no counts; give a file of subword-nmt" in error
+        mapping.rename(tmp_path / "vocab")
 
 
 def test_learn_bpe_reads_files_as_arguments_too(tmp_path: Path) -> None:

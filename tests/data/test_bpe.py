@@ -186,6 +186,9 @@ def test_malformed_files(tmp_path: Path) -> None:
     path.write_text("ab 4\nc\n")
     with pytest.raises(DataError, match="codes, line 2"):
         bpe.read_vocabulary(path)
+    path.write_text("Ein: 4\nDas: 5\n")
+    with pytest.raises(DataError, match=r"codes, line 1: this looks like a YAML .* subword-nmt"):
+        bpe.read_vocabulary(path)
     path.write_text("ab 4\nc@@ 2\n")
     assert bpe.read_vocabulary(path, 3) == {"ab": 4}
 

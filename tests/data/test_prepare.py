@@ -338,7 +338,7 @@ def test_again_with_another_ending_of_a_vocabulary(folder: Path) -> None:
         chosen = config(folder, steps=[], bpe=None, test={}, vocabulary=vocabulary)
         return prepare(chosen).made, Pipeline.load(folder / "out" / "text").source_vocab.tokens[4:]
 
-    (folder / "vocab").write_text("a: 5\nb: 4\n")
+    (folder / "vocab").write_text("a:\t5\nb:\t4\n")
     assert made("vocab")[1] == ["a:", "b:"]
     (folder / "vocab").rename(folder / "vocab.yml")
     assert made("vocab.yml") == (["vocabulary", "ids.train", "ids.valid"], ["b", "a"])

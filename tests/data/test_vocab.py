@@ -1,5 +1,6 @@
 """Vocabularies and their file formats."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ("plain", "hallo\n12\nno\n"),
         ("tabs", "<unk>\t0\nhallo\t5\n12\t4\nno\t1\n"),
         ("marian.yml", '</s>: 0\n<unk>: 1\nhallo: 2\n"12": 3\nno: 4\n'),
+        ("MARIAN.YML", "</s>: 0\n<unk>: 1\nhallo: 2\n'12': 3\nno: 4\n"),
         ("nematus.json", '{"eos": 0, "UNK": 1, "no": 4, "hallo": 2, "12": 3}'),
         (
             "new-nematus.json",
@@ -50,6 +52,22 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 def test_formats(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     assert Vocabulary.load(tmp_path / name).tokens == [*SPECIAL, "hallo", "12", "no"]
+
+
+def test_a_compressed_mapping(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "marian.yml.gz", "wt") as file:
+        file.write("</s>: 0\n<unk>: 1\nhallo: 2\n")
+    with gzip.open(tmp_path / "sockeye.JSON.gz", "wt") as file:
+        file.write('{"<pad>": 0, "hallo": 4}')
+    for name in ("marian.yml.gz", "sockeye.JSON.gz"):
+        assert Vocabulary.load(tmp_path / name).tokens == [*SPECIAL, "hallo"]
+
+
+@pytest.mark.parametrize("content", ["Ein:\t4\nDas:\t3\n", ": 4\n", "Ein: 4\nDas 3\n", "</s>\n"])
+def test_tokens_that_end_in_a_colon(tmp_path: Path, content: str) -> None:
+    (tmp_path / "vocab").write_text(content)
+    tokens = [line.replace("\t", " ").partition(" ")[0] for line in content.splitlines()]
+    assert Vocabulary.load(tmp_path / "vocab").tokens[4:] == [t for t in tokens if t != "</s>"]
 
 
 def test_a_byte_order_mark_is_dropped_on_request(tmp_path: Path) -> None:
@@ -72,6 +90,9 @@ def test_a_byte_order_mark_is_dropped_on_request(tmp_path: Path) -> None:
         ("v.json", '{"a\\nb": 4}', r"v.json has the token 'a\\nb', which cannot be a line"),
         ("v.json", '{"": 4}', "v.json has the token ''"),
         ("v.json", r'{"\ud83d": 4}', r"v.json has the token '\\ud83d', which cannot be a line"),
+        ("v", "</s>: 0\n<unk>: 1\nEin: 2\n", "v, line 1: this looks like a YAML mapping"),
+        ("v", "---\n'eos': 0\nEin 2\n", "v, line 2: this looks like a YAML mapping"),
+        ("v", "Ein: 4\n'Das': 5\n", "line 1: .* mapping .*; give it a name that ends in .yml"),
         ("v", f"a {'9' * 5000}", "v, line 1: 'a 9+' is not a vocabulary entry"),
         ("v.json", f'{{"a": "{"9" * 5000}"}}', "v.json: the id of 'a' is '9+', not a number"),
         ("v.json", f'{{"a": {"9" * 5000}}}', "v.json is not a mapping of tokens to ids"),
