@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.data import binarize, language_warnings, manifest, preprocess
+from fusetk.data import binarize, language_warnings, manifest, preprocess, subword_warnings
 from fusetk.data.config import BPEConfig, DataConfig, VocabularyConfig
 from fusetk.data.parallel import Workers
 from fusetk.data.pipeline import SIDES
@@ -49,9 +49,9 @@ def prepare(
 
     Calls `validate` before the first of them: it can reject the other sections of the config. Calls
     `report` with one line for each change, each stage that is made in a folder with earlier stages,
-    and each warning: a language or a text that the steps do not support, equal texts, or many
-    unknown tokens. The folder is complete if and only if it has a manifest. Raises ConfigError or
-    DataError for a config or input that cannot be used.
+    and each warning: a language or a text that the steps do not support, a text of subwords, equal
+    texts, or many unknown tokens. The folder is complete if and only if it has a manifest. Raises
+    ConfigError or DataError for a config or input that cannot be used.
     """
     folder = Path(config.folder)
     if config.source == config.target:
@@ -126,11 +126,12 @@ def _inspect(
 def _warnings(
     config: DataConfig, texts: Mapping[str, list[FilePair]], inputs: Mapping[str, manifest.Record]
 ) -> list[str]:
-    """Return warnings about languages and texts that the steps do not support, and equal texts."""
+    """Return warnings about unsupported languages and texts, texts of subwords, and equal texts."""
     languages = preprocess.languages_by_side(config)
     pairs = [pair for pairs in texts.values() for pair in pairs]
     return [
         *language_warnings.warnings(languages, config.steps, pairs),
+        *subword_warnings.warnings(dict.fromkeys(path for pair in pairs for path in pair)),
         *manifest.equal_texts(texts, inputs),
     ]
 

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from fusetk.data.subword_warnings import MANY_SUBWORDS, MAX_LINES, is_subword
 from fusetk.errors import join_names, quantity
 from fusetk.evaluation.metric import Metric
 
-MAX_LINES = 5_000  # lines of a text that the statistics count
 _NAME = r"(?:amp|apos|quot|lt|gt|#124|#91|#93);"  # of an escaped character, after &
 _ENTITY = re.compile(f"&{_NAME}")
 _UNESCAPED = re.compile(rf"[<>'\"|\[\]]|&(?!{_NAME})")
@@ -69,7 +69,7 @@ def text_statistics(lines: Iterable[str]) -> TextStatistics:
         counts["unescaped"] += len(_UNESCAPED.findall(line))
         for token in line.split():
             counts["tokens"] += 1
-            counts["subwords"] += token.endswith("@@") or token.startswith("\u2581")
+            counts["subwords"] += is_subword(token)
             counts["hyphens"] += token in _HYPHENS
             if token[-1] in _PUNCTUATION:
                 counts["marked_tokens"] += 1
@@ -113,7 +113,7 @@ def score_warnings(
 
 def _subword_warnings(stats: TextStatistics, name: str) -> list[str]:
     ratio = stats.subword_ratio
-    if ratio <= 0.01:
+    if ratio <= MANY_SUBWORDS:
         return []
     return [
         f"{name} looks like subwords ({100 * ratio:.0f} % of its tokens have a joiner); "

@@ -717,6 +717,26 @@ def test_a_test_set_has_text(folder: Path) -> None:
         prepare(chosen.model_copy(update={"test": {"news": []}}))
 
 
+@pytest.mark.parametrize("bpe", [None, {"merges": 10}])
+def test_a_text_of_subwords_is_warned_of(folder: Path, bpe: object) -> None:
+    source, target = folder / "train.de", folder / "train.en"
+    lines = source.read_text().splitlines()
+    source.write_text("".join(f"un@@ {line}\n" for line in lines))
+    target.write_text("".join(f"\u2581{line}\n" for line in target.read_text().splitlines()))
+    said: list[str] = []
+    for _ in range(2):  # also if nothing is made
+        prepare(config(folder, bpe=bpe), report=said.append)
+        [first, second] = [line for line in said if "split into subwords" in line]
+        assert re.match(rf"warning: \d+ % of the tokens of {source} end in @@: the text", first)
+        assert "fusetk text remove-bpe joins it" in first and "data.bpe.codes" in first
+        assert re.match(rf"warning: \d+ % of the tokens of {target} begin with \u2581: ", second)
+        said.clear()
+    source.write_text("".join(f"{line}\n" for line in [*lines * 20, "un@@ ab"]))
+    target.write_text("".join(f"x {i}\n" for i in range(20 * len(lines) + 1)))
+    prepare(config(folder, bpe=bpe), report=said.append)
+    assert not any("subwords" in line for line in said if line.startswith("warning")), said
+
+
 def test_equal_texts_are_warned_of(folder: Path) -> None:
     chosen = config(folder)
     for language in (chosen.source, chosen.target):

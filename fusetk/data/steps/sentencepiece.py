@@ -10,10 +10,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fusetk.data.steps.base import LearnedStep, LineFunction
+from fusetk.data.subword_warnings import WORD_MARK
 from fusetk.errors import ConfigError, DataError
 from fusetk.files import replace_file
 
-SPACE = "\u2581"  # SentencePiece writes it for a space
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 LONGEST_LINE = 1 << 20  # bytes; SentencePiece ignores longer lines
 MISSING = "the step sentencepiece needs its library: pip install 'fusetk[sentencepiece]'"
@@ -83,7 +83,7 @@ class SentencePiece(LearnedStep):
             raise DataError(f"{path} is not a model of SentencePiece; run fusetk prep") from None
 
     def begins_word(self, token: str) -> bool:
-        return token.startswith(SPACE)
+        return token.startswith(WORD_MARK)
 
     def required_tokens(self) -> list[str]:
         return [f"<0x{byte:02X}>" for byte in range(256)] if self.byte_fallback else []
@@ -120,12 +120,12 @@ def join_pieces(line: str) -> str:
         _decode_bytes(pieces) if are_bytes else "".join(pieces) for are_bytes, pieces in runs
     )
     # With `algorithm: word`, the bytes of a word include those of the space before it.
-    return text.replace(SPACE, " ").replace("\n", " ").replace("\r", " ").strip(" ")
+    return text.replace(WORD_MARK, " ").replace("\n", " ").replace("\r", " ").strip(" ")
 
 
 def join_pieces_without_bytes(line: str) -> str:
     """Return subwords of a model without ``byte_fallback`` as one line of raw text."""
-    return line.replace(" ", "").replace(SPACE, " ").strip(" ")
+    return line.replace(" ", "").replace(WORD_MARK, " ").strip(" ")
 
 
 def _decode_bytes(pieces: Iterable[str]) -> str:
