@@ -20,6 +20,7 @@ MANY_UNKNOWN = 0.2  # share of unknown tokens above which there is a warning
 MAPPINGS = (".yml", ".yaml", ".json")  # endings of the files that map tokens to ids
 # The special tokens of Nematus' files, with the ids 0, 1 and, in newer files, 2.
 NEMATUS_SPECIAL = ("eos", "UNK", "<EOS>", "<UNK>", "<GO>")
+BLANK = "<blank>"  # OpenNMT's padding token, in a file with special tokens
 FIRST_LINES = 4  # lines at the start of a file that can have special tokens
 # Lines of a YAML file that maps tokens to ids. ``save`` writes a tab before a count.
 YAML_ENTRY = re.compile(r".+: +[0-9]+ *")
@@ -149,9 +150,11 @@ def refuse_yaml(lines: Iterable[str], path: Path, advice: str) -> Iterator[str]:
 
 
 def _read_tokens(path: Path, bom: bool) -> tuple[list[str], list[int] | None]:
-    """Return the tokens, and their counts if every line has a count after a tab or a space."""
-    tokens: list[str] = []
-    counts: list[int] = []
+    """Return the tokens, and their counts if every line has a count after a tab or a space.
+
+    Special tokens are omitted.
+    """
+    entries: list[tuple[str, int | None]] = []
     lines = refuse_yaml(read_lines(path, bom), path, "give it a name that ends in .yml")
     for number, line in enumerate(lines, 1):
         token, separator, count = split_at_count(line)
@@ -168,12 +171,13 @@ def _read_tokens(path: Path, bom: bool) -> tuple[list[str], list[int] | None]:
             )
         if not token:
             raise DataError(f"{path}, line {number}: the token is missing; write one on each line")
-        if token in SPECIAL:
-            continue
-        tokens.append(token)
-        if separator:
-            counts.append(int(count))
-    return tokens, counts if len(counts) == len(tokens) else None
+        entries.append((token, int(count) if separator else None))
+    first = {token for token, _ in entries[:FIRST_LINES]}
+    # A file that ``save`` wrote has no special tokens: its <blank> is an ordinary token.
+    special = {*SPECIAL, BLANK} if BLANK in first and not first.isdisjoint(SPECIAL) else SPECIAL
+    entries = [entry for entry in entries if entry[0] not in special]
+    counts = [count for _, count in entries if count is not None]
+    return [token for token, _ in entries], counts if len(counts) == len(entries) else None
 
 
 def _read_ids(path: Path) -> list[str]:

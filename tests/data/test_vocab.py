@@ -36,6 +36,8 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ("fairseq.txt", "hallo 5\n12 4\nno 1\n"),
         ("plain", "hallo\n12\nno\n"),
         ("tabs", "<unk>\t0\nhallo\t5\n12\t4\nno\t1\n"),
+        ("onmt", "<unk>\t0\n<blank>\t0\n<s>\t0\n</s>\t0\nhallo\t5\n12\t4\nno\t1\n"),
+        ("onmt-tf", "<blank>\n<s>\n</s>\nhallo\n12\nno\n"),
         ("marian.yml", '</s>: 0\n<unk>: 1\nhallo: 2\n"12": 3\nno: 4\n'),
         ("MARIAN.YML", "</s>: 0\n<unk>: 1\nhallo: 2\n'12': 3\nno: 4\n"),
         ("nematus.json", '{"eos": 0, "UNK": 1, "no": 4, "hallo": 2, "12": 3}'),
@@ -52,6 +54,14 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 def test_formats(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     assert Vocabulary.load(tmp_path / name).tokens == [*SPECIAL, "hallo", "12", "no"]
+
+
+@pytest.mark.parametrize(
+    "content", ["<blank>\t9\na\t5\n", "<unk>\na\nb\nc\n<blank>\n", "a\n<blank>\nb\nc\n<s>\n"]
+)
+def test_an_ordinary_token_blank(tmp_path: Path, content: str) -> None:
+    (tmp_path / "vocab").write_text(content)
+    assert "<blank>" in Vocabulary.load(tmp_path / "vocab").ids
 
 
 def test_a_compressed_mapping(tmp_path: Path) -> None:
