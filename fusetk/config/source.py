@@ -399,12 +399,28 @@ def _key_in(container: Any, part: str, path: Sequence[str | int], override: str)
     if not isinstance(container, list):
         return part
     if not re.fullmatch("[0-9]{1,9}", part) or int(part) >= len(container):
-        raise ConfigError(
-            f"--set {override}: {'.'.join(map(str, path))} is a list of "
-            f"{quantity(len(container), 'item')}; {_index_advice(len(container))} instead of "
-            f"{part!r}"
-        )
+        place = ".".join(map(str, path))
+        if re.fullmatch("-?[0-9]+", part):
+            advice = f"{_index_advice(len(container))} instead of {part!r}"
+        else:
+            advice = _key_advice(container, path, override)
+        items = quantity(len(container), "item")
+        raise ConfigError(f"--set {override}: {place} is a list of {items}; {advice}")
     return int(part)
+
+
+def _key_advice(container: list[Any], path: Sequence[str | int], override: str) -> str:
+    """Return the advice about an override that has a key in place of an index of a list."""
+    name, _, value = override.partition("=")
+    keys = name.split(".")[len(path) :]
+    place = ".".join(map(str, path))
+    if container and all(isinstance(item, dict) for item in container):
+        key = f"{place}.0.{'.'.join(keys)}"
+        return f"write an index before {keys[0]!r}, such as {key}={value}"
+    mapping = value
+    for key in reversed(keys):
+        mapping = f"{{{key}: {mapping}}}"
+    return f"replace the complete value: --set '{place}={mapping}'"
 
 
 def _index_advice(length: int) -> str:

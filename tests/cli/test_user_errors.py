@@ -102,6 +102,16 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
         (["data.test={2016: [a]}"], 'must be text, but it is 2016: write it in quotes, "2016"'),
         (["training.stages=[]"], "training.stages: must have at least 1 item, but it has 0"),
         (["training.stages.3.batch=1"], "a list of 1 item; write the index 0 instead of '3'"),
+        (
+            ["training.stages.batch.size=100"],
+            "write an index before 'batch', such as training.stages.0.batch.size=100",
+        ),
+        (
+            ["data.valid=[a]", "data.valid.every=23"],
+            "data.valid is a list of 1 item; replace the complete value: "
+            "--set 'data.valid={every: 23}'",
+        ),
+        (["data.valid=[]", "data.valid.a.b=1"], "value: --set 'data.valid={a: {b: 1}}'"),
         (["model.norm=prenorm"], "unknown value 'prenorm'; did you mean 'pre'? known: post, pre"),
         (["data.steps=[tokenize]"], "it is 'tokenize': write {step: tokenize}"),
         (["data.steps=[{}]"], "data.steps.0: the key step must be given"),
