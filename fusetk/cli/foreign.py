@@ -100,6 +100,9 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "workers": ("--jobs", "--threads"),
 }
 
+# Options whose values count sentences, unlike those of the options of fusetk.
+COUNTS_SENTENCES = ("batch_size", "mini_batch")
+
 CHECKPOINT = "use --set model.encoder.checkpoint=true and --set model.decoder.checkpoint=true"
 LAYERS = "use --set model.encoder.layers=N and --set model.decoder.layers=N"
 MAX_LENGTH = "the step filter in data.steps drops long pairs: {{step: filter, max_length: N}}"
@@ -226,7 +229,8 @@ def option_advice(name: str, context: click.Context) -> str | None:
     known = {option for parameter in command.params for option in parameter.opts}
     for option in OPTIONS.get(option_as_key(name), ()):
         if option.partition(" ")[0] in known:
-            return f"use {option}"
+            counts_sentences = option_as_key(name) in COUNTS_SENTENCES
+            return f"use {option}{' (it counts tokens)' if counts_sentences else ''}"
     commands, advice = OTHER_ADVICE.get(option_as_key(name), ((), ""))
     if command.name in commands:
         return advice.format(command=command.name)

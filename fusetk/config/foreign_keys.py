@@ -128,21 +128,21 @@ FOREIGN_KEYS = {
     "joined_dictionary": "data.vocabulary.joint=true",
     "max_seq_len": "data.bpe.max_subwords",
     "num_words": "data.vocabulary.size",
-    "nwordssrc": "data.vocabulary.size",
-    "nwordstgt": "data.vocabulary.size",
+    "nwordssrc": "data.vocabulary.size.source",
+    "nwordstgt": "data.vocabulary.size.target",
     "share_vocab": "data.vocabulary.joint=true",
     "shared_vocab": "data.vocabulary.joint=true",
     "source_lang": "data.source",
     "source_vocab": "data.vocabulary.source",
     "src_vocab": "data.vocabulary.source",
-    "src_vocab_size": "data.vocabulary.size",
+    "src_vocab_size": "data.vocabulary.size.source",
     "src_words_min_frequency": "data.vocabulary.threshold",
     "srcdict": "data.vocabulary.source",
     "target_lang": "data.target",
     "target_vocab": "data.vocabulary.target",
     "testpref": "data.test",
     "tgt_vocab": "data.vocabulary.target",
-    "tgt_vocab_size": "data.vocabulary.size",
+    "tgt_vocab_size": "data.vocabulary.size.target",
     "tgtdict": "data.vocabulary.target",
     "thresholdsrc": "data.vocabulary.threshold",
     "thresholdtgt": "data.vocabulary.threshold",
@@ -261,6 +261,14 @@ FOREIGN_VALUES = {
     "num_words": "Sockeye's number plus 4",
     "valid_mini_batch": "a number of target tokens; Marian counts sentences",
 }
+RATE_KEY = "with the schedules constant, plateau and rnmt-plus, the key is `rate`"
+# Foreign names whose keys have another name with some kinds, and those names.
+KEYS_BY_KIND = {
+    "initial_learning_rate": RATE_KEY,
+    "learn_rate": RATE_KEY,
+    "learning_rate": f"{RATE_KEY}, and with noam `factor`",
+    "lr": RATE_KEY,
+}
 
 
 def fusetk_key(name: str) -> str | None:
@@ -274,12 +282,15 @@ def system_kind(name: str) -> str:
 
 
 def value_advice(name: str) -> str:
-    """Return the addition to the advice about a name whose values differ from those of the key.
+    """Return the addition to the advice about a name whose value or key depends on more.
 
+    The values of some names differ from those of the key. With some kinds, a key has another name.
     The text is empty for other names.
     """
-    value = FOREIGN_VALUES.get(option_as_key(name))
-    return f"; its value is {value}" if value else ""
+    key = option_as_key(name)
+    if value := FOREIGN_VALUES.get(key):
+        return f"; its value is {value}"
+    return f"; {KEYS_BY_KIND[key]}" if key in KEYS_BY_KIND else ""
 
 
 def option_as_key(name: str) -> str:

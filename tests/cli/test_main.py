@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -19,10 +20,11 @@ from fusetk.cli.foreign import OPTIONS, OTHER_ADVICE
 from fusetk.cli.main import COMMANDS, main
 from fusetk.cli.score_system_options import parse_system
 from fusetk.cli.sections import Sections
-from fusetk.config import FOREIGN_KEYS
+from fusetk.config import FOREIGN_KEYS, value_advice
 from fusetk.errors import ConfigError
 from fusetk.nn.fused import build
 from fusetk.recipe import load
+from fusetk.training.schedule import SCHEDULES
 from tests.helpers.refusals import refused
 from tools.manual import commands
 
@@ -201,7 +203,8 @@ def test_average_refuses_invalid_options(options: list[str], said: str) -> None:
         ("train a.yaml --arch big", "it is a key of the config: use --set model.kind=VALUE"),
         (
             "train a.yaml --lr 0.1",
-            "it is a key of the config: use --set training.stages.0.schedule.peak=VALUE",
+            "it is a key of the config: use --set training.stages.0.schedule.peak=VALUE; with the "
+            "schedules constant, plateau and rnmt-plus, the key is `rate`",
         ),
         (
             "train a.yaml --after-epochs 3",
@@ -235,6 +238,12 @@ def test_average_refuses_invalid_options(options: list[str], said: str) -> None:
         ("train a.yaml --verbose", "progress is printed by default"),
         ("decode -m a --lenpen 0.6", "use -n"),
         ("decode -m a --max-tokens 100", "use --batch-tokens"),
+        ("decode -m a --mini-batch 8", "use --batch-tokens (it counts tokens)"),
+        ("rescore -m a --batch-size 8", "use --batch-tokens (it counts tokens)"),
+        (
+            "prep a.yaml --nwordssrc 8000",
+            "it is a key of the config: use --set data.vocabulary.size.source=VALUE",
+        ),
         ("decode -m a --max-len-b 100", "use --max-length-extra"),
         ("decode -m a --fp16", "use --precision bf16"),
         ("decode --path a", "use --model"),
@@ -288,6 +297,15 @@ def test_every_value_that_is_advised_is_valid(toy: Path, setting: str) -> None:
         load(toy, [setting])
     except ConfigError as error:  # only these need another key
         assert "tie: all" in str(error) or "extend has an effect with source" in str(error)
+
+
+def test_the_advice_for_the_learning_rate_names_the_schedules_that_have_no_peak() -> None:
+    schedules: dict[str, Any] = SCHEDULES
+    with_rate = {
+        kind for kind, schedule in schedules.items() if "rate" in schedule.Config.model_fields
+    }
+    advice = value_advice("lr")
+    assert {kind for kind in SCHEDULES if re.search(rf"\b{kind}\b", advice)} == with_rate
 
 
 def test_the_advice_for_a_key_of_another_toolkit_names_its_stage(toy: Path) -> None:
