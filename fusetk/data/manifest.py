@@ -273,8 +273,12 @@ def check_pairs(pairs: list[FilePair], inputs: Mapping[str, Record]) -> None:
 
 
 def equal_texts(texts: Mapping[str, list[FilePair]], inputs: Mapping[str, Record]) -> Iterator[str]:
-    """Yield a warning for each pair of equal files, and for held-out text that is training text."""
+    """Yield a warning for equal files of a pair, and for a text that is in two of the splits.
+
+    These are held-out text that is training text, and test text that is validation text.
+    """
     training = {_checksums(pair, inputs): pair for pair in texts["train"]}
+    validation = {_checksums(pair, inputs): pair for pair in texts.get("valid", ())}
     for name, pairs in texts.items():
         for pair in pairs:
             sums = _checksums(pair, inputs)
@@ -285,6 +289,13 @@ def equal_texts(texts: Mapping[str, list[FilePair]], inputs: Mapping[str, Record
                 yield (
                     f"{pair.source} and {pair.target} equal the training text {text.source} and "
                     f"{text.target}; check data.{name}"
+                )
+            elif name not in ("train", "valid") and sums in validation:
+                text = validation[sums]
+                yield (
+                    f"{pair.source} and {pair.target} equal the validation text {text.source} and "
+                    f"{text.target}, so training selects the best checkpoint on a test text; check "
+                    f"data.valid and data.{name}"
                 )
 
 

@@ -766,6 +766,24 @@ def test_equal_texts_are_warned_of(folder: Path) -> None:
     assert not any(line.startswith("warning: ") for line in warnings)
 
 
+def test_a_validation_text_that_is_a_test_text_is_warned_of(folder: Path) -> None:
+    chosen = config(folder)
+    assert isinstance(chosen.valid, list)
+    tests = {**chosen.test, "copy": [str(folder / "copy")], "valid.again": chosen.valid}
+    for language in (chosen.source, chosen.target):
+        with gzip.open(f"{chosen.valid[0]}.{language}.gz") as file:
+            (folder / f"copy.{language}").write_bytes(file.read())
+    said: list[str] = []
+    prepare(chosen.model_copy(update={"test": tests}), report=said.append)
+    warnings = [line for line in said if line.startswith("warning: ")]
+    assert [line.rpartition("; ")[2] for line in warnings] == [
+        "check data.valid and data.test.copy",
+        "check data.valid and data.test.valid.again",
+    ]
+    assert "copy.en equal the validation text" in warnings[0]
+    assert "training selects the best checkpoint on a test text" in warnings[0]
+
+
 def test_equal_texts_are_warned_of_after_a_record_without_the_content(folder: Path) -> None:
     """Earlier versions did not record the content of .gz files."""
     for language in ("de", "en"):
