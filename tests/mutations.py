@@ -561,6 +561,27 @@ MUTATIONS = [
         ("data/test_vocab.py",),
     ),
     Mutation(
+        "a YAML mapping without its ending is read as tokens and counts",
+        "data/vocab.py",
+        "is_mapping = (is_mapping or number == 1) and",
+        "is_mapping = is_mapping and",
+        ("data/test_vocab.py",),
+    ),
+    Mutation(
+        "a test text that is the validation text has no warning",
+        "data/manifest.py",
+        'elif name not in ("train", "valid") and sums in validation:',
+        'elif name not in ("train", "valid") and sums in training:',
+        ("data/test_prepare.py",),
+    ),
+    Mutation(
+        "a text of subwords has no warning",
+        "data/subword_warnings.py",
+        "<= MANY_SUBWORDS * len(tokens)",
+        "<= len(tokens)",
+        ("data/test_prepare.py",),
+    ),
+    Mutation(
         "the vocabulary's size does not count the special tokens",
         "data/vocab.py",
         "entries[: size - len(SPECIAL)]",
