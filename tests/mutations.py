@@ -726,6 +726,14 @@ MUTATIONS = [
         "permut",
     ),
     Mutation(
+        "a replaced attribute of a base class is accepted",
+        "nn/reserved.py",
+        "if new is not value and not equal:",
+        "if False:",
+        ("training/test_verify.py",),
+        "breaks_a_rule",
+    ),
+    Mutation(
         "equal passes of a class outside fusetk are not compared",
         "training/verify_training.py",
         "if not ((features(pairs) - first).abs() <= tolerance).all():",

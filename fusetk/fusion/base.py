@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
 from fusetk.nn.projection import projection_or_identity
+from fusetk.nn.reserved import reserve
 from fusetk.nn.shape_check import check_shape
 
 # Layers (..., D), and a function that combines them.
@@ -52,6 +53,7 @@ class Fusion(nn.Module):
         self.name = name
         self.out_width = width
         self.layer_embedding = None
+        reserve(self, Fusion, "name")
 
     def forward(self, history: Sequence[Tensor]) -> Tensor:
         """[(..., widths[i])], the embedding first, the highest layer last -> (..., out_width)."""
@@ -163,6 +165,8 @@ class LayerFusion(Fusion):
             self.layer_embedding = LayerEmbedding(self.first, self.num_fused, width)
         self.add_top = config.add_top
         self.norm = nn.LayerNorm(width) if config.norm else nn.Identity()
+        reserve(self, LayerFusion, "first", "num_fused", "project", "norm_layers")
+        reserve(self, LayerFusion, "add_top", "norm")
 
     def forward(self, history: Sequence[Tensor]) -> Tensor:
         return self.norm(self.fuse_and_add(self.layers(history)))

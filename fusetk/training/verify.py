@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from fusetk.config import outside_error
 from fusetk.errors import ConfigError, FusetkError, class_name, out_of_memory
-from fusetk.fusion.base import Fusion, LayerFusion
+from fusetk.fusion.base import Fusion
 from fusetk.models.attend import AttendedSources
 from fusetk.models.connect.base import SourcesConnection
-from fusetk.models.residual import Residual, StreamEnds
+from fusetk.models.residual import Residual
 from fusetk.models.self_attention import CustomSelfAttention
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.models.stack import Layer
@@ -27,6 +27,7 @@ from fusetk.nn.attention import SelfAttention
 from fusetk.nn.nested import select
 from fusetk.nn.shape_check import check_shape, is_outside
 from fusetk.special_tokens import EOS
+from fusetk.training.verify_classes import wrong_classes
 from fusetk.training.verify_pairs import SOURCE_LENGTHS, TOLERANCE, Pairs, random_pairs
 from fusetk.training.verify_positions import check_positions
 from fusetk.training.verify_training import (
@@ -54,7 +55,7 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
             f"a model with {names} has no parameters: does its __init__ call super().__init__ with "
             "all arguments?"
         )
-    for problem in _wrong_classes(model):
+    for problem in wrong_classes(model):
         raise ConfigError(problem)
     try:
         pairs = random_pairs(model, source_size, target_size)
@@ -319,79 +320,6 @@ def _advice_for_logits_that_are_not_finite(model: Seq2Seq) -> str:
         if not parameter.isfinite().all():
             return f"set the initial values of {name}, which has NaN or infinity"
     return "correct the initial weights and the divisions of the class"
-
-
-def _wrong_classes(model: Seq2Seq) -> Iterator[str]:
-    """Yield a message for each mistake in a class outside fusetk that is visible without a
-    computation.
-    """
-    parameters = {id(parameter) for parameter in model.parameters()}
-    registered = parameters | {id(buffer) for buffer in model.buffers()}
-    for module in filter(is_outside, model.modules()):
-        yield from _wrong_overrides(module)
-        yield from _unregistered(module, parameters, registered)
-
-
-def _wrong_overrides(module: nn.Module) -> Iterator[str]:
-    """Yield a message for each method whose replacement needs another base class or attribute."""
-    cls: Any = type(module)
-    if (
-        isinstance(module, LayerFusion)
-        and cls.fuse is LayerFusion.fuse
-        and cls.forward is not LayerFusion.forward
-    ):
-        yield (
-            f"{class_name(module)} replaces forward of LayerFusion, so the options norm, "
-            "norm_layers and add_top would have no effect: implement fuse instead, or make it a "
-            "subclass of Fusion"
-        )
-    if (
-        isinstance(module, Residual)
-        and cls.Ends.open is not StreamEnds.open
-        and not cls.spans_layers
-    ):
-        yield (
-            f"{class_name(module)}.Ends has its own method open, so connections cannot read the "
-            "stream: set spans_layers = True"
-        )
-
-
-def _unregistered(module: nn.Module, parameters: set[int], registered: set[int]) -> Iterator[str]:
-    """Yield a message for each attribute with weights or tensors that are not registered.
-
-    ``parameters`` are the ids of the model's parameters; ``registered`` includes its buffers.
-    """
-    usual = vars(nn.Module()).keys()
-    for name, value in vars(module).items():
-        if name in usual:
-            continue
-        if any(id(weight) not in parameters for weight in _weights(value)):
-            yield (
-                f"{class_name(module)}.{name} has weights that are not registered, so they are "
-                "neither trained nor saved: use nn.ModuleList, nn.ModuleDict, nn.Parameter or "
-                "nn.ParameterList"
-            )
-        elif any(
-            isinstance(tensor, Tensor) and tensor.dim() and id(tensor) not in registered
-            for tensor in leaves(value)
-        ):
-            yield (
-                f"{class_name(module)}.{name} has a tensor that is not registered, so "
-                "checkpoints do not have it and it does not move to a GPU: use "
-                "self.register_buffer"
-            )
-
-
-def _weights(value: Any) -> Iterator[Tensor]:
-    """Yield the trainable tensors in a value, its modules, and its lists, tuples and mappings."""
-    if isinstance(value, Tensor):
-        if value.requires_grad and value.is_leaf:
-            yield value
-    elif isinstance(value, nn.Module):
-        yield from (parameter for parameter in value.parameters() if parameter.requires_grad)
-    elif isinstance(value, list | tuple | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _weights(part)
 
 
 def _in_steps(model: Seq2Seq, rows: Tensor, state: State, swap_at: int | None = None) -> Tensor:

@@ -20,6 +20,7 @@ from fusetk.models.attend import AttendedSources
 from fusetk.models.connect.base import SourcesConnection
 from fusetk.models.connect.cross import CrossConnection
 from fusetk.models.residual import StreamEnds
+from fusetk.models.residual.base import SubLayer
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
 from fusetk.models.transformer import Transformer, TransformerDecoderLayer, TransformerEncoderLayer
@@ -122,6 +123,44 @@ class ForwardOnly(LayerFusion):
         return history[-1]
 
 
+class OwnNorm(LayerFusion):
+    """Its norm is applied twice: by the class and by LayerFusion."""
+
+    def __init__(self, config: Any, widths: Sequence[int], width: int, name: str):
+        super().__init__(config, widths, width, name)
+        self.norm = nn.LayerNorm(width)
+
+    def fuse(self, layers: list[Tensor]) -> Tensor:
+        normed: Tensor = self.norm(layers[-1])
+        return normed
+
+
+class OwnName(Plain):
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.name = "decoder.fuse of mine"
+
+
+class HiddenModules(LayerFusion):
+    """Modules with the name of a method."""
+
+    def __init__(self, config: Any, widths: Sequence[int], width: int, name: str):
+        super().__init__(config, widths, width, name)
+        self.layers = nn.ModuleList()  # type: ignore[assignment]
+
+
+class SameValues(LayerFusion):
+    """Sets attributes of its base class to the values that they have."""
+
+    def __init__(self, config: Any, widths: Sequence[int], width: int, name: str):
+        super().__init__(config, widths, width, name)
+        self.name = "".join(name)
+        self.num_fused = len(list(widths))
+
+    def fuse(self, layers: list[Tensor]) -> Tensor:
+        return layers[-1]
+
+
 class PairEnds(StreamEnds):
     def open(self, x: Tensor) -> Any:
         return x, x
@@ -221,6 +260,21 @@ class AverageConnection(SourcesConnection):
         return torch.stack(outputs).mean(0).mean(1, keepdim=True)
 
 
+class OwnMaps(AverageConnection):
+    """Its list of maps replaces the list of the projections of the base class."""
+
+    def __init__(self, config: Any, name: str):
+        super().__init__(config, name)
+        self.map = nn.ModuleList()
+
+    def register_input(self) -> int:
+        self.map.append(nn.Linear(self.width, self.width))
+        return self.width
+
+    def forward(self, outputs: Any) -> Any:
+        return self.map[len(outputs) - 1](outputs[-1])
+
+
 class LaterOutputs(AverageConnection):
     """Mixes positions above the lowest layer only."""
 
@@ -246,6 +300,12 @@ class NoWidth(AverageConnection):
 class InPlaceResidual(PlainResidual):
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
         return super().after(stream.add_(1), y)
+
+
+class OwnResidualNorm(PlainResidual):
+    def __init__(self, config: Any, sublayer: SubLayer):
+        super().__init__(config, sublayer)
+        self.norm = nn.Linear(sublayer.width, sublayer.width)
 
 
 class MeanResidual(PlainResidual):
@@ -635,6 +695,11 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.fuse", AlwaysDropout, "two equal passes"),
         ("decoder.fuse", OtherHypotheses, "must not read the other hypotheses"),
         ("encoder.fuse", ForwardOnly, "replaces forward of LayerFusion"),
+        ("decoder.fuse", OwnNorm, r"OwnNorm\.norm replaces an attribute of LayerFusion: rename it"),
+        ("encoder.fuse", OwnName, r"OwnName\.name replaces an attribute of Fusion: rename it"),
+        ("encoder.fuse", HiddenModules, r"\.layers replaces an attribute of LayerFusion: rename"),
+        ("decoder.connect", OwnMaps, r"\.map replaces an attribute of SourcesConnection: rename"),
+        ("encoder.residual", OwnResidualNorm, r"Norm\.norm replaces an attribute of Residual: ren"),
         ("decoder.residual", TwoTensors, "set spans_layers = True"),
         ("encoder.fuse", Pair, r"Pair \(encoder.fuse\) returned the type tuple"),
         ("decoder.fuse", Failing, r"cannot compute: TypeError: .*test_verify.py, line \d+\)"),
@@ -714,7 +779,9 @@ def test_gradients_must_be_finite_and_reach_every_stack() -> None:
             verify(model, 20, 20, [name])
 
 
-@pytest.mark.parametrize("kind", [SharedModule, RootOfWeights, StoredConstant, ReplacedBuffer])
+@pytest.mark.parametrize(
+    "kind", [SharedModule, RootOfWeights, StoredConstant, ReplacedBuffer, SameValues]
+)
 def test_other_classes_are_accepted_and_restored(kind: type) -> None:
     config = {"layers": 2, "fuse": {"kind": f"{__name__}:{kind.__name__}"}}
     model = built({"width": 16, "heads": 2, "decoder": config}).train()

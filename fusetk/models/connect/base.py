@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fusetk.config import ComponentConfig
 from fusetk.errors import ConfigError, class_name
 from fusetk.nn.projection import projection_or_identity
+from fusetk.nn.reserved import reserve
 
 SummaryMode = Literal["no", "in-place", "added"]
 
@@ -141,6 +142,7 @@ class Connection(nn.Module):
         super().__init__()
         self.config = config
         self.name = name
+        reserve(self, Connection, "name")
 
     def initialise(self) -> None:
         """Change the initial weights, if the connection needs others than those of the model's
@@ -192,6 +194,7 @@ class SourcesConnection(Connection):
     def __init__(self, config: ConnectConfig, name: str):
         super().__init__(config, name)
         self.map = nn.ModuleList()
+        reserve(self, SourcesConnection, "map")
 
     def register_output(self, width: int, starts_block: bool) -> None:
         """Raise ConfigError if a summary makes the output."""
@@ -202,6 +205,7 @@ class SourcesConnection(Connection):
                     "method summary of its config, or make it a direct subclass of Connection"
                 )
             self.width = width
+            reserve(self, SourcesConnection, "width")
         self.map.append(projection_or_identity(width, self.width))
 
     @property

@@ -23,6 +23,7 @@ from fusetk.config import ComponentConfig
 from fusetk.nn.attention import SelfAttention
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.norm import Normalization, build_norm
+from fusetk.nn.reserved import reserve
 
 Stream = Any
 Norm = Literal["post", "pre", "none"]
@@ -128,6 +129,7 @@ class Residual(nn.Module):
             self.norm = build_norm(sublayer.normalization, sublayer.width)
         self.dropout = Dropout(sublayer.dropout)
         self.pre = sublayer.norm == "pre"
+        reserve(self, Residual, "name", "width", "norm", "pre")
 
     def normed_input(self, x: Tensor) -> Tensor:
         """Return the input of the sub-layer for the state x: the norm of x with ``norm: pre``."""

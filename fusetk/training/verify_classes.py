@@ -1,0 +1,92 @@
+"""Search for mistakes in classes outside fusetk that are visible without a computation.
+
+It is a part of ``fusetk.training.verify``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from fusetk.errors import class_name
+from fusetk.fusion.base import LayerFusion
+from fusetk.models.residual import Residual, StreamEnds
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.nn.reserved import replaced_attributes
+from fusetk.nn.shape_check import is_outside
+from fusetk.training.verify_training import leaves
+
+
+def wrong_classes(model: Seq2Seq) -> Iterator[str]:
+    """Yield a message for each mistake in a class outside fusetk."""
+    parameters = {id(parameter) for parameter in model.parameters()}
+    registered = parameters | {id(buffer) for buffer in model.buffers()}
+    for module in filter(is_outside, model.modules()):
+        for name, base in replaced_attributes(module):
+            yield (
+                f"{class_name(module)}.{name} replaces an attribute of {base.__name__}: rename it"
+            )
+        yield from _wrong_overrides(module)
+        yield from _unregistered(module, parameters, registered)
+
+
+def _wrong_overrides(module: nn.Module) -> Iterator[str]:
+    """Yield a message for each method whose replacement needs another base class or attribute."""
+    cls: Any = type(module)
+    if (
+        isinstance(module, LayerFusion)
+        and cls.fuse is LayerFusion.fuse
+        and cls.forward is not LayerFusion.forward
+    ):
+        yield (
+            f"{class_name(module)} replaces forward of LayerFusion, so the options norm, "
+            "norm_layers and add_top would have no effect: implement fuse instead, or make it a "
+            "subclass of Fusion"
+        )
+    if (
+        isinstance(module, Residual)
+        and cls.Ends.open is not StreamEnds.open
+        and not cls.spans_layers
+    ):
+        yield (
+            f"{class_name(module)}.Ends has its own method open, so connections cannot read the "
+            "stream: set spans_layers = True"
+        )
+
+
+def _unregistered(module: nn.Module, parameters: set[int], registered: set[int]) -> Iterator[str]:
+    """Yield a message for each attribute with weights or tensors that are not registered.
+
+    ``parameters`` are the ids of the model's parameters; ``registered`` includes its buffers.
+    """
+    usual = vars(nn.Module()).keys()
+    for name, value in vars(module).items():
+        if name in usual:
+            continue
+        if any(id(weight) not in parameters for weight in _weights(value)):
+            yield (
+                f"{class_name(module)}.{name} has weights that are not registered, so they are "
+                "neither trained nor saved: use nn.ModuleList, nn.ModuleDict, nn.Parameter or "
+                "nn.ParameterList"
+            )
+        elif any(
+            isinstance(tensor, Tensor) and tensor.dim() and id(tensor) not in registered
+            for tensor in leaves(value)
+        ):
+            yield (
+                f"{class_name(module)}.{name} has a tensor that is not registered, so "
+                "checkpoints do not have it and it does not move to a GPU: use "
+                "self.register_buffer"
+            )
+
+
+def _weights(value: Any) -> Iterator[Tensor]:
+    """Yield the trainable tensors in a value, its modules, and its lists, tuples and mappings."""
+    if isinstance(value, Tensor):
+        if value.requires_grad and value.is_leaf:
+            yield value
+    elif isinstance(value, nn.Module):
+        yield from (parameter for parameter in value.parameters() if parameter.requires_grad)
+    elif isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _weights(part)
