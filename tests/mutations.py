@@ -734,6 +734,14 @@ MUTATIONS = [
         "breaks_a_rule",
     ),
     Mutation(
+        "a buffer may change in evaluation",
+        "training/verify.py",
+        "            check_buffers_in_evaluation(model, pairs)\n",
+        "",
+        ("training/test_verify.py",),
+        "breaks_a_rule",
+    ),
+    Mutation(
         "equal passes of a class outside fusetk are not compared",
         "training/verify_training.py",
         "if not ((features(pairs) - first).abs() <= tolerance).all():",

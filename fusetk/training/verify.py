@@ -31,6 +31,7 @@ from fusetk.training.verify_classes import wrong_classes
 from fusetk.training.verify_pairs import SOURCE_LENGTHS, TOLERANCE, Pairs, random_pairs
 from fusetk.training.verify_positions import check_positions
 from fusetk.training.verify_training import (
+    check_buffers_in_evaluation,
     check_stored_values,
     check_training,
     leaves,
@@ -64,6 +65,7 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
             _check_residuals(model)
             _check_layer_results(model, pairs)
             _check_decode(model, pairs)
+            check_buffers_in_evaluation(model, pairs)
             _compare(model, pairs, names)
             check_stored_values(model, pairs, "evaluation")
             _check_layers(model, pairs)

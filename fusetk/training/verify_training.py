@@ -193,6 +193,38 @@ def _without_gradient(model: Seq2Seq) -> Iterator[str]:
             yield name
 
 
+def check_buffers_in_evaluation(model: Seq2Seq, pairs: Pairs) -> None:
+    """Raise ConfigError if a pass in evaluation mode changes a buffer in a class outside fusetk."""
+    pairs.padded_logits(model)  # a module may store constants once
+    before = {
+        name: (buffer, buffer._version, buffer.clone())
+        for name, (_, buffer) in _outside_buffers(model).items()
+    }
+    pairs.padded_logits(model)
+    for name, (module, buffer) in _outside_buffers(model).items():
+        old, version, values = before.get(name, (None, 0, buffer))
+        unwritten = buffer is old and buffer._version == version
+        # F.batch_norm changes values, but not the version.
+        if not (unwritten and torch.allclose(buffer, values, 0, 0, equal_nan=True)):
+            raise ConfigError(
+                f"the buffer {name} of {class_name(module)} changed during a pass in evaluation: "
+                "change it only if self.training is True"
+            )
+
+
+def _outside_buffers(model: Seq2Seq) -> dict[str, tuple[nn.Module, Tensor]]:
+    """Return the innermost module outside fusetk, and the tensor, of each buffer in such modules.
+
+    The buffers of modules of fusetk and PyTorch inside these modules are included.
+    """
+    return {
+        f"{place}.{name}".lstrip("."): (module, buffer)
+        for place, module in model.named_modules()  # a module precedes those that it contains
+        if is_outside(module)
+        for name, buffer in module.named_buffers()
+    }
+
+
 def check_stored_values(model: Seq2Seq, pairs: Pairs, mode: str) -> None:
     """Raise ConfigError if a module outside fusetk stores values of a pass in the current mode."""
     pairs.padded_logits(model)  # a module may store constants once
