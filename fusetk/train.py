@@ -70,6 +70,7 @@ from fusetk.training.signals import Stop
 from fusetk.training.start_from import start_checkpoint, start_from
 from fusetk.training.validation import Validator, check_shares
 from fusetk.training.verify import verify
+from fusetk.training.verify_construction import check_construction
 from fusetk.ways import slower_than_float32
 
 
@@ -253,20 +254,18 @@ def _build_model(
     """
     lines: list[str] = []
     try:
-        model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
+        sizes = (len(pipeline.source_vocab), len(pipeline.target_vocab))
+        model = build(recipe, *sizes)
+        if kinds := sorted(outside_kinds(recipe.model.model_dump())):
+            check_construction(model, lambda: build(recipe, *sizes))
         shards = recipe.training.shard and execution.world.size > 1
         if recipe.training.start_from is not None and not resuming:
             old_run, folder = start_checkpoint(Path(recipe.training.start_from))
             # Another process may see another link: the run may be in training.
             folder = folder.with_name(execution.world.broadcast(folder.name))
             lines = start_from(model, old_run, folder, pipeline).lines()
-        if kinds := sorted(outside_kinds(recipe.model.model_dump())):
-            warnings = verify(
-                model if shards else model.to(execution.device),
-                len(pipeline.source_vocab),
-                len(pipeline.target_vocab),
-                kinds,
-            )
+        if kinds:
+            warnings = verify(model if shards else model.to(execution.device), *sizes, kinds)
             lines += [f"warning: {warning}" for warning in warnings]
         if recipe.training.validation.share_pairs:
             check_shares(model)

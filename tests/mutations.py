@@ -742,6 +742,14 @@ MUTATIONS = [
         "breaks_a_rule",
     ),
     Mutation(
+        "values that the seed does not fix are accepted",
+        "training/verify_construction.py",
+        " or not _equal(first[name], second[name])",
+        "",
+        ("training/test_verify.py",),
+        "seed_fixes",
+    ),
+    Mutation(
         "equal passes of a class outside fusetk are not compared",
         "training/verify_training.py",
         "if not ((features(pairs) - first).abs() <= tolerance).all():",

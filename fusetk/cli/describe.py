@@ -63,8 +63,11 @@ def command(
     if kinds := sorted(outside_kinds(recipe.model.model_dump())):
         from fusetk.system import build
         from fusetk.training.verify import verify
+        from fusetk.training.verify_construction import check_construction
 
-        print_warnings(verify(build(recipe, WORDS, WORDS), WORDS, WORDS, kinds))
+        model = build(recipe, WORDS, WORDS)
+        check_construction(model, lambda: build(recipe, WORDS, WORDS))
+        print_warnings(verify(model, WORDS, WORDS, kinds))
     total = sum(parts.values())
     paper = recipe.paper
     paper_total = None

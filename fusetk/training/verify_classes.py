@@ -6,6 +6,7 @@ It is a part of ``fusetk.training.verify``.
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from fusetk.errors import class_name
@@ -55,7 +56,7 @@ def _wrong_overrides(module: nn.Module) -> Iterator[str]:
 
 
 def _unregistered(module: nn.Module, parameters: set[int], registered: set[int]) -> Iterator[str]:
-    """Yield a message for each attribute with weights or tensors that are not registered.
+    """Yield a message for each attribute with weights, tensors or arrays that are not registered.
 
     ``parameters`` are the ids of the model's parameters; ``registered`` includes its buffers.
     """
@@ -77,6 +78,11 @@ def _unregistered(module: nn.Module, parameters: set[int], registered: set[int])
                 f"{class_name(module)}.{name} has a tensor that is not registered, so "
                 "checkpoints do not have it and it does not move to a GPU: use "
                 "self.register_buffer"
+            )
+        elif any(isinstance(array, np.ndarray) and array.ndim for array in leaves(value)):
+            yield (
+                f"{class_name(module)}.{name} has a NumPy array, which checkpoints do not have: "
+                "make it a tensor and use self.register_buffer"
             )
 
 

@@ -228,12 +228,12 @@ def _outside_buffers(model: Seq2Seq) -> dict[str, tuple[nn.Module, Tensor]]:
 def check_stored_values(model: Seq2Seq, pairs: Pairs, mode: str) -> None:
     """Raise ConfigError if a module outside fusetk stores values of a pass in the current mode."""
     pairs.padded_logits(model)  # a module may store constants once
-    before = _attributes(model)
+    before = attributes(model)
     pairs.padded_logits(model)
-    for (module, name), new in _attributes(model).items():
+    for (module, name), new in attributes(model).items():
         old = before.get((module, name), [])
         if len(old) != len(new) or any(
-            one is not other and (isinstance(one, Tensor) or one != other)
+            one is not other and (isinstance(one, Tensor | np.ndarray) or one != other)
             for one, other in zip(old, new, strict=True)
         ):
             reason = "because several threads may use the model"
@@ -245,8 +245,8 @@ def check_stored_values(model: Seq2Seq, pairs: Pairs, mode: str) -> None:
             )
 
 
-def _attributes(model: Seq2Seq) -> dict[tuple[nn.Module, str], list[Any]]:
-    """Return the tensors, numbers and texts in each attribute of modules outside fusetk."""
+def attributes(model: Seq2Seq) -> dict[tuple[nn.Module, str], list[Any]]:
+    """Return the leaves of each attribute of modules outside fusetk (see ``leaves``)."""
     usual = vars(nn.Module()).keys()
     return {
         (module, name): list(leaves(value))
@@ -257,9 +257,11 @@ def _attributes(model: Seq2Seq) -> dict[tuple[nn.Module, str], list[Any]]:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield the tensors, numbers and texts in a value, and in its lists, tuples and mappings."""
+    """Yield the tensors, arrays, numbers and texts in a value, and in its lists, tuples and
+    mappings.
+    """
     if isinstance(value, list | tuple | dict):
         for part in value.values() if isinstance(value, dict) else value:
             yield from leaves(part)
-    elif isinstance(value, Tensor | int | float | str):
+    elif isinstance(value, Tensor | np.ndarray | np.generic | int | float | str):
         yield value

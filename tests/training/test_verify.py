@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -30,6 +31,7 @@ from fusetk.nn.packed_attention import packed_attention
 from fusetk.nn.packed_layout import AttentionLayout, PackedLayout
 from fusetk.nn.parameter import unset_parameter
 from fusetk.training.verify import verify
+from fusetk.training.verify_construction import check_construction
 from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE
 
 NAMES = sorted(SYSTEMS)
@@ -431,6 +433,23 @@ class PlainTensor(Plain):
         self.factors = [torch.randn(16)]
 
 
+class Array(Plain):
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.factors = {"a": np.ones(16)}
+
+
+class ArrayScalar(Plain):
+    """Counts its passes in training with a number of NumPy."""
+
+    count = np.float32(0)
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        if self.training:
+            self.count = np.float32(self.count + 1)
+        return history[-1]
+
+
 class Detached(Plain):
     def forward(self, history: Sequence[Tensor]) -> Tensor:
         return history[-1].detach() + 0 * history[0]
@@ -797,6 +816,8 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.attend", UndeclaredOutput, "reads memory.output: set reads_output = True"),
         ("decoder.fuse", StoredLayers, "StoredLayers.layers changed during a pass"),
         ("decoder.fuse", PlainTensor, "PlainTensor.factors has a tensor that is not registered"),
+        ("decoder.fuse", Array, r"Array\.factors has a NumPy array, which checkpoints do not have"),
+        ("decoder.fuse", ArrayScalar, r"ArrayScalar\.count changed during a pass in training"),
         ("kind", Empty, "has no parameters"),
         (
             "kind",
@@ -866,7 +887,54 @@ def test_unused_parameters_are_named() -> None:
     assert "in a test pass: decoder.fuse.map.weight, decoder.fuse.map.bias; if" in warning
 
 
+class RandomValues(Plain):
+    """Values that ``generator`` draws, where ``place`` says."""
+
+    generator: Any
+    place: str
+
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        values = torch.tensor(self.generator().random(16), dtype=torch.float32)
+        if self.place == "number":
+            self.number = float(values[0])
+        elif self.place == "tensors":
+            self.tensors = [torch.zeros(2), values]
+        elif self.place == "buffer":
+            self.register_buffer("buffer", values, persistent=False)
+        elif self.place == "parameter":
+            self.parameter = nn.Parameter(values)
+        elif self.place == "array":
+            self.array = values.numpy()
+        elif values[0] < 0.5:
+            self.module = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("place", ["number", "tensors", "buffer", "parameter", "array", "module"])
+def test_the_seed_fixes_the_values_of_a_new_model(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    config = {"layers": 2, "fuse": {"kind": f"{__name__}:RandomValues"}}
+
+    def build() -> Seq2Seq:
+        return built({"width": 16, "heads": 2, "decoder": dict(config)})
+
+    monkeypatch.setattr(RandomValues, "place", place, raising=False)
+    monkeypatch.setattr(
+        RandomValues, "generator", lambda self: np.random.default_rng(1), raising=False
+    )
+    model = build()
+    check_construction(model, build)
+    seeds = iter(range(2, 20))  # a generator without a seed also has another one in each model
+    monkeypatch.setattr(RandomValues, "generator", lambda self: np.random.default_rng(next(seeds)))
+    said = rf"{place}.* differs between two constructions of the model with the same seed"
+    with pytest.raises(ConfigError, match=said):
+        check_construction(model, build)
+
+
 BROKEN = """
+import numpy
+
 from fusetk.fusion.base import Fusion
 
 
@@ -890,6 +958,13 @@ class Fails(Fusion):
         super().__init__(config, widths, width, name)
         self.missing = widths[100]
 
+
+class Unseeded(NaNInTraining):
+    def __init__(self, config, widths, width, name):
+        super().__init__(config, widths, width, name)
+        self.factor = float(numpy.random.default_rng().random())
+
+
 class FewArguments(Fusion):
     def __init__(self, config):
         super().__init__(config, [], 1, "")
@@ -901,6 +976,7 @@ class FewArguments(Fusion):
     [
         ("Later", r"decoder.fuse \(broken_rule:Later\) reads other positions"),
         ("NaNInTraining", r"the gradient of \S+ is not finite with the initial weights"),
+        ("Unseeded", r"broken_rule:Unseeded\.factor \(decoder\.fuse\) differs between two constr"),
         ("NoInit", "broken_rule:NoInit cannot be built: AttributeError.* call super"),
         ("Fails", r"cannot be built: IndexError: .*broken_rule.py, line \d+\)"),
         ("FewArguments", r"__init__\(\) takes 2 .* have the arguments of its base class"),
