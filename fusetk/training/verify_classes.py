@@ -20,6 +20,13 @@ from fusetk.training.verify_training import leaves
 
 def wrong_classes(model: Seq2Seq) -> Iterator[str]:
     """Yield a message for each mistake in a class outside fusetk."""
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            yield (
+                f"the parameter {name} has numbers of the type {parameter.dtype}, and training "
+                "needs real floating-point numbers: make two parameters for the parts of a complex "
+                "one, and use self.register_buffer for constants"
+            )
     parameters = {id(parameter) for parameter in model.parameters()}
     registered = parameters | {id(buffer) for buffer in model.buffers()}
     for module in filter(is_outside, model.modules()):

@@ -450,6 +450,21 @@ class ArrayScalar(Plain):
         return history[-1]
 
 
+class Complex(Plain):
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.factor = nn.Parameter(torch.ones(16, dtype=torch.complex64))
+
+    def forward(self, history: Sequence[Tensor]) -> Tensor:
+        return (history[-1] * self.factor).real
+
+
+class Integers(Plain):
+    def __init__(self, *options: Any):
+        super().__init__(*options)
+        self.order = nn.Parameter(torch.arange(16), requires_grad=False)
+
+
 class Detached(Plain):
     def forward(self, history: Sequence[Tensor]) -> Tensor:
         return history[-1].detach() + 0 * history[0]
@@ -818,6 +833,12 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.fuse", PlainTensor, "PlainTensor.factors has a tensor that is not registered"),
         ("decoder.fuse", Array, r"Array\.factors has a NumPy array, which checkpoints do not have"),
         ("decoder.fuse", ArrayScalar, r"ArrayScalar\.count changed during a pass in training"),
+        (
+            "encoder.fuse",
+            Complex,
+            "encoder.fuse.factor has numbers of the type torch.complex64, and",
+        ),
+        ("decoder.fuse", Integers, "decoder.fuse.order has numbers of the type torch.int64"),
         ("kind", Empty, "has no parameters"),
         (
             "kind",
