@@ -120,9 +120,14 @@ def _saved_shapes(model: Seq2Seq) -> dict[str, torch.Size]:
 
 
 def _check_shapes(before: Mapping[str, torch.Size], model: Seq2Seq) -> None:
-    """Raise ConfigError if a pass changed the shape of a buffer that checkpoints have."""
+    """Raise ConfigError if a pass created a tensor that checkpoints have, or changed its shape."""
     for name, shape in _saved_shapes(model).items():
-        if shape != before.get(name):
+        if name not in before:
+            raise ConfigError(
+                f"a pass created {name}, so the optimiser and a new model that loads a checkpoint "
+                "do not have it: create it in __init__"
+            )
+        if shape != before[name]:
             raise ConfigError(
                 f"the shape of the buffer {name} changed during a pass. A checkpoint fits a new "
                 "model only if the shape is fixed"

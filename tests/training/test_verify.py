@@ -535,6 +535,15 @@ class GrowingBuffer(Plain):
         return history[-1]
 
 
+class LateModule(Plain):
+    map: nn.Module
+
+    def forward(self, history: Sequence[Tensor]) -> Any:
+        if not hasattr(self, "map"):
+            self.map = nn.Linear(16, 16)
+        return self.map(history[-1])
+
+
 class SharedMemory(Plain):
     """A buffer that is a view of another one, and a buffer whose transposed view is copied."""
 
@@ -789,6 +798,7 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.attend", InPlaceSource, "InPlaceSource changes its input in place"),
         ("encoder.fuse", OwnGenerator, "second training pass with the same random numbers"),
         ("decoder.fuse", CountsInObject, "second training pass with the same random numbers"),
+        ("decoder.fuse", LateModule, "created decoder.fuse.map.weight, .*: create it in __init__"),
         ("decoder.fuse", GrowingBuffer, "buffer decoder.fuse.numbers changed during a pass"),
         (
             "encoder.fuse",
