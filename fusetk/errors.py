@@ -120,7 +120,7 @@ def first_line(error: BaseException) -> str:
     return next(lines, type(error).__name__)
 
 
-def out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: BaseException) -> bool:
     """Whether an error means that the memory of a device or of the host does not suffice."""
     messages = ("out of memory", "can't allocate memory", "_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(text in str(error) for text in messages)

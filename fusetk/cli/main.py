@@ -117,7 +117,7 @@ class _LazyGroup(click.Group):
             _end(context, sentence, FusetkError.exit_code)
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             from fusetk.config import outside_error, place_outside_libraries
 
             if not place_outside_libraries(error, called=False):

@@ -46,7 +46,7 @@ def parse(document: Document, config: type[C], subject: str = "the config has") 
         failed_import = any(details["type"] == "import" for _, _, details in nested)
         kind = ImportFailed if failed_import else ConfigError
         raise config_error(sentences, subject, kind) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         kinds = sorted(outside_kinds(document.values))
         if not kinds or isinstance(error, FusetkError):
             raise

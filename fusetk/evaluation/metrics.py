@@ -93,7 +93,7 @@ def _build(
         metric = chosen(references, options, source)
     except FusetkError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(
             f"the metric {name} cannot be built with (references, options, source): "
             f"{outside_error(error)}"

@@ -37,7 +37,7 @@ def build_model(config: ModelConfig, source_size: int, target_size: int) -> Seq2
         next(model.parameters(), None)  # fails if a class did not call super().__init__
     except FusetkError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if any(text in str(error) for text in OVERFLOWS):
             raise ConfigError(
                 f"a tensor of the model is too large ({first_line(error)}): reduce the sizes of "

@@ -234,7 +234,7 @@ def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Op
         optimizer = build_optimizer(config, all_parameters)
     except FusetkError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"the optimiser {config.kind} cannot be built with (config, parameters): "
             f"{outside_error(error)}"

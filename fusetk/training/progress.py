@@ -183,7 +183,7 @@ def update_schedule(
             state = schedule.after_tie(before, value, epoch)
         else:
             state = schedule.after_validation(before, value, is_lowest_best(metric), epoch)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         method = "after_tie(state, value, epoch)"
         if not is_tie:
             method = "after_validation(state, value, lower_is_better, epoch)"

@@ -374,7 +374,7 @@ def build(config: ComponentConfig, width: int) -> Schedule:
         return resolve(config.kind, SCHEDULES)(config, width)
     except FusetkError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"the schedule {config.kind} cannot be built with (config, width): "
             f"{outside_error(error)}"
@@ -411,7 +411,7 @@ def _checked_rate(schedule: Schedule, update: int, state: ScheduleState) -> floa
     name = class_name(schedule)
     try:
         rate: Any = schedule.rate(update, state)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FusetkError(
             f"the method rate(update, state) of the schedule {name} failed for update {update} of "
             f"its stage: {outside_error(error)}"

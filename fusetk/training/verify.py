@@ -78,7 +78,7 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
             warnings += dict.fromkeys(losses_of_batches(model, pairs))
     except FusetkError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if out_of_memory(error):
             raise
         raise ConfigError(f"a model with {names} cannot compute: {outside_error(error)}") from error
@@ -300,7 +300,7 @@ def _compare(model: Seq2Seq, pairs: Pairs, names: str, may_be_infinite: bool = F
             logits = compute(model, pairs)
         except FusetkError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if out_of_memory(error):
                 raise
             raise ConfigError(

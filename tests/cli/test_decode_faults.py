@@ -236,11 +236,12 @@ def test_code_outside_fusetk_may_print(trained, monkeypatch):
     assert "importing\n" in result.stderr and "searching\n" in result.stderr
 
 
-def test_another_error_of_the_search_is_not_called_a_lack_of_memory(trained, monkeypatch):
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_another_error_of_the_search_is_not_called_a_lack_of_memory(trained, monkeypatch, kind):
     def fail(*arguments, **options):
-        raise RuntimeError("sizes differ")
+        raise kind("sizes differ")
 
     monkeypatch.setattr(translate, "search", fail)
     result = decode("-m", trained, lines=["hund"])
     assert result.exit_code == 1
-    assert "code outside fusetk failed: RuntimeError: sizes differ (" in result.stderr
+    assert f"code outside fusetk failed: {kind.__name__}: sizes differ (" in result.stderr

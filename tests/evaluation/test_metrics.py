@@ -456,6 +456,8 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "class Renamed(Errors):\n"
         "    def score(self, rows):\n"
         "        return Score('chrf', 'errors', 1, '', 'version:1', len(rows))\n"
+        "class Exits(Errors):\n"
+        "    def __init__(self, *arguments):\n        raise SystemExit(3)\n"
         "class Incomplete(Metric):\n    pass\n"
         "class Other:\n    pass\n"
     )
@@ -481,6 +483,7 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("outside_metrics:Numbers", "score of the metric outside_metrics:Numbers returned float"),
         ("outside_metrics:NotFinite", "outside_metrics:NotFinite is nan, not a finite number"),
         ("outside_metrics:Other", "is not a subclass of fusetk.evaluation.metric.Metric"),
+        ("outside_metrics:Exits", "cannot be built with .*: SystemExit: 3"),
         ("outside_metrics:Incomplete", "cannot be built with .*: TypeError: Can't instantiate"),
         ("outside_metrics.Errors", "unknown metric .*; or package.module:Name"),
     ):

@@ -149,6 +149,23 @@ class NoModule(Transformer):
         pass
 
 
+class Exits(LayerFusion):
+    def __init__(self, config, widths, width, name):
+        raise SystemExit(3)
+
+
+class ExitsInPass(LayerFusion):
+    def fuse(self, layers):
+        raise SystemExit("no layers")
+
+
+class ExitingSchedule(Schedule):
+    Config = ScheduleConfig
+
+    def __init__(self, config, width):
+        raise SystemExit
+
+
 class NoSuper(Schedule):
     Config = ScheduleConfig
 
@@ -794,6 +811,27 @@ def test_an_optimiser_that_cannot_be_built_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(optim.OPTIMIZERS, "short", without_config)
     with pytest.raises(ConfigError, match=r"short cannot be built with .config, param.*TypeError"):
         build(ComponentConfig(kind="short"), nn.Linear(2, 2).parameters())
+
+
+def exiting(config: ComponentConfig, parameters: Any) -> torch.optim.Optimizer:
+    raise SystemExit(3)
+
+
+def test_a_class_that_exits_while_it_is_built_is_named(
+    monkeypatch: pytest.MonkeyPatch, toy: Path, others: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"ExitingSchedule cannot be built .* SystemExit: "):
+        build_schedule(ScheduleConfig(kind=f"{others}:ExitingSchedule"), 8)
+    monkeypatch.setitem(optim.OPTIMIZERS, "exiting", exiting)
+    with pytest.raises(ConfigError, match=r"exiting cannot be built with .* SystemExit: 3"):
+        build(ComponentConfig(kind="exiting"), nn.Linear(2, 2).parameters())
+    for name, message in (
+        ("Exits", rf"{others}:Exits cannot be built: SystemExit: 3 \(.*, line \d+\)"),
+        ("ExitsInPass", rf"{others}:ExitsInPass cannot compute: SystemExit: no layers \("),
+    ):
+        setting = f"model.decoder.fuse={others}:{name}"
+        result = CliRunner().invoke(main, ["describe", str(toy), "--set", setting])
+        assert result.exit_code == 2 and re.search(message, result.stderr)
 
 
 def with_closure(config: ComponentConfig, parameters: Any) -> torch.optim.Optimizer:
