@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from fusetk.errors import EXIT_INTERRUPTED
+from fusetk.errors import EXIT_INTERRUPTED, FusetkError
 
 
 def run() -> None:
@@ -23,7 +23,10 @@ def run() -> None:
         try:
             os.getcwd()
         except FileNotFoundError:
-            sys.exit("fusetk: the current folder was deleted: change to another folder")
+            print(
+                "fusetk: the current folder was deleted: change to another folder", file=sys.stderr
+            )
+            sys.exit(FusetkError.exit_code)
         from fusetk.cli.main import main
 
         main()

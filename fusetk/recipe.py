@@ -54,7 +54,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 def check_unchanged(
     recipe: Recipe, file: Path, folder: Path, state: Mapping[str, Any], changeable: Iterable[str]
 ) -> None:
-    """Raise CheckpointError if a config was changed after a checkpoint was trained with it.
+    """Raise CheckpointError if a checkpoint was trained with another config.
 
     ``recipe`` is the config in ``file``; ``state`` is that of the checkpoint in ``folder``.
     ``changeable`` are patterns of keys that may differ. A key that the checkpoint did not record,
@@ -71,8 +71,8 @@ def check_unchanged(
     changes = [change for change in differences(before, now) if fixed.match(change)]
     if changes:
         raise CheckpointError(
-            f"{file} was changed after {folder} was trained with it ({'; '.join(changes)}): undo "
-            "the change"
+            f"{folder} was trained with other settings than those in {file} "
+            f"({'; '.join(changes)}): restore the old values in this file"
         )
 
 

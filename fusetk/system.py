@@ -252,7 +252,8 @@ def load_model(
     folder = folder.resolve()  # training may move the link while the files are read
     recipe = _recipe_of(run)
     state = read_state(folder)
-    changeable = (*NEUTRAL_KEYS, r"training\..*")
+    # The search uses no dropout and no initial weights.
+    changeable = (*NEUTRAL_KEYS, r"training\..*", r"model\.(.*\.)?(\w*dropout|init)")
     recipes.check_unchanged(recipe, run / CONFIG, folder, state, changeable)
     outside = outside_kinds(recipe.model.model_dump())
     steps = outside_kinds([step.step for step in recipe.data.steps])
@@ -347,8 +348,8 @@ def check_raw(raw: bool, paths: Sequence[str | Path], loaded: Sequence[Loaded]) 
     if raw and not any(system.has_average for system in loaded):
         names = join_names([str(path) for path in paths])
         raise ConfigError(
-            f"--raw (in Python raw=True) has no effect on {names}: there is no moving average of "
-            "the weights (training.ema); omit it"
+            f"{names} has no moving average of the weights (training.ema), so --raw (raw=True in "
+            "Python) has no effect: omit --raw"
         )
 
 

@@ -44,8 +44,8 @@ def is_listening() -> bool:
 def is_listening_for(name: str) -> bool:
     """Whether a listener matches ``name``.
 
-    Call this function before the computation of a tensor that only a listener needs. It is false in
-    compiled layers.
+    Call this function before the computation of a tensor that only a listener needs. The result is
+    False in compiled layers.
     """
     if torch.compiler.is_compiling():
         return False
@@ -70,8 +70,8 @@ def record_selected(name: str, weights: Any, selected: Any, count: int) -> None:
 def record(name: str, value: Any, part: str = "") -> None:
     """Pass ``value`` (a tensor, which is detached) to the listener if it matches the name.
 
-    The name is ``name.part`` if there is a ``part``. A layer gives it separately: torch compiles
-    each layer again if the compiled code depends on the layer's own name.
+    The name is ``name.part`` if there is a ``part``. Give ``part`` separately: if compiled code
+    depends on the complete name, torch compiles each layer again.
     """
     listener = None if torch.compiler.is_compiling() else _listener.get()
     if listener is None:

@@ -618,10 +618,13 @@ def test_mistakes_in_a_module_from_outside(tmp_path: Path, monkeypatch: pytest.M
     [
         (
             "depth: int = None",
-            "the option depth of outside_{}:Idea must be a whole number, but it ",
+            "the option depth of outside_{}:Idea is wrong: it must be a whole number, ",
         ),
         ("depth: int = 'a'", "must be a whole number, but it is 'a': give another value, or corr"),
-        ("act: type = list", "the option act .* has the type type, which a config file cannot sto"),
+        (
+            "act: type = list",
+            "the option act .* is wrong: it has the type type, which a config file ",
+        ),
     ],
 )
 def test_a_default_that_no_config_can_have(
@@ -638,6 +641,25 @@ def test_a_default_that_no_config_can_have(
         parse(tmp_path, f"encoder: {{layers: 3, fuse: '{module}:Idea'}}")
 
 
+def test_options_are_checked_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outside_range.py").write_text(
+        "from pydantic import field_validator\n"
+        "from fusetk.config import ComponentConfig\n"
+        "class Range:\n"
+        "    class Config(ComponentConfig):\n"
+        "        low: int\n"
+        "        high: int = 28\n"
+        "        @field_validator('high')\n"
+        "        @classmethod\n"
+        "        def check(cls, high, info):\n"
+        "            assert high > info.data['low']\n"
+        "            return high\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fuse = "{kind: 'outside_range:Range', low: 1, high: 5}"
+    assert parse(tmp_path, f"encoder: {{layers: 3, fuse: {fuse}}}").encoder.fuse.high == 5
+
+
 def test_a_default_of_a_step_that_no_config_can_have(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -649,7 +671,9 @@ def test_a_default_of_a_step_that_no_config_can_have(
         "    def line_function(self, language, model):\n        return str\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="the option length of outside_step:Cut must be a whole"):
+    with pytest.raises(
+        ConfigError, match="the option length of outside_step:Cut is wrong: it must"
+    ):
         load(toy, ["data.steps=[{step: 'outside_step:Cut'}]"])
 
 
@@ -658,7 +682,7 @@ def test_a_relative_import_needs_the_name_of_the_package(
 ) -> None:
     (tmp_path / "outside_part.py").write_text("from .other import helper\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    said = r"name the package, too \(PACKAGE.outside_part:Idea\), and set PYTHONPATH to its parent"
+    said = "write PACKAGE.outside_part:Idea, and set PYTHONPATH to the folder of PACKAGE"
     with pytest.raises(ImportFailed, match=said):
         parse(tmp_path, "encoder: {layers: 3, fuse: 'outside_part:Idea'}")
     with pytest.raises(ImportFailed, match="begin with the name of the package"):

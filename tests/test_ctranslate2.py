@@ -144,7 +144,10 @@ def test_the_command(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2 and "out exists already" in result.stderr
     result = CliRunner().invoke(main, [*words, "--raw"])
-    assert result.exit_code == 2 and "--raw (in Python raw=True) has no effect on" in result.stderr
+    assert (
+        result.exit_code == 2
+        and "so --raw (raw=True in Python) has no effect: omit --raw" in result.stderr
+    )
 
 
 def test_the_export_does_not_change_the_model(toy: Path, tmp_path: Path) -> None:

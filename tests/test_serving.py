@@ -218,9 +218,8 @@ def test_settings_of_the_search(run: Path, monkeypatch: pytest.MonkeyPatch) -> N
     serve("--set", "decoding.beam=3", "--set", "decoding.normalize=0.5")
     assert (served[0].config.beam, served[0].config.normalize) == (3, 0.5)
     assert "decoding.beam: must be at least 1" in serve("--set", "decoding.beam=0")
-    assert "--set model.width=3: give a key of the section decoding" in serve(
-        "--set", "model.width=3"
-    )
+    said = serve("--set", "model.width=3")
+    assert "--set model.width=3: fusetk serve changes only keys of the section decoding" in said
 
 
 # The service --------------------------------------------------------------------------------------

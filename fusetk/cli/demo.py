@@ -42,8 +42,8 @@ def command(out: Path, plain: bool, overrides: tuple[str, ...]) -> None:
     for setting in overrides:
         if re.match(r"data\.(folder|source|target|train|valid|test)[.=]", setting):
             raise ConfigError(
-                f"--set {setting}: the demo makes its own text; give --out for another folder, and "
-                "use fusetk prep and fusetk train for other text"
+                f"--set {setting}: the demo makes its own text: omit this setting. --out chooses "
+                "the folder. For other text, use fusetk prep and fusetk train"
             )
     if str(out).startswith("-"):  # a command would read its paths as options
         out = out.absolute()

@@ -169,9 +169,11 @@ def _system_error(error: OSError) -> tuple[str, int]:
         return str(full), full.exit_code
     reason = error.strerror or str(error)
     if isinstance(error, PermissionError) and error.filename:
-        is_unreadable = os.path.exists(where) and not os.access(where, os.R_OK)
-        verb, other = ("read", "") if is_unreadable else ("written", " or choose another path")
-        return f"{where} cannot be {verb}: {reason}: allow it{other}", FusetkError.exit_code
+        verb = "written"
+        if not os.access(where, os.R_OK):
+            verb = "read" if os.path.exists(where) else "read or written"
+        advice = "change its permissions, or choose another path"
+        return f"{where} cannot be {verb} ({reason}): {advice}", FusetkError.exit_code
     return f"{where}: {reason}", FusetkError.exit_code
 
 

@@ -64,8 +64,8 @@ def command(
     """Translate over HTTP with the model of RUN, or with an ensemble of several RUNs.
 
     POST /translate takes a JSON object: `text` is a string or a list of strings, `n_best` (default
-    1) the number of translations, `alignment` (default false) whether to align tokens. The search
-    is that of the config of the (first) model, with the changes of --set; its beam is at least
+    1) the number of translations, `alignment` (default false) whether to align tokens. The settings
+    of the search are those of the first model's config. --set changes them. The beam is at least
     `n_best`. For a string the answer has `text` and `translations`, a list with `text`, `score` and
     `normalized`; for a list it has one such object for each sentence in `sentences`. With
     `alignment`, `source_tokens`, `tokens` and the pairs `alignment` (source, target) are added. A
@@ -91,7 +91,10 @@ def command(
         )
     for setting in overrides:
         if not setting.startswith("decoding."):
-            raise ConfigError(f"--set {setting}: give a key of the section decoding")
+            raise ConfigError(
+                f"--set {setting}: fusetk serve changes only keys of the section decoding, such as "
+                "decoding.beam=4"
+            )
     models = [str(path) for path in paths]
     check_libraries()
     from fusetk.serving import server

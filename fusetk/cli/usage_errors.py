@@ -119,8 +119,9 @@ def _bad_value(error: click.BadParameter) -> str:
         kinds = {"file": "a file; give a folder", "directory": "a folder; give a file"}
         return f"{path[1]} is {kinds[path[2]]}"
     if path := re.fullmatch(r"\S+ (['\"].*['\"]) is not (readable|writable)", text):
-        verb, advice = ("read", "") if path[2] == "readable" else ("written", " or choose another")
-        return f"{path[1]} cannot be {verb}: Permission denied: allow it{advice}"
+        verb = "read" if path[2] == "readable" else "written"
+        advice = "change its permissions, or choose another path"
+        return f"{path[1]} cannot be {verb} (Permission denied): {advice}"
     return text
 
 

@@ -249,7 +249,7 @@ def _import_problem(error: BaseException, kind: str) -> str:
     if module.startswith("."):
         return "it begins with a dot; begin with the name of the package"
     if "attempted relative import with no known parent package" in text:
-        return f"{text}; name the package, too (PACKAGE.{kind}), and set PYTHONPATH to its parent"
+        return f"{text}; write PACKAGE.{kind}, and set PYTHONPATH to the folder of PACKAGE"
     if isinstance(error, ModuleNotFoundError) and error.name == package:
         return f"{text}; set PYTHONPATH to the folder of {package}"
     if not isinstance(error, SyntaxError):  # whose text has the place
@@ -295,31 +295,30 @@ def check_storable(values: Config, name: str) -> None:
 
     A default of the class ``name`` may have a wrong type, because pydantic does not validate it.
     """
+    if wrong := _option_that_cannot_be_stored(values):
+        option, reason = wrong
+        text = (
+            f"the option {option} of {name} is wrong: it {reason}: give another value, or correct "
+            f"the default in the class {type(values).__qualname__}"
+        )
+        raise PydanticCustomError("choice", "{error}", {"error": text})
+
+
+def _option_that_cannot_be_stored(values: Config) -> tuple[str, str] | None:
+    """Return an option that a config file cannot store, and the reason; None if there is none."""
     for option in type(values).model_fields:
         try:
-            stored = values.model_dump(
-                mode="json", include={"kind", "step", option}, warnings=False
-            )
+            values.model_dump(mode="json", include={option}, warnings=False)
         except PydanticSerializationError:
             kind = type(getattr(values, option)).__name__
-            reason = f"has the type {kind}, which a config file cannot store"
-        else:
-            errors = _errors_of(type(values), stored)
-            reason = next((messages.reason(e) for e in errors if e["loc"][:1] == (option,)), "")
-        if reason:
-            text = (
-                f"the option {option} of {name} {reason}: give another value, or correct the "
-                f"default in the class {type(values).__qualname__}"
-            )
-            raise PydanticCustomError("choice", "{error}", {"error": text})
-
-
-def _errors_of(config: type[Config], values: dict[str, Any]) -> Sequence[Any]:
+            return option, f"has the type {kind}, which a config file cannot store"
     try:
-        config.model_validate(values)
+        type(values).model_validate(values.model_dump(mode="json", warnings=False))
     except pydantic.ValidationError as error:
-        return error.errors()
-    return ()
+        for details in error.errors():
+            if details["loc"]:
+                return str(details["loc"][0]), messages.reason(details)
+    return None
 
 
 class component:
@@ -350,8 +349,10 @@ class component:
             value = {"kind": value}
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
             context = {"what": self.description, "known": ", ".join(self.table)}
-            reason = "is one kind, not a list" if isinstance(value, list) else "needs a kind"
-            text = f"{{what}} {reason}: one of {{known}}"
+            reason = "needs a kind: one of {known}"
+            if isinstance(value, list):
+                reason = "has one kind and cannot be a list: write one of {known}"
+            text = f"{{what}} {reason}"
             raise PydanticCustomError("choice", text, context)
         try:
             component_class = resolve(value["kind"], self.table, self.base)

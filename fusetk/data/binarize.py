@@ -121,8 +121,8 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
             highest = most_frequent[0][1] if most_frequent else 0
             if highest < options.threshold:
                 build.report(
-                    f"warning: data.bpe.threshold: {options.threshold} is more than the count of "
-                    f"each subword of {language} (at most {highest}), so it has no effect"
+                    f"warning: data.bpe.threshold: {options.threshold} is above the highest count "
+                    f"of a subword of {language} ({highest}), so it has no effect: lower it"
                 )
             with writer(build.new(f"words/bpe.vocab.{language}")) as file:
                 file.writelines(f"{token} {n}\n" for token, n in most_frequent)

@@ -308,7 +308,8 @@ def held_out_words(
     """Write all lines of validation or test text, raw and as words.
 
     ``further`` are the files of further references, those of the second reference first. Raises
-    DataError if a side has no word, except the target of a test text, which may be secret.
+    DataError if a side has no word. The target of a test text may have none, because it may be
+    secret.
     """
     text = Text(config.steps, *languages(config), prepared_models(build, config))
     count = 0

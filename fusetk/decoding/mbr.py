@@ -80,8 +80,8 @@ class MbrTranslator(Translator):
     ) -> list[list[Translation]]:
         """Return the translations of each line with the highest expected utility, best first.
 
-        The arguments and errors are those of ``Translator.n_best``. For the progress, the search
-        of a sentence is half of its work, and the comparison of its candidates the other half.
+        The arguments and errors are those of ``Translator.n_best``. ``on_batch`` gets one half for
+        a sentence after its search, and one half after the comparison of its candidates.
         """
         report = self.on_batch
         self.on_batch = lambda sentences: report(sentences / 2)

@@ -112,7 +112,7 @@ class Translator:
             )
         if self.extras.heads:
             self._check_heads(names)
-        # Called with the number of sentences after each batch.
+        # Called with the number of sentences that were translated since the last call.
         self.on_batch: Callable[[float], None] = lambda sentences: None
         self.warns_of_unknown = True  # whether a warning of unknown source tokens may still come
 

@@ -9,11 +9,9 @@ To add a metric to fusetk, write a subclass of ``Metric`` in a file and add it t
 ``metrics``. A subclass in another package is named `package.module:Name` and needs no entry.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real as Number
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
@@ -107,30 +105,35 @@ def statistics_of(metric: Metric, hypotheses: Sequence[str]) -> list[StatisticsR
     numbers for each line, or if the rows have different lengths.
     """
     result: Any = metric.statistics(hypotheses)
-    rows = list(result) if isinstance(result, Iterable) else None
-    problem = f"{type(result).__name__} instead of a list of rows"
-    if rows is not None and len(rows) != len(hypotheses):
-        problem = f"{quantity(len(rows), 'row')} for {quantity(len(hypotheses), 'line')}"
-    elif rows is not None:
-        try:
-            lengths = {len(row) for row in rows}
-            is_numeric = all(isinstance(value, Number) for row in rows[:1] for value in row)
-        except TypeError:
-            lengths, is_numeric = set(), False
-        if not rows or (len(lengths) == 1 and is_numeric):
-            return rows
-        problem = "rows of different lengths" if len(lengths) > 1 else "rows that are not numbers"
-    raise DataError(
-        f"the metric {metric.name} returned {problem} as statistics: correct its method statistics "
-        "so that it returns a row of numbers for each line, all of the same length"
-    )
+    problem = _problem_of_rows(result, len(hypotheses))
+    if problem:
+        raise DataError(
+            f"the metric {metric.name} returned {problem} as statistics: correct its method "
+            "statistics so that it returns a row of numbers for each line, all of the same length"
+        )
+    return list(result)
+
+
+def _problem_of_rows(rows: Any, lines: int) -> str | None:
+    """Return what is wrong with the statistics of some lines; None if nothing is."""
+    if not hasattr(rows, "__len__"):
+        return f"{type(rows).__name__} instead of a list of rows"
+    if len(rows) != lines:
+        return f"{quantity(len(rows), 'row')} for {quantity(lines, 'line')}"
+    try:
+        lengths = {len(row) for row in rows}
+        for value in next(iter(rows), ()):
+            float(value)
+    except (TypeError, ValueError):
+        return "rows with values that are not numbers"
+    return "rows of different lengths" if len(lengths) > 1 else None
 
 
 def score_of(metric: Metric, rows: Sequence[StatisticsRow]) -> Score:
     """Return the score of the lines with these rows, under the name of the metric.
 
-    Raises DataError if the metric, which may be a class outside fusetk, does not return a ``Score``
-    with a finite value.
+    The value may be NaN. Raises DataError if the metric, which may be a class outside fusetk, does
+    not return a ``Score`` with a number as value.
     """
     score: Any = metric.score(rows)
     if not isinstance(score, Score):
@@ -138,11 +141,11 @@ def score_of(metric: Metric, rows: Sequence[StatisticsRow]) -> Score:
             f"the method score of the metric {metric.name} returned {type(score).__name__}: return "
             "a fusetk.evaluation.metric.Score"
         )
-    value: Any = score.value
-    if not isinstance(value, Number) or not math.isfinite(value):
+    try:
+        value = float(score.value)  # JSON cannot store numbers of NumPy
+    except (TypeError, ValueError):
         raise DataError(
-            f"the score of the metric {metric.name} is {value!r}, not a finite number: correct its "
-            "methods value and score"
-        )
-    # No file has numbers of NumPy.
-    return replace(score, metric=metric.name, value=float(value))
+            f"the score of the metric {metric.name} is {score.value!r}, not a number: correct its "
+            "method value or score"
+        ) from None
+    return replace(score, metric=metric.name, value=value)

@@ -153,7 +153,7 @@ def _read_n_best(
     # Standard input may be endless.
     if source_name != STANDARD_INPUT and (missing := source.count_missing()):
         log.warning(
-            "%s has no translation of %s of %s: if it is not complete, make it again",
+            "%s has no translation of %s of %s: if the list should have all lines, make it again",
             name,
             quantity(missing, "line"),
             source_name,
@@ -186,7 +186,7 @@ class _SourceLines:
         self.translator = translator
         self.tokenized = tokenized
         self.num_read = 0
-        self.skipped = 0  # lines with words that the list does not have
+        self.missing = 0  # source lines with words and without a translation in the list
         self.ids: list[int] = []  # of the last line that was read
 
     def ids_of(self, line_id: int) -> list[int]:
@@ -202,7 +202,7 @@ class _SourceLines:
         if number > self.num_read:
             skipped = list(islice(self.lines, number - self.num_read))
             self.num_read += len(skipped)
-            self.skipped += _count_with_words(skipped[:-1])
+            self.missing += _count_with_words(skipped[:-1])
             if self.num_read < number:
                 raise DataError(
                     f"{self.name} has {quantity(self.num_read, 'line')}, so it has no line for ID "
@@ -213,8 +213,8 @@ class _SourceLines:
         return self.ids
 
     def count_missing(self) -> int:
-        """Return the number of lines with words that the list does not have; read all lines."""
-        return self.skipped + _count_with_words(self.lines)
+        """Read all lines; return the number of those that have words and no translation."""
+        return self.missing + _count_with_words(self.lines)
 
 
 def _count_with_words(lines: Iterable[str]) -> int:

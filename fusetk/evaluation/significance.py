@@ -100,11 +100,15 @@ def randomization_p_value(
 def _p_value(
     metric: Metric, first: "np.ndarray", second: "np.ndarray", differences: "np.ndarray"
 ) -> float:
-    """Return the p-value of two systems, given the differences of samples."""
+    """Return the p-value of two systems, given the differences of samples.
+
+    A difference that is NaN, of a metric outside fusetk, is never significant.
+    """
     real = abs(metric.value(first.sum(0)) - metric.value(second.sum(0)))
-    if real <= TIE:
+    if not real > TIE:
         return 1.0
-    return (int((differences > real + TIE).sum()) + 1) / (len(differences) + 1)
+    smaller = int((differences <= real + TIE).sum())
+    return (len(differences) - smaller + 1) / (len(differences) + 1)
 
 
 def _mean_and_interval(values: "np.ndarray") -> tuple[float, float]:

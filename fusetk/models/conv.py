@@ -175,6 +175,7 @@ class ConvLayer(Layer):
         """
         super().__init__()
         width, dropout = planned.width, config.dropout
+        self.name = name
         self.cross_name = f"{name}.cross"
         self.width = width
         self.adds_input = planned.adds_input

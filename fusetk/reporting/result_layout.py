@@ -181,8 +181,8 @@ def _loss_tables(table: ResultTable) -> Iterator[TextTable]:
             f"{epochs}: the validation loss after this epoch minus that of the baseline's run with "
             "an equal config and the same seed, a mean over these seeds; negative is better; - if "
             "a run has no validation before or none after the end of the epoch",
-            "lowest: the same difference of the lowest losses; it differs from the difference of "
-            "both means if the seeds differ",
+            "lowest: the same difference of the lowest losses; it is not the difference of the two "
+            "means if the systems have other seeds",
         ]
         yield _pair_table(f"{title} by epoch", pairs, by_epoch, notes)
     speeds = [table.relative_speed(row, "training") if table.costs else None for row, _ in pairs]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -111,8 +112,16 @@ def record_scores(
 ) -> Path:
     """Add scores against references to the log of a run, as ``write`` does; return its file.
 
-    Raises DataError also if the metric of a score is unknown or cannot be imported.
+    Raises DataError also if the metric of a score is unknown or cannot be imported, and if a score
+    is not finite, before a score is recorded.
     """
+    scores = list(scores)
+    for score in scores:
+        if not math.isfinite(score.value):
+            raise DataError(
+                f"the score of the metric {score.metric} is {score.value}, which cannot be "
+                "recorded: correct the method value or score of the metric"
+            )
     updates, data = updates_and_data(destination.run)
     if not destination.has_checkpoint:
         updates = None

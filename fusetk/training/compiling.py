@@ -71,7 +71,8 @@ class _UndrawnMask(NamedTuple):
 class _CompilableDropout(Dropout):
     """A ``Dropout`` that draws its random bits by an operator in compiled code.
 
-    It is a class because torch compiles each layer again if their methods are different objects.
+    It is a class because torch would compile each layer again if each module had its own function
+    ``forward``.
     """
 
     def forward(self, x: Tensor) -> Tensor:

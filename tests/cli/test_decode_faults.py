@@ -136,7 +136,7 @@ def test_a_source_that_is_too_long(trained, caplog):
         (["-n", "0", "--penalty", "power"], "--penalty has no effect with --normalize 0"),
         (["--ensemble", "log"], "--ensemble has an effect with several models only: repeat -m"),
         (["--ensemble-weights", "1"], "--ensemble-weights has an effect with several models only"),
-        (["--raw"], "there is no moving average of the weights (training.ema); omit it"),
+        (["--raw"], "has no moving average of the weights (training.ema), so --raw (raw=True"),
     ],
 )
 def test_invalid_options(trained, options, reason):

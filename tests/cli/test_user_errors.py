@@ -132,7 +132,10 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
         (["model.decoder.connect.kind=transparent"], "write model.decoder.attend: transparent"),
         (["model.encoder.connect=transparent"], "write model.decoder.attend: transparent"),
         (["model.encoder.fuse=hyper"], "write model.encoder.residual: hyper"),
-        (["model.decoder.fuse=[mudd]"], "a fusion is one kind, not a list: one of last, "),
+        (
+            ["model.decoder.fuse=[mudd]"],
+            "a fusion has one kind and cannot be a list: write one of last, ",
+        ),
         (
             ["model.decoder.fuse=mlrf"],
             "'mlrf' is called 'attention', a kind of `fuse`: write model.decoder.fuse: attention",
@@ -544,21 +547,27 @@ def test_numbers_are_finite(words: tuple[str, ...]) -> None:
     assert result.exit_code == 2 and "is not a finite number" in result.output
 
 
-def test_a_deleted_current_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_current_folder_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(os, "getcwd", Mock(side_effect=FileNotFoundError))
-    with pytest.raises(SystemExit, match="the current folder was deleted: change to another"):
+    with pytest.raises(SystemExit) as end:
         run()
+    assert end.value.code == 2
+    assert "the current folder was deleted: change to another folder\n" in capsys.readouterr().err
 
 
 def test_missing_permissions_say_which_access_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
-    assert _system_error(error)[0] == (
-        f"{tmp_path} cannot be written: Permission denied: allow it or choose another path"
-    )
+    def said(path: Path) -> str:
+        return _system_error(PermissionError(errno.EACCES, "Permission denied", str(path)))[0]
+
+    advice = "(Permission denied): change its permissions, or choose another path"
+    assert said(tmp_path) == f"{tmp_path} cannot be written {advice}"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert _system_error(error)[0] == (f"{tmp_path} cannot be read: Permission denied: allow it")
+    assert said(tmp_path) == f"{tmp_path} cannot be read {advice}"
+    assert said(tmp_path / "a") == f"{tmp_path}/a cannot be read or written {advice}"
     (tmp_path / "a.yaml").touch()
-    said = refused("describe", str(tmp_path / "a.yaml"))
-    assert f"'{tmp_path}/a.yaml' cannot be read: Permission denied: allow it" in said
+    refusal = refused("describe", str(tmp_path / "a.yaml"))
+    assert f"'{tmp_path}/a.yaml' cannot be read {advice}" in refusal

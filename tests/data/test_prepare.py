@@ -146,7 +146,9 @@ def test_a_threshold_above_all_counts_is_a_warning(
     manifest = prepare(
         config(folder, bpe={"merges": 60, "threshold": threshold}), report=said.append
     )
-    warning = f"warning: data.bpe.threshold: {threshold} is more than the count of each subword of "
+    warning = (
+        f"warning: data.bpe.threshold: {threshold} is above the highest count of a subword of "
+    )
     assert sum(line.startswith(warning) for line in said) == sides
     pipeline = Pipeline.load(manifest.folder / "text")
     assert pipeline.join(pipeline.subwords("source", "haus")) == "haus"

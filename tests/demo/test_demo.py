@@ -277,7 +277,7 @@ def test_other_text_is_refused(tmp_path: Path) -> None:
     for setting in ("data.folder=a", "data.train=[a]", "data.test.b=[a]"):
         result = call("--out", str(tmp_path / "new"), "--set", setting)
         assert result.exit_code == 2 and not (tmp_path / "new").exists()
-        assert f"--set {setting}: the demo makes its own text; give --out" in result.stderr
+        assert f"--set {setting}: the demo makes its own text: omit this" in result.stderr
 
 
 def test_text_that_cannot_be_written_is_an_error(

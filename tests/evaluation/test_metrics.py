@@ -13,6 +13,7 @@ from fusetk.evaluation.metric import MetricOptions
 from fusetk.evaluation.metrics import METRICS, is_lower_better, make_metrics, score
 from fusetk.evaluation.multi_bleu import split_compounds, split_words
 from fusetk.evaluation.texts import ignored_options
+from fusetk.reporting import score_log
 
 WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", ",", "."]
 
@@ -453,6 +454,15 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "    def score(self, rows):\n        return 3.0\n"
         "class NotFinite(Errors):\n"
         "    def value(self, totals):\n        return float('nan')\n"
+        "class NoNumber(Errors):\n"
+        "    def score(self, rows):\n"
+        "        return Score(self.name, 'errors', 'a', '', 'version:1', len(rows))\n"
+        "class Tensors(Errors):\n"
+        "    def statistics(self, hypotheses):\n"
+        "        import torch\n"
+        "        return torch.ones(len(hypotheses), 1)\n"
+        "    def score(self, rows):\n"
+        "        return Score(self.name, 'errors', sum(rows)[0], '', 'version:1', len(rows))\n"
         "class Renamed(Errors):\n"
         "    def score(self, rows):\n"
         "        return Score('chrf', 'errors', 1, '', 'version:1', len(rows))\n"
@@ -479,9 +489,9 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ),
         ("outside_metrics:NoRows", "outside_metrics:NoRows returned NoneType instead of a list"),
         ("outside_metrics:Unequal", "outside_metrics:Unequal returned rows of different lengths"),
-        ("outside_metrics:Text", "outside_metrics:Text returned rows that are not numbers"),
+        ("outside_metrics:Text", "outside_metrics:Text returned rows with values that are not"),
         ("outside_metrics:Numbers", "score of the metric outside_metrics:Numbers returned float"),
-        ("outside_metrics:NotFinite", "outside_metrics:NotFinite is nan, not a finite number"),
+        ("outside_metrics:NoNumber", "outside_metrics:NoNumber is 'a', not a number: correct"),
         ("outside_metrics:Other", "is not a subclass of fusetk.evaluation.metric.Metric"),
         ("outside_metrics:Exits", "cannot be built with .*: SystemExit: 3"),
         ("outside_metrics:Incomplete", "cannot be built with .*: TypeError: Can't instantiate"),
@@ -491,6 +501,14 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             score(["a", "b"], [["a", "b"]], [wrong])
     [result] = score(["a"], [["a"]], ["outside_metrics:Renamed"])
     assert result.metric == "outside_metrics:Renamed", "not the name of another metric"
+    [result] = score(["a"], [["a"]], ["outside_metrics:Tensors"])
+    assert type(result.value) is float and result.value == 1
+    [result] = score(["a"], [["a"]], ["outside_metrics:NotFinite"])
+    run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(DataError, match="NotFinite is nan, which cannot be recorded: correct the"):
+        score_log.record_scores(score_log.ScoreDestination(run, "test", "best"), [result], [["a"]])
+    assert not list(run.iterdir())
 
 
 def test_mistakes() -> None:

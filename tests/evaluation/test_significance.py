@@ -1,5 +1,7 @@
+import math
 import random
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from fusetk.evaluation.significance import (
     SAMPLES,
     Sampling,
     SignificanceResult,
+    _p_value,
     compare_systems,
     randomization_p_value,
 )
@@ -235,3 +238,16 @@ def test_lines_that_differ_are_counted_as_the_metric_sees_them() -> None:
     for name, lines in (("multi-bleu-lc", 1), ("multi-bleu", 2)):
         [metric] = make_metrics([reference], [name], MetricOptions())
         assert outcome(metric, "bootstrap", first_system, second_system)[1].differ == lines
+
+
+def test_a_difference_that_is_nan_is_not_significant() -> None:
+    class Undefined:
+        def value(self, totals: np.ndarray) -> float:
+            return float(totals[0]) if totals[0] < 3 else math.nan
+
+    first, second = np.ones((2, 1)), 2 * np.ones((2, 1))
+    differences = np.zeros(99)
+    metric: Any = Undefined()
+    assert _p_value(metric, first, second, differences) == 1.0, "the difference is NaN"
+    differences[:9] = math.nan
+    assert _p_value(metric, first, np.zeros((2, 1)), differences) == 0.1, "samples are NaN"

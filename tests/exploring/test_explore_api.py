@@ -238,4 +238,7 @@ def test_the_command_refuses_wrong_runs(tmp_path: Path) -> None:
 
 def test_the_command_refuses_raw_if_no_run_has_a_moving_average(runs: list[Path]) -> None:
     result = CliRunner().invoke(main, ["explore", str(runs[0]), "--port", "0", "--raw"])
-    assert result.exit_code == 2 and "--raw (in Python raw=True) has no effect on" in result.stderr
+    assert (
+        result.exit_code == 2
+        and "so --raw (raw=True in Python) has no effect: omit --raw" in result.stderr
+    )

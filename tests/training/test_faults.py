@@ -401,12 +401,14 @@ def test_an_edited_config_of_a_run_is_no_other_model(toy: Path, copy: Path) -> N
     edit("heads: 2", "heads: 1")
     for command in (decode, average):
         said = refusal(call(*command))
-        assert "config.yaml was changed after " in said
-        assert "was trained with it (model.heads: 2 -> 1): undo the change" in said
+        assert "was trained with other settings than those in" in said
+        assert "config.yaml (model.heads: 2 -> 1): restore the old values in this file" in said
     assert "(model.heads: 2 -> 1)" in refusal(train(toy, copy, *GIVEN, "model.heads=1"))
     edit("clip: 0.0", "clip: 1.0")
     said = refusal(train(toy, copy, *GIVEN, "training.stages.0.clip=1"))
-    assert "was trained with it (training.stages.0.clip: 0.0 -> 1.0)" in said
+    assert "config.yaml (training.stages.0.clip: 0.0 -> 1.0): restore" in said
+    edit("dropout: 0.1", "dropout: 0.3")
+    assert call(*decode).output == translations, "the search uses no dropout"
     edit("checkpoint: false", "checkpoint: true")
     assert call(*decode).output == translations
     assert train(toy, copy, *GIVEN).exit_code == 0
@@ -425,7 +427,9 @@ def test_a_class_may_be_moved_to_another_module(toy: Path) -> None:
     state["config"]["model"]["width"] = 32
     check("package.new:Model", 32)
     for kind, width in (("package.new:Model", 16), ("old:Other", 32), ("transformer", 32)):
-        with pytest.raises(CheckpointError, match="was changed after checkpoint was"):
+        with pytest.raises(
+            CheckpointError, match="checkpoint was trained with other settings than those in config"
+        ):
             check(kind, width)
 
 
@@ -487,7 +491,8 @@ def test_another_models_tensors_are_refused_and_one_that_fits_is_offered(
         shutil.rmtree(folder_of(copy, update))
         shutil.copytree(folder_of(tmp_path / "other", update), folder_of(copy, update))
     said = refusal(train(toy, copy, *GIVEN))
-    assert "was trained with it (model.width: 16 -> 32)" in said
+    assert "was trained with other settings than those in" in said
+    assert "(model.width: 16 -> 32): restore the old values" in said
     for update in (6, 8):
         forget_config(folder_of(copy, update))
     said = refusal(train(toy, copy, *GIVEN))
