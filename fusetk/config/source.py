@@ -372,7 +372,7 @@ def _override(
     container: Any = document.values
     path: list[str | int] = []
     for part in above:
-        key = _key_in(container, part, path, override)
+        key = _key_in(container, part, path, override, alternatives)
         if isinstance(container, dict):
             container[key] = long_form(container.get(key))
             if not isinstance(container[key], dict | list):
@@ -383,7 +383,7 @@ def _override(
         if not isinstance(container, dict | list):
             place = ".".join(map(str, path))
             raise ConfigError(f"--set {override}: {place} is {container!r}, which has no {last!r}")
-    key = _key_in(container, last, path, override)
+    key = _key_in(container, last, path, override, alternatives)
     others = alternatives.get(tuple(path), set())
     for other in others - {key} if key in others else ():
         container.pop(other, None)
@@ -394,7 +394,13 @@ def _override(
     document.origins[changed] = origin
 
 
-def _key_in(container: Any, part: str, path: Sequence[str | int], override: str) -> str | int:
+def _key_in(
+    container: Any,
+    part: str,
+    path: Sequence[str | int],
+    override: str,
+    alternatives: Alternatives,
+) -> str | int:
     """Return one part of an override's name as a key of a mapping or an index of a list."""
     if not isinstance(container, list):
         return part
@@ -403,24 +409,28 @@ def _key_in(container: Any, part: str, path: Sequence[str | int], override: str)
         if re.fullmatch("-?[0-9]+", part):
             advice = f"{_index_advice(len(container))} instead of {part!r}"
         else:
-            advice = _key_advice(container, path, override)
+            advice = _key_advice(container, path, override, alternatives)
         items = quantity(len(container), "item")
         raise ConfigError(f"--set {override}: {place} is a list of {items}; {advice}")
     return int(part)
 
 
-def _key_advice(container: list[Any], path: Sequence[str | int], override: str) -> str:
-    """Return the advice about an override that has a key in place of an index of a list."""
+def _key_advice(
+    container: list[Any], path: Sequence[str | int], override: str, alternatives: Alternatives
+) -> str:
+    """Return the advice about an override that has a key in place of an index of a list.
+
+    A mapping can replace the list only if ``alternatives`` has its keys.
+    """
     name, _, value = override.partition("=")
     keys = name.split(".")[len(path) :]
     place = ".".join(map(str, path))
     if container and all(isinstance(item, dict) for item in container):
         key = f"{place}.0.{'.'.join(keys)}"
         return f"write an index before {keys[0]!r}, such as {key}={value}"
-    mapping = value
-    for key in reversed(keys):
-        mapping = f"{{{key}: {mapping}}}"
-    return f"replace the complete value: --set '{place}={mapping}'"
+    if len(keys) == 1 and keys[0] in alternatives.get(tuple(path), set()):
+        return f"replace the complete value: --set '{place}={{{keys[0]}: {value}}}'"
+    return f"set all of it: --set '{place}=[...]'"
 
 
 def _index_advice(length: int) -> str:

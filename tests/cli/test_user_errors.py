@@ -111,7 +111,9 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
             "data.valid is a list of 1 item; replace the complete value: "
             "--set 'data.valid={every: 23}'",
         ),
-        (["data.valid=[]", "data.valid.a.b=1"], "value: --set 'data.valid={a: {b: 1}}'"),
+        (["data.valid=[]", "data.valid.a.b=1"], "items; set all of it: --set 'data.valid=[...]'"),
+        (["data.steps=[]", "data.steps.step=nfc"], "set all of it: --set 'data.steps=[...]'"),
+        (["data.train.x=a"], "item; set all of it: --set 'data.train=[...]'"),
         (["model.norm=prenorm"], "unknown value 'prenorm'; did you mean 'pre'? known: post, pre"),
         (["data.steps=[tokenize]"], "it is 'tokenize': write {step: tokenize}"),
         (["data.steps=[{}]"], "data.steps.0: the key step must be given"),
