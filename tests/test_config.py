@@ -464,6 +464,19 @@ def test_one_sentence_each(tmp_path: Path, text: str, said: str) -> None:
         parse(tmp_path, text)
 
 
+class Texts(Config):
+    plain: dict[str, str] | None = None
+    lists: dict[str, list[str]] | None = None
+
+
+def test_a_text_in_place_of_a_mapping_has_advice(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("plain: x\nlists: x\n")
+    with pytest.raises(ConfigError) as caught:
+        config.parse(config.load(tmp_path / "a.yaml"), Texts)
+    assert "it is 'x': write {NAME: x} with any name" in str(caught.value)
+    assert "it is 'x': write {NAME: [x]} with any name" in str(caught.value)
+
+
 def test_null_removes_a_test_set_of_an_extended_config(tmp_path: Path) -> None:
     data = "data: {source: de, target: en, folder: f, train: [t], valid: [v], test: {a: [x]}}\n"
     (tmp_path / "base.yaml").write_text(data)

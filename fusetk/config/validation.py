@@ -4,6 +4,7 @@ import difflib
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import pydantic
@@ -286,26 +287,32 @@ def _reason(error: Any, path: Place, classes: Sequence[type[BaseModel]]) -> str:
     may_be_null = any(field is not None and nullable(field.annotation) for field in fields)
     text = messages.reason(error, may_be_null)
     if error["type"] == "model_attributes_type":
-        return text + _advice(_mapping_with_tag(classes, error["input"]))
+        return text + _write_advice(_mapping_with_tag(classes, error["input"]))
     if error["type"] in ("list_type", "tuple_type", "dict_type"):
         examples = [_example(field.annotation, error["input"]) for field in fields if field]
-        return text + _advice(*dict.fromkeys(examples))
+        return text + _write_advice(*dict.fromkeys(examples))
     return text
 
 
-def _advice(*examples: str) -> str:
+def _write_advice(*examples: str) -> str:
     return f": write {examples[0]}" if len(examples) == 1 and examples[0] else ""
 
 
 def _example(annotation: Any, value: Any) -> str:
-    """Return how to write a text as a list or a mapping, the type of its key.
+    """Return ``value`` in the form that its key needs, a list or a mapping.
 
-    The result is empty if this is not clear.
+    The result is empty if ``value`` is not a text or if the form is unknown.
     """
     if not isinstance(value, str) or messages.space_advice(value):
         return ""
+    members = [member for member in get_args(annotation) if member is not NoneType]
+    if nullable(annotation) and len(members) == 1:
+        annotation = members[0]
     if get_origin(annotation) is dict:
-        return f"{{NAME: [{value}]}} with any name"
+        _, item = get_args(annotation)
+        if get_origin(item) is list:
+            return f"{{NAME: [{value}]}} with any name"
+        return f"{{NAME: {value}}} with any name" if item is str else ""
     if classes := _classes(annotation):
         item = _mapping_with_tag(classes, value)
         return item and f"[{item}]"
@@ -316,9 +323,10 @@ def _example(annotation: Any, value: Any) -> str:
 
 
 def _mapping_with_tag(classes: Sequence[type[BaseModel]], value: Any) -> str:
-    """Return the mapping `{step: nfc}` for the value `nfc`, or an empty text.
+    """Return the mapping `{step: nfc}` for the value `nfc`.
 
-    A key of one of the classes must choose the class of a value.
+    The result is empty unless the classes have exactly one required key with fixed values, such as
+    ``step``.
     """
     tags = {
         key

@@ -92,6 +92,11 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
             "must be a mapping of keys to values, but it is 'nfc': write {",
         ),
         (["data.test=raw"], "it is 'raw': write {NAME: [raw]} with any name"),
+        (
+            ["training.stages.0.weights=aux"],
+            "training.stages.0.weights: must be a mapping of keys to values or null, but it is "
+            "'aux'  [--set",
+        ),
         (["training.stages=adam"], "training.stages: must be a list, but it is 'adam'  [--set"),
         (
             ["training.stages.0.optimizer.betas='0.9 0.98'"],
