@@ -12,7 +12,7 @@ import yaml
 
 from fusetk.config.messages import shortened, shown
 from fusetk.config.schema import NULL_WORDS, Config
-from fusetk.config.yaml_errors import LINE_BREAKS, line_and_reason, space_advice
+from fusetk.config.yaml_errors import LINE_BREAKS, OUTSIDE_KIND, line_and_reason, space_advice
 from fusetk.errors import ConfigError, quantity
 from fusetk.files import is_stream, similar_names
 
@@ -598,7 +598,10 @@ def _check_keys(node: yaml.Node | None, checked: set[int]) -> None:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     raise _yaml_error(key, f"the key {key.value!r} occurs twice; remove one")
-                if not key.style and _is_empty(value) and (advice := space_advice(key.value)):
-                    raise _yaml_error(key, f"the key {key.value!r} has no value; {advice}")
+                if not key.style and _is_empty(value):
+                    is_kind = OUTSIDE_KIND.fullmatch(key.value)
+                    advice = f"write kind: {key.value}" if is_kind else space_advice(key.value)
+                    if advice:
+                        raise _yaml_error(key, f"the key {key.value!r} has no value; {advice}")
                 seen.add(key.value)
             _check_keys(value, checked)

@@ -8,6 +8,8 @@ import yaml
 LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
 # A key and its value without a space between them.
 NO_SPACE = re.compile(r"(?:- )*([\w.-]+):(?!//)([^\s:].*)")
+# `package.module:Name`, a kind outside fusetk. It has a dot or a capital letter.
+OUTSIDE_KIND = re.compile(r"[\w.-]+:[A-Z]\w*|[\w-]*\.[\w.-]*:.+")
 BRACKETS = {"while parsing a flow sequence": "[", "while parsing a flow mapping": "{"}
 NEEDS_SPACE = "write a space after the colon: {}: {}"
 # Beginnings of PyYAML's errors about special characters of YAML in a text without quotes.
@@ -71,9 +73,14 @@ def line_and_reason(error: Exception, text: str) -> tuple[int | None, str]:
 
 
 def space_advice(text: str) -> str:
-    """Return the advice for `key:value`, which YAML reads as text; otherwise an empty text."""
+    """Return the advice for `key:value`, which YAML reads as text; otherwise an empty text.
+
+    The text is also empty for a kind outside fusetk, `package.module:Name`.
+    """
     match = NO_SPACE.fullmatch(text)
-    return NEEDS_SPACE.format(*match.groups()) if match else ""
+    if match is None or OUTSIDE_KIND.fullmatch(":".join(match.groups())):
+        return ""
+    return NEEDS_SPACE.format(*match.groups())
 
 
 def _without_colon(line: str) -> str:

@@ -103,6 +103,13 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
             "must be a list, but it is '0.9 0.98': write [0.9, 0.98]",
         ),
         (["model.encoder.fuse={kind:linear}"], "write a space after the colon: kind: linear"),
+        (["data.steps=[outs:Step]"], "but it is 'outs:Step': write {step: outs:Step}"),
+        (["model.encoder=outs:Plain"], "mapping of keys to values, but it is 'outs:Plain'  [--set"),
+        (["model.encoder=outs.parts:plain"], "but it is 'outs.parts:plain'  [--set"),
+        (
+            ["model.encoder.fuse={outs:Plain, norm: false}"],
+            "the key 'outs:Plain' has no value; write kind: outs:Plain",
+        ),
         (["data.source=no"], "YAML reads no, off or false without quotes as false"),
         (["data.test={2016: [a]}"], 'must be text, but it is 2016: write it in quotes, "2016"'),
         (["training.stages=[]"], "training.stages: must have at least 1 item, but it has 0"),
