@@ -100,7 +100,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "workers": ("--jobs", "--threads"),
 }
 
-# Options whose values count sentences, unlike those of the options of fusetk.
+# Options of other toolkits that count sentences. The options of fusetk count tokens.
 COUNTS_SENTENCES = ("batch_size", "mini_batch")
 
 CHECKPOINT = "use --set model.encoder.checkpoint=true and --set model.decoder.checkpoint=true"
@@ -120,7 +120,7 @@ OTHER_ADVICE: Mapping[str, tuple[tuple[str, ...], str]] = {
     "attn_debug": (("decode",), "fusetk plot-attention draws attention weights"),
     "bpe": (("decode",), "the run folder keeps the BPE codes, and decode applies them"),
     "c": (("train", "prep", "describe", "run", "estimate"), CONFIG),
-    "checkpoints": (("average",), "--last N, --best N and --update N choose checkpoints of RUN"),
+    "checkpoints": (("average",), "--last N, --best N and --update U choose checkpoints of RUN"),
     "checkpoint_activations": (("train",), CHECKPOINT),
     "config": (("train", "prep", "run", "estimate"), CONFIG),
     "data_weighting": (("train",), "fusetk has no weights of sentences or words"),
@@ -245,7 +245,7 @@ def option_advice(name: str, context: click.Context) -> str | None:
     if key.startswith("decoding."):
         # `max_source_length` is an option of no command.
         is_option = command.name != "decode" and key.partition(".")[2] in search_fields()
-        other = "it is an option of fusetk decode; or " if is_option else ""
+        other = "fusetk decode has this option; for other commands, " if is_option else ""
         return f"{other}set the key {key} in the config.yaml of the run"
     config_command = "prep" if key.startswith("data.") else "train"
     return f"it is a key of the config: use fusetk {config_command} CONFIG {setting}"

@@ -262,7 +262,7 @@ FOREIGN_VALUES = {
     "valid_mini_batch": "a number of target tokens; Marian counts sentences",
 }
 RATE_KEY = "with the schedules constant, plateau and rnmt-plus, the key is `rate`"
-# Foreign names whose keys have another name with some kinds, and those names.
+# Advice for foreign names whose key depends on the kind.
 KEYS_BY_KIND = {
     "initial_learning_rate": RATE_KEY,
     "learn_rate": RATE_KEY,
@@ -282,10 +282,10 @@ def system_kind(name: str) -> str:
 
 
 def value_advice(name: str) -> str:
-    """Return the addition to the advice about a name whose value or key depends on more.
+    """Return the addition to the advice about a foreign name.
 
-    The values of some names differ from those of the key. With some kinds, a key has another name.
-    The text is empty for other names.
+    It is the meaning of its value, or the kinds for which the key has another name. The text is
+    empty for other names.
     """
     key = option_as_key(name)
     if value := FOREIGN_VALUES.get(key):

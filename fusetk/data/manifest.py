@@ -273,9 +273,10 @@ def check_pairs(pairs: list[FilePair], inputs: Mapping[str, Record]) -> None:
 
 
 def equal_texts(texts: Mapping[str, list[FilePair]], inputs: Mapping[str, Record]) -> Iterator[str]:
-    """Yield a warning for equal files of a pair, and for a text that is in two of the splits.
+    """Yield a warning for each text that is in two places.
 
-    These are held-out text that is training text, and test text that is validation text.
+    These are equal files of a pair, held-out text that is also training text, and test text that is
+    also validation text.
     """
     training = {_checksums(pair, inputs): pair for pair in texts["train"]}
     validation = {_checksums(pair, inputs): pair for pair in texts.get("valid", ())}

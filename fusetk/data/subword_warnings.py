@@ -25,11 +25,11 @@ def warnings(paths: Iterable[Path]) -> Iterator[str]:
         if len(subwords) <= MANY_SUBWORDS * len(tokens):
             continue
         share = f"{100 * len(subwords) / len(tokens):.0f} % of the tokens of {path}"
-        advice = "the text is already split into subwords; give the text before the split"
+        advice = "the text is already split into subwords; give the text without subwords"
         if subwords[0].endswith(JOINER):
             yield (
-                f"{share} end in {JOINER}: {advice} (fusetk text remove-bpe joins it), and the "
-                "codes as data.bpe.codes"
+                f"{share} end in {JOINER}: {advice}, such as the output of fusetk text "
+                "remove-bpe, and name the codes in data.bpe.codes"
             )
         else:
-            yield f"{share} begin with {WORD_MARK}: {advice}, with the step sentencepiece"
+            yield f"{share} begin with {WORD_MARK}: {advice}, and use the step sentencepiece"

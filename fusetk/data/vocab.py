@@ -66,10 +66,10 @@ class Vocabulary:
         """Read a vocabulary file.
 
         Reads files written by ``save``, files of fairseq, lists of tokens, .yml files of Marian and
-        .json files of Nematus and Sockeye. The name of a mapping must have its ending, in lower or
-        upper case, and may end in .gz. With ``bom``, a byte order mark at the start is dropped.
-        Otherwise it belongs to the first token, as in a file that ``save`` wrote. Raises DataError
-        with the malformed line.
+        .json files of Nematus and Sockeye. A mapping is recognised by the ending .yml, .yaml or
+        .json of its name, in any case, also before .gz. With ``bom``, a byte order mark at the
+        start is dropped. Otherwise it belongs to the first token, as in a file that ``save`` wrote.
+        Raises DataError with the malformed line.
         """
         path = Path(path)
         counts = None

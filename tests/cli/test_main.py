@@ -259,8 +259,8 @@ def test_average_refuses_invalid_options(options: list[str], said: str) -> None:
         ),
         (
             "score --lenpen 3",
-            "it is an option of fusetk decode; or set the key decoding.normalize in the "
-            "config.yaml of the run",
+            "fusetk decode has this option; for other commands, set the key decoding.normalize "
+            "in the config.yaml of the run",
         ),
         ("serve run --beam 3", "it is a key of the config: use --set decoding.beam=VALUE"),
         ("serve run --top-k 3", "it is a key of the config: use --set decoding.top_k=VALUE"),
@@ -268,7 +268,7 @@ def test_average_refuses_invalid_options(options: list[str], said: str) -> None:
         ("score --sys a -r b", "give the translations without an option: fusetk score HYP -r REF"),
         (
             "average run --checkpoints a",
-            "--last N, --best N and --update N choose checkpoints of RUN",
+            "--last N, --best N and --update U choose checkpoints of RUN",
         ),
         (
             "train a.yaml --reset-optimizer",
