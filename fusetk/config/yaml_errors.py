@@ -9,7 +9,7 @@ LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
 # A key and its value without a space between them.
 NO_SPACE = re.compile(r"(?:- )*([\w.-]+):(?!//)([^\s:].*)")
 # `package.module:Name`, a kind outside fusetk. It has a dot or a capital letter.
-OUTSIDE_KIND = re.compile(r"[\w.-]+:[A-Z]\w*|[\w-]*\.[\w.-]*:.+")
+OUTSIDE_KIND = re.compile(r"(?!kind:|step:)([\w.-]+:[A-Z]\w*|[\w-]*\.[\w.-]*:.+)")
 BRACKETS = {"while parsing a flow sequence": "[", "while parsing a flow mapping": "{"}
 NEEDS_SPACE = "write a space after the colon: {}: {}"
 NO_CONTENT = "expected the node content, but found "

@@ -103,6 +103,7 @@ def test_usage_errors_have_the_style_of_the_others(words: str, said: str) -> Non
             "must be a list, but it is '0.9 0.98': write [0.9, 0.98]",
         ),
         (["model.encoder.fuse={kind:linear}"], "write a space after the colon: kind: linear"),
+        (["model.encoder.fuse={kind:RTAL}"], "write a space after the colon: kind: RTAL"),
         (["data.steps=[outs:Step]"], "but it is 'outs:Step': write {step: outs:Step}"),
         (["model.encoder=outs:Plain"], "mapping of keys to values, but it is 'outs:Plain'  [--set"),
         (["model.encoder=outs.parts:plain"], "but it is 'outs.parts:plain'  [--set"),
