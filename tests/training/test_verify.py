@@ -151,6 +151,23 @@ class HiddenModules(LayerFusion):
         self.layers = nn.ModuleList()  # type: ignore[assignment]
 
 
+class ModuleInProperty(LayerFusion):
+    """A property returns the module of its name."""
+
+    def __init__(self, config: Any, widths: Sequence[int], width: int, name: str):
+        super().__init__(config, widths, width, name)
+        self._modules["map"] = nn.Linear(width, width)
+
+    @property
+    def map(self) -> nn.Module | None:
+        return self._modules["map"]
+
+    def fuse(self, layers: list[Tensor]) -> Tensor:
+        assert self.map
+        mapped: Tensor = self.map(layers[-1])
+        return mapped
+
+
 class SameValues(LayerFusion):
     """Sets attributes of its base class to the values that they have."""
 
@@ -881,7 +898,15 @@ def test_gradients_must_be_finite_and_reach_every_stack() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [SharedModule, RootOfWeights, StoredConstant, ReplacedBuffer, SameValues]
+    "kind",
+    [
+        SharedModule,
+        RootOfWeights,
+        StoredConstant,
+        ReplacedBuffer,
+        SameValues,
+        ModuleInProperty,
+    ],
 )
 def test_other_classes_are_accepted_and_restored(kind: type) -> None:
     config = {"layers": 2, "fuse": {"kind": f"{__name__}:{kind.__name__}"}}
