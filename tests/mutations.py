@@ -744,8 +744,8 @@ MUTATIONS = [
     Mutation(
         "values that the seed does not fix are accepted",
         "training/verify_construction.py",
-        " or not _equal(first[name], second[name])",
-        "",
+        "n in second and not _equal(first[n], second[n])",
+        "False",
         ("training/test_verify.py",),
         "seed_fixes",
     ),

@@ -205,11 +205,19 @@ def check_buffers_in_evaluation(model: Seq2Seq, pairs: Pairs) -> None:
         old, version, values = before.get(name, (None, 0, buffer))
         unwritten = buffer is old and buffer._version == version
         # F.batch_norm changes values, but not the version.
-        if not (unwritten and torch.allclose(buffer, values, 0, 0, equal_nan=True)):
+        if not (unwritten and equal_tensors(buffer, values)):
             raise ConfigError(
                 f"the buffer {name} of {class_name(module)} changed during a pass in evaluation: "
                 "change it only if self.training is True"
             )
+
+
+def equal_tensors(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have equal values; NaN equals NaN. They may be sparse."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    first, second = (x if x.layout == torch.strided else x.to_dense() for x in (first, second))
+    return torch.allclose(first, second, 0, 0, equal_nan=True)
 
 
 def _outside_buffers(model: Seq2Seq) -> dict[str, tuple[nn.Module, Tensor]]:
