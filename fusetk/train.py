@@ -69,7 +69,7 @@ from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
 from fusetk.training.start_from import start_checkpoint, start_from
 from fusetk.training.validation import Validator, check_shares
-from fusetk.training.verify import verify
+from fusetk.training.verify import newer_rule, verify
 from fusetk.training.verify_construction import check_construction
 from fusetk.ways import slower_than_float32
 
@@ -250,14 +250,17 @@ def _build_model(
 
     Return the model, and lines about the parameters that it takes from another run. It takes none
     if ``resuming``. Raises the errors of ``start_from``, ConfigError if a class outside fusetk
-    breaks a rule, and FusetkError if the memory does not suffice.
+    breaks a rule, and FusetkError if the memory does not suffice. If ``resuming``, rules that an
+    earlier version may not have checked give warnings.
     """
     lines: list[str] = []
+    warnings: list[str] = []
     try:
         sizes = (len(pipeline.source_vocab), len(pipeline.target_vocab))
         model = build(recipe, *sizes)
         if kinds := sorted(outside_kinds(recipe.model.model_dump())):
-            check_construction(model, lambda: build(recipe, *sizes))
+            with newer_rule(warnings, resuming):
+                check_construction(model, lambda: build(recipe, *sizes))
         shards = recipe.training.shard and execution.world.size > 1
         if recipe.training.start_from is not None and not resuming:
             old_run, folder = start_checkpoint(Path(recipe.training.start_from))
@@ -265,7 +268,8 @@ def _build_model(
             folder = folder.with_name(execution.world.broadcast(folder.name))
             lines = start_from(model, old_run, folder, pipeline).lines()
         if kinds:
-            warnings = verify(model if shards else model.to(execution.device), *sizes, kinds)
+            verified = model if shards else model.to(execution.device)
+            warnings += verify(verified, *sizes, kinds, resuming)
             lines += [f"warning: {warning}" for warning in warnings]
         if recipe.training.validation.share_pairs:
             check_shares(model)

@@ -736,8 +736,8 @@ MUTATIONS = [
     Mutation(
         "a buffer may change in evaluation",
         "training/verify.py",
-        "            check_buffers_in_evaluation(model, pairs)\n",
-        "",
+        "                check_buffers_in_evaluation(model, pairs)\n",
+        "                pass\n",
         ("training/test_verify.py",),
         "breaks_a_rule",
     ),

@@ -27,7 +27,7 @@ from fusetk.nn.attention import SelfAttention
 from fusetk.nn.nested import select
 from fusetk.nn.shape_check import check_shape, is_outside
 from fusetk.special_tokens import EOS
-from fusetk.training.verify_classes import wrong_classes
+from fusetk.training.verify_classes import wrong_attributes, wrong_classes
 from fusetk.training.verify_pairs import SOURCE_LENGTHS, TOLERANCE, Pairs, random_pairs
 from fusetk.training.verify_positions import check_positions
 from fusetk.training.verify_training import (
@@ -43,13 +43,36 @@ from fusetk.weights import saved_tensors
 SMALL = 0.1  # Parameters below this value may hide a broken rule. It is also the size of noise.
 
 
-def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[str]) -> list[str]:
+@contextmanager
+def newer_rule(warnings: list[str], resuming: bool) -> Iterator[None]:
+    """Turn the ConfigError of a rule that earlier versions did not check into a warning.
+
+    It stays an error unless the run is ``resuming``.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if not resuming:
+            raise
+        warnings.append(str(error))
+
+
+def verify(
+    model: Seq2Seq,
+    source_size: int,
+    target_size: int,
+    kinds: Sequence[str],
+    resuming: bool = False,
+) -> list[str]:
     """Return warnings about a model. Raise ConfigError if it breaks a rule or cannot compute.
 
     The rules are tested with the initial weights, and again with noise on small parameters. The
     vocabulary sizes include the special tokens. ``kinds`` are the classes outside fusetk, for the
-    error. The parameters, buffers, the mode and torch's random numbers are restored.
+    error. The parameters, buffers, the mode and torch's random numbers are restored. If the run is
+    ``resuming``, an earlier version may have trained it: the rules that it may not have checked
+    give warnings.
     """
+    warnings: list[str] = []
     names = " or ".join(kinds)
     if next(model.parameters(), None) is None:
         raise ConfigError(
@@ -58,6 +81,9 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
         )
     for problem in wrong_classes(model):
         raise ConfigError(problem)
+    for problem in dict.fromkeys(wrong_attributes(model)):
+        with newer_rule(warnings, resuming):
+            raise ConfigError(problem)
     try:
         pairs = random_pairs(model, source_size, target_size)
         with _evaluation(model):
@@ -65,12 +91,13 @@ def verify(model: Seq2Seq, source_size: int, target_size: int, kinds: Sequence[s
             _check_residuals(model)
             _check_layer_results(model, pairs)
             _check_decode(model, pairs)
-            check_buffers_in_evaluation(model, pairs)
+            with newer_rule(warnings, resuming):
+                check_buffers_in_evaluation(model, pairs)
             _compare(model, pairs, names)
             check_stored_values(model, pairs, "evaluation")
             _check_layers(model, pairs)
             _check_sources(model)
-            warnings = check_training(model, pairs, names)
+            warnings += check_training(model, pairs, names)
             _add_noise(model)
             _compare(model, pairs, names, may_be_infinite=True)
             _check_shapes(shapes, model)

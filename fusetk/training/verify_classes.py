@@ -1,4 +1,4 @@
-"""Search for mistakes in classes outside fusetk that are visible without a computation.
+"""Search for mistakes in classes outside fusetk that are found without a forward pass.
 
 It is a part of ``fusetk.training.verify``.
 """
@@ -19,23 +19,41 @@ from fusetk.training.verify_training import leaves
 
 
 def wrong_classes(model: Seq2Seq) -> Iterator[str]:
-    """Yield a message for each mistake in a class outside fusetk."""
+    """Yield a message for each mistake in a class outside fusetk.
+
+    The types of the parameters of all modules are checked.
+    """
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point():
+            advice = "use self.register_buffer"
+            if parameter.is_complex():
+                advice = "make two real parameters, for the real and the imaginary part"
             yield (
                 f"the parameter {name} has numbers of the type {parameter.dtype}, and training "
-                "needs real floating-point numbers: make two parameters for the parts of a complex "
-                "one, and use self.register_buffer for constants"
+                f"needs real floating-point numbers: {advice}"
             )
     parameters = {id(parameter) for parameter in model.parameters()}
     registered = parameters | {id(buffer) for buffer in model.buffers()}
     for module in filter(is_outside, model.modules()):
-        for name, base in replaced_attributes(module):
-            yield (
-                f"{class_name(module)}.{name} replaces an attribute of {base.__name__}: rename it"
-            )
         yield from _wrong_overrides(module)
         yield from _unregistered(module, parameters, registered)
+
+
+def wrong_attributes(model: Seq2Seq) -> Iterator[str]:
+    """Yield a message for each mistake in an attribute that earlier versions did not find."""
+    for module in filter(is_outside, model.modules()):
+        for name, base in replaced_attributes(module):
+            yield (
+                f"{class_name(module)}.{name} replaces an attribute that {base.__name__} reads: "
+                "give your attribute another name; to change the computation, override the method "
+                "that reads it"
+            )
+        for name, value in _own_attributes(module):
+            if any(isinstance(array, np.ndarray) and array.ndim for array in leaves(value)):
+                yield (
+                    f"{class_name(module)}.{name} has a NumPy array, which checkpoints do not "
+                    "have: make it a tensor and use self.register_buffer"
+                )
 
 
 def _wrong_overrides(module: nn.Module) -> Iterator[str]:
@@ -63,14 +81,11 @@ def _wrong_overrides(module: nn.Module) -> Iterator[str]:
 
 
 def _unregistered(module: nn.Module, parameters: set[int], registered: set[int]) -> Iterator[str]:
-    """Yield a message for each attribute with weights, tensors or arrays that are not registered.
+    """Yield a message for each attribute with weights or tensors that are not registered.
 
     ``parameters`` are the ids of the model's parameters; ``registered`` includes its buffers.
     """
-    usual = vars(nn.Module()).keys()
-    for name, value in vars(module).items():
-        if name in usual:
-            continue
+    for name, value in _own_attributes(module):
         if any(id(weight) not in parameters for weight in _weights(value)):
             yield (
                 f"{class_name(module)}.{name} has weights that are not registered, so they are "
@@ -86,11 +101,12 @@ def _unregistered(module: nn.Module, parameters: set[int], registered: set[int])
                 "checkpoints do not have it and it does not move to a GPU: use "
                 "self.register_buffer"
             )
-        elif any(isinstance(array, np.ndarray) and array.ndim for array in leaves(value)):
-            yield (
-                f"{class_name(module)}.{name} has a NumPy array, which checkpoints do not have: "
-                "make it a tensor and use self.register_buffer"
-            )
+
+
+def _own_attributes(module: nn.Module) -> list[tuple[str, Any]]:
+    """Return the attributes of a module that not every module has, without those of ``reserve``."""
+    usual = {*vars(nn.Module()), "_reserved"}
+    return [(name, value) for name, value in vars(module).items() if name not in usual]
 
 
 def _weights(value: Any) -> Iterator[Tensor]:

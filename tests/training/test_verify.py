@@ -796,11 +796,31 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         ("decoder.fuse", AlwaysDropout, "two equal passes"),
         ("decoder.fuse", OtherHypotheses, "must not read the other hypotheses"),
         ("encoder.fuse", ForwardOnly, "replaces forward of LayerFusion"),
-        ("decoder.fuse", OwnNorm, r"OwnNorm\.norm replaces an attribute of LayerFusion: rename it"),
-        ("encoder.fuse", OwnName, r"OwnName\.name replaces an attribute of Fusion: rename it"),
-        ("encoder.fuse", HiddenModules, r"\.layers replaces an attribute of LayerFusion: rename"),
-        ("decoder.connect", OwnMaps, r"\.map replaces an attribute of SourcesConnection: rename"),
-        ("encoder.residual", OwnResidualNorm, r"Norm\.norm replaces an attribute of Residual: ren"),
+        (
+            "decoder.fuse",
+            OwnNorm,
+            r"OwnNorm\.norm replaces an attribute that LayerFusion reads: give yo",
+        ),
+        (
+            "encoder.fuse",
+            OwnName,
+            r"OwnName\.name replaces an attribute that Fusion reads: give yo",
+        ),
+        (
+            "encoder.fuse",
+            HiddenModules,
+            r"\.layers replaces an attribute that LayerFusion reads: give yo",
+        ),
+        (
+            "decoder.connect",
+            OwnMaps,
+            r"\.map replaces an attribute that SourcesConnection reads: give yo",
+        ),
+        (
+            "encoder.residual",
+            OwnResidualNorm,
+            r"Norm\.norm replaces an attribute that Residual reads: give yo",
+        ),
         ("decoder.residual", TwoTensors, "set spans_layers = True"),
         ("encoder.fuse", Pair, r"Pair \(encoder.fuse\) returned the type tuple"),
         ("decoder.fuse", Failing, r"cannot compute: TypeError: .*test_verify.py, line \d+\)"),
@@ -863,9 +883,13 @@ def built(options: dict[str, Any]) -> Seq2Seq:
         (
             "encoder.fuse",
             Complex,
-            "encoder.fuse.factor has numbers of the type torch.complex64, and",
+            r"encoder.fuse.factor has numbers of the type torch.complex64, .*: make two real param",
         ),
-        ("decoder.fuse", Integers, "decoder.fuse.order has numbers of the type torch.int64"),
+        (
+            "decoder.fuse",
+            Integers,
+            r"fuse.order has numbers of the type torch.int64, .*: use self.register_buffer",
+        ),
         ("kind", Empty, "has no parameters"),
         (
             "kind",
@@ -1043,6 +1067,7 @@ def test_values_that_cannot_be_compared_are_an_error() -> None:
 
 BROKEN = """
 import numpy
+import torch
 
 from fusetk.fusion.base import Fusion
 
@@ -1074,6 +1099,19 @@ class Unseeded(NaNInTraining):
         self.factor = float(numpy.random.default_rng().random())
 
 
+class OfEarlierVersion(Fusion):
+    def __init__(self, config, widths, width, name):
+        super().__init__(config, widths, width, name)
+        self.name = "mine"
+        self.factors = numpy.ones(width)
+        self.seed = float(numpy.random.default_rng().random())
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, history):
+        self.passes += 1
+        return history[-1]
+
+
 class FewArguments(Fusion):
     def __init__(self, config):
         super().__init__(config, [], 1, "")
@@ -1102,6 +1140,31 @@ def test_training_refuses_a_class_that_is_wrong(
     run = tmp_path / "run"
     result = CliRunner().invoke(main, ["train", str(toy), "--set", setting, "-r", str(run)])
     assert result.exit_code != 0 and re.search(error, result.stderr)
+
+
+def test_a_resumed_run_may_break_rules_that_an_earlier_version_did_not_check(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_rule.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["train", str(toy), "-r", str(tmp_path / "run")]
+    words += ["--set", "model.decoder.fuse=broken_rule:OfEarlierVersion"]
+    assert CliRunner().invoke(main, words).exit_code == 2
+    with monkeypatch.context() as earlier:
+        earlier.setattr("fusetk.train.check_construction", lambda *arguments: None)
+        earlier.setattr("fusetk.train.verify", lambda *arguments: [])
+        end = ["--set", "training.stages.0.end.updates=4"]
+        result = CliRunner().invoke(main, [*words, *end])
+        assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    for warning in (
+        r"OfEarlierVersion\.seed \(decoder\.fuse\) has another value",
+        r"OfEarlierVersion\.name replaces an attribute that Fusion reads",
+        r"OfEarlierVersion\.factors has a NumPy array",
+        r"the buffer decoder\.fuse\.passes of \S+ changed during a pass in evaluation",
+    ):
+        assert re.search(rf"warning: \S*{warning}", result.output), warning
 
 
 class DrawnSources(NoList):
