@@ -271,8 +271,8 @@ def test_an_n_best_list(trained, other, files):
 
 @pytest.mark.parametrize("ids, missing", [((0, 2, 3, 4), 0), ((0, 3), 2), ((), 4)])
 def test_an_n_best_list_without_some_lines_is_a_warning(trained, files, caplog, ids, missing):
-    given = "".join(f"{number} ||| hund ||| x= 1 ||| 1\n" for number in ids)
-    result = call("-m", trained, files[0], "--n-best", "-", given=given)
+    entries = "".join(f"{number} ||| hund ||| x= 1 ||| 1\n" for number in ids)
+    result = call("-m", trained, files[0], "--n-best", "-", given=entries)
     said = f"standard input has no translation of {missing} lines of {files[0]}: if the list"
     assert result.exit_code == 0 and (said in caplog.text) == bool(missing)
     assert missing or "has no translation" not in caplog.text
