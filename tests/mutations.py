@@ -936,7 +936,7 @@ MUTATIONS = [
     Mutation(
         "equal systems get a small p",
         "evaluation/significance.py",
-        "if real <= TIE:",
+        "if not real > TIE:",
         "if False:",
         ("evaluation/test_significance.py",),
     ),
