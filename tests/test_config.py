@@ -685,7 +685,7 @@ def test_options_are_checked_together(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_default_of_a_step_that_no_config_can_have(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "outside_step.py").write_text(
+    (tmp_path / "outside_cut.py").write_text(
         "from fusetk.data.steps.base import LineStep\n"
         "class Cut(LineStep):\n"
         "    step: str\n"
@@ -694,9 +694,9 @@ def test_a_default_of_a_step_that_no_config_can_have(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(
-        ConfigError, match="the option length of outside_step:Cut is wrong: it must"
+        ConfigError, match="the option length of outside_cut:Cut is wrong: it must"
     ):
-        load(toy, ["data.steps=[{step: 'outside_step:Cut'}]"])
+        load(toy, ["data.steps=[{step: 'outside_cut:Cut'}]"])
 
 
 def test_a_relative_import_needs_the_name_of_the_package(
