@@ -693,9 +693,7 @@ def test_a_default_of_a_step_that_no_config_can_have(
         "    def line_function(self, language, model):\n        return str\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(
-        ConfigError, match="the option length of outside_cut:Cut is wrong: it must"
-    ):
+    with pytest.raises(ConfigError, match="the option length of outside_cut:Cut is wrong: it must"):
         load(toy, ["data.steps=[{step: 'outside_cut:Cut'}]"])
 
 

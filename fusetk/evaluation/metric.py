@@ -10,7 +10,7 @@ To add a metric to fusetk, write a subclass of ``Metric`` in a file and add it t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -104,27 +104,28 @@ def statistics_of(metric: Metric, hypotheses: Sequence[str]) -> list[StatisticsR
     Raises DataError if the metric, which may be a class outside fusetk, does not return a row of
     numbers for each line, or if the rows have different lengths.
     """
-    result: Any = metric.statistics(hypotheses)
-    problem = _problem_of_rows(result, len(hypotheses))
-    if problem:
+    rows: Any = metric.statistics(hypotheses)
+    rows = list(rows) if isinstance(rows, Iterable) else rows
+    if problem := _problem_of_rows(rows, len(hypotheses)):
         raise DataError(
             f"the metric {metric.name} returned {problem} as statistics: correct its method "
             "statistics so that it returns a row of numbers for each line, all of the same length"
         )
-    return list(result)
+    return rows
 
 
 def _problem_of_rows(rows: Any, lines: int) -> str | None:
     """Return what is wrong with the statistics of some lines; None if nothing is."""
-    if not hasattr(rows, "__len__"):
+    if not isinstance(rows, list):
         return f"{type(rows).__name__} instead of a list of rows"
     if len(rows) != lines:
         return f"{quantity(len(rows), 'row')} for {quantity(lines, 'line')}"
     try:
         lengths = {len(row) for row in rows}
-        for value in next(iter(rows), ()):
-            float(value)
+        first = [float(value) for row in rows[:1] for value in row if not isinstance(value, str)]
     except (TypeError, ValueError):
+        first = []
+    if rows and len(first) != len(rows[0]):
         return "rows with values that are not numbers"
     return "rows of different lengths" if len(lengths) > 1 else None
 

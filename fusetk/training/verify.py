@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusetk.config import outside_error
-from fusetk.errors import ConfigError, FusetkError, class_name, out_of_memory
+from fusetk.errors import ConfigError, class_name
 from fusetk.fusion.base import Fusion
 from fusetk.models.attend import AttendedSources
 from fusetk.models.connect.base import SourcesConnection
@@ -27,7 +26,7 @@ from fusetk.nn.attention import SelfAttention
 from fusetk.nn.nested import select
 from fusetk.nn.shape_check import check_shape, is_outside
 from fusetk.special_tokens import EOS
-from fusetk.training.verify_classes import wrong_attributes, wrong_classes
+from fusetk.training.verify_classes import outside_errors, wrong_attributes, wrong_classes
 from fusetk.training.verify_pairs import SOURCE_LENGTHS, TOLERANCE, Pairs, random_pairs
 from fusetk.training.verify_positions import check_positions
 from fusetk.training.verify_training import (
@@ -84,7 +83,7 @@ def verify(
     for problem in dict.fromkeys(wrong_attributes(model)):
         with newer_rule(warnings, resuming):
             raise ConfigError(problem)
-    try:
+    with outside_errors(f"a model with {names} cannot compute"):
         pairs = random_pairs(model, source_size, target_size)
         with _evaluation(model):
             shapes = _saved_shapes(model)
@@ -103,12 +102,6 @@ def verify(
             _check_shapes(shapes, model)
             _check_memory(model)
             warnings += dict.fromkeys(losses_of_batches(model, pairs))
-    except FusetkError:
-        raise
-    except (Exception, SystemExit) as error:
-        if out_of_memory(error):
-            raise
-        raise ConfigError(f"a model with {names} cannot compute: {outside_error(error)}") from error
     return warnings
 
 
@@ -323,17 +316,9 @@ def _compare(model: Seq2Seq, pairs: Pairs, names: str, may_be_infinite: bool = F
         )
     scale = max(1.0, float(padded.abs().max()))
     for rule, compute in RULES.items():
-        try:
+        failed = f"a model with {names} failed in the test of a rule"
+        with outside_errors(failed, f". The rule: {rule}"):
             logits = compute(model, pairs)
-        except FusetkError:
-            raise
-        except (Exception, SystemExit) as error:
-            if out_of_memory(error):
-                raise
-            raise ConfigError(
-                f"a model with {names} failed in the test of a rule: {outside_error(error)}. The "
-                f"rule: {rule}"
-            ) from error
         difference = float((logits - padded).abs().max())
         if not difference <= TOLERANCE * scale:
             check_positions(model, pairs)

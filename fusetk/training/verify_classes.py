@@ -4,18 +4,36 @@ It is a part of ``fusetk.training.verify``.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from fusetk.errors import class_name
+from fusetk.config import outside_error
+from fusetk.errors import ConfigError, FusetkError, class_name, out_of_memory
 from fusetk.fusion.base import LayerFusion
 from fusetk.models.residual import Residual, StreamEnds
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.reserved import replaced_attributes
 from fusetk.nn.shape_check import is_outside
 from fusetk.training.verify_training import leaves
+
+
+@contextmanager
+def outside_errors(problem: str, details: str = "") -> Iterator[None]:
+    """Turn an error of a class outside fusetk into a ConfigError that begins with ``problem``.
+
+    ``details`` follow the error. Errors of fusetk and a lack of memory are raised as they are.
+    """
+    try:
+        yield
+    except FusetkError:
+        raise
+    except (Exception, SystemExit) as error:
+        if out_of_memory(error):
+            raise
+        raise ConfigError(f"{problem}: {outside_error(error)}{details}") from error
 
 
 def wrong_classes(model: Seq2Seq) -> Iterator[str]:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fusetk.config import outside_error
-from fusetk.errors import ConfigError, FusetkError, class_name, out_of_memory
+from fusetk.errors import ConfigError, class_name
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.shape_check import is_outside
+from fusetk.training.verify_classes import outside_errors
 from fusetk.training.verify_training import attributes, equal_tensors
 from fusetk.weights import saved_tensors
 
@@ -29,18 +29,10 @@ def check_construction(model: Seq2Seq, build: Callable[[], Seq2Seq]) -> None:
     floating-point numbers in attributes of modules outside fusetk are compared. Integers, such as
     the number of a module, and buffers that checkpoints do not have may differ.
     """
-    try:
+    with outside_errors("the initial values of two models cannot be compared"):
         first = _initial_values(model)
         second = _initial_values(build())
         different = [n for n in first if n in second and not _equal(first[n], second[n])]
-    except FusetkError:
-        raise
-    except (Exception, SystemExit) as error:
-        if out_of_memory(error):
-            raise
-        raise ConfigError(
-            f"the initial values of two models cannot be compared: {outside_error(error)}"
-        ) from error
     for name in sorted(first.keys() ^ second.keys()):
         raise ConfigError(
             f"only one of two models that are built with the same seed has {name}: {ADVICE}"

@@ -450,6 +450,11 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "    def statistics(self, hypotheses):\n        return [(0,), (0, 1)]\n"
         "class Text(Errors):\n"
         "    def statistics(self, hypotheses):\n        return list('ab')\n"
+        "class Digits(Errors):\n"
+        "    def statistics(self, hypotheses):\n        return ['1'] * len(hypotheses)\n"
+        "class Generator(Errors):\n"
+        "    def statistics(self, hypotheses):\n"
+        "        yield from super().statistics(hypotheses)\n"
         "class Numbers(Errors):\n"
         "    def score(self, rows):\n        return 3.0\n"
         "class NotFinite(Errors):\n"
@@ -490,6 +495,7 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("outside_metrics:NoRows", "outside_metrics:NoRows returned NoneType instead of a list"),
         ("outside_metrics:Unequal", "outside_metrics:Unequal returned rows of different lengths"),
         ("outside_metrics:Text", "outside_metrics:Text returned rows with values that are not"),
+        ("outside_metrics:Digits", "outside_metrics:Digits returned rows with values that are not"),
         ("outside_metrics:Numbers", "score of the metric outside_metrics:Numbers returned float"),
         ("outside_metrics:NoNumber", "outside_metrics:NoNumber is 'a', not a number: correct"),
         ("outside_metrics:Other", "is not a subclass of fusetk.evaluation.metric.Metric"),
@@ -501,6 +507,7 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             score(["a", "b"], [["a", "b"]], [wrong])
     [result] = score(["a"], [["a"]], ["outside_metrics:Renamed"])
     assert result.metric == "outside_metrics:Renamed", "not the name of another metric"
+    assert score(["a"], [["b"]], ["outside_metrics:Generator"])[0].value == 1
     [result] = score(["a"], [["a"]], ["outside_metrics:Tensors"])
     assert type(result.value) is float and result.value == 1
     [result] = score(["a"], [["a"]], ["outside_metrics:NotFinite"])
