@@ -17,7 +17,7 @@ from pydantic import Field
 
 from fusetk import config, sections
 from fusetk.cli.main import main
-from fusetk.config import ComponentConfig, Config, component, field_docs, source
+from fusetk.config import ComponentConfig, Config, component, field_docs, source, yaml_text
 from fusetk.data.config import ALTERNATIVES, BPEConfig, DataConfig, load_document
 from fusetk.errors import ConfigError, ImportFailed
 from fusetk.models.connect import ConnectConfig
@@ -521,7 +521,7 @@ def test_both_parsers_read_the_same(
     path = tmp_path / "a.yaml"
     path.write_text(text, encoding="utf-8")
     fast = config.load(path)
-    monkeypatch.setattr(source, "LONGEST_FAST_TEXT", -1)
+    monkeypatch.setattr(yaml_text, "LONGEST_FAST_TEXT", -1)
     slow = config.load(path)
     assert fast.values == slow.values
     assert fast.origins == slow.origins
