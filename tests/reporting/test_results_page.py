@@ -36,10 +36,10 @@ from fusetk.reporting.runs import MeanScore
 from tests.helpers.browser import browser, find_browser
 from tests.helpers.results import BAD, REFERENCES, SET, SOURCES, make_recipes, write_result
 from tests.helpers.rows import COUNTS_PAGE
-from tools import power
+from tools import power, system_tables
 from tools import results as results_tool
 from tools.power import Noise, gain_probabilities
-from tools.results import END, _main_columns, updated
+from tools.results import END, updated
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 MARKERS = "<!-- results: begin {}, made by `python -m tools.results README.md` -->\n"
@@ -355,9 +355,9 @@ def test_the_pages_of_fusions_have_what_the_results_say(results: Path) -> None:
     [table], [small] = (read_tables(root / "all" / name, {}) for name in ("multi30k", "iwslt14"))
     differences = {
         name: f"{comparison.difference:+.2f} (2 seeds)"
-        for name, comparison in results_tool._comparisons(table).items()
+        for name, comparison in system_tables.comparisons_of(table).items()
     }
-    with_one_seed = f"{results_tool._comparisons(small)['fused'].difference:+.2f} (1 seed)"
+    with_one_seed = f"{system_tables.comparisons_of(small)['fused'].difference:+.2f} (1 seed)"
 
     def cells(content: str) -> list[list[str]]:
         lines = [line for line in content.splitlines() if line.startswith("| ")]
@@ -436,7 +436,7 @@ def test_the_table_of_claims_has_the_differences_of_the_files() -> None:
     systems["RTAL"] = "RTAL EWP, both"
     for folder, numbers in (("multi30k", on_multi30k), ("iwslt14", on_iwslt14)):
         [table] = READ(root / folder)
-        comparisons = results_tool._comparisons(table)
+        comparisons = system_tables.comparisons_of(table)
         for name, difference in numbers:
             comparison = comparisons[systems.get(name.strip(), name.strip())]
             assert difference == signed(comparison.difference)
@@ -445,7 +445,9 @@ def test_the_table_of_claims_has_the_differences_of_the_files() -> None:
 
 def test_the_short_table_has_no_column_of_configs() -> None:
     heads = ["", "seeds", "config", "score", "Δ", "gain", "valid loss", "training speed"]
-    assert _main_columns([heads]) == [["", "seeds", "score", "Δ", "gain", "training speed"]]
+    assert system_tables.main_columns([heads]) == [
+        ["", "seeds", "score", "Δ", "gain", "training speed"]
+    ]
 
 
 def test_tables_are_inserted_between_markers(results: Path) -> None:
@@ -501,14 +503,14 @@ def test_systems_are_grouped_by_significance(
 ) -> None:
     text = f"{MARKERS.format(f'{results.name} significance {results.name}')}{END}\n"
     assert len(updated(text, results.parent).splitlines()) == 4, "no system has three seeds"
-    monkeypatch.setattr(results_tool, "SEEDS", 2)
+    monkeypatch.setattr(system_tables, "SEEDS", 2)
     [table] = read_tables(results, {})
     heads, _, *rows = [
         line.strip("| ").split(" | ") for line in updated(text, results.parent).splitlines()[1:-1]
     ]
     assert heads == ["Systems", "Systems"]
     groups = [row[0] for row in rows]
-    assert groups == [group for group in results_tool.SIGNIFICANCE if group in groups]
+    assert groups == [group for group in system_tables.SIGNIFICANCE if group in groups]
     cells = {system: row for row in rows for system in row[1].split("; ")}
     assert len(cells) == 2 and all(row[1] == row[2] for row in rows)
     for row in table.rows[1:]:
@@ -524,7 +526,7 @@ def test_systems_are_grouped_by_significance(
 def test_a_comparison_has_the_difference_of_the_means_of_all_seeds() -> None:
     """The baseline has a further seed."""
     scores = SeedComparison(MeanScore(3.5, 0.5, 2), MeanScore(2.0, 1.0, 3), {1: 2.0, 2: 1.5}, {})
-    comparison = results_tool._Comparison(scores, {})
+    comparison = system_tables.Comparison(scores, {})
     assert str(comparison) == "+1.50 (±1.50)"
     assert comparison.summary == "+1.50 (2 seeds)"
 
@@ -545,14 +547,14 @@ def test_each_comparison_has_a_group(better: int, worse: int, group: str) -> Non
     p_values = {seed: 0.5 if value == 0.5 else 0.01 for seed, value in differences.items()}
     mean = MeanScore(1.0, 0.1, 3)
     scores = SeedComparison(mean, mean, differences, p_values)
-    assert results_tool._significance(scores) == group in results_tool.SIGNIFICANCE
+    assert system_tables.significance_of(scores) == group in system_tables.SIGNIFICANCE
 
 
 def test_a_table_of_all_scores_is_inserted(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"{MARKERS.format(results.name + ' all-scores')}{END}\n"
     with pytest.raises(DataError, match="no system with 3 seeds"):
         updated(text, results.parent)
-    monkeypatch.setattr(results_tool, "SEEDS", 2)
+    monkeypatch.setattr(system_tables, "SEEDS", 2)
     [table] = read_tables(results, {})
     lines = updated(text, results.parent).splitlines()
     heads, _, *rows = [line.strip("| ").split(" | ") for line in lines[1:-1]]
@@ -577,7 +579,7 @@ def test_a_table_of_the_power_of_the_rule_is_inserted(
     with pytest.raises(DataError, match="too few seeds"):
         updated(text, results.parent)
     noise = Noise(0.5, 0.3)
-    monkeypatch.setattr(results_tool, "measured_noise", lambda _: noise)
+    monkeypatch.setattr(system_tables, "measured_noise", lambda _: noise)
     monkeypatch.setattr(power, "DRAWS", 50)
     lines = updated(text, results.parent).splitlines()
     heads, _, *rows = [line.strip("| ").split(" | ") for line in lines[1:-1]]
