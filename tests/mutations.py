@@ -760,7 +760,7 @@ MUTATIONS = [
     Mutation(
         "every layer uses its own values only",
         "nn/value_residual.py",
-        "(v + x.first) / 2",
+        "first * x.first + own * v",
         "v",
         ("models/test_value_residual.py",),
         "equation",

@@ -138,9 +138,13 @@ def undrawn(model: "Seq2Seq", sides: Sequence[str] = MODEL_SIDES) -> list[str]:
     """
     readings = trace_readings(model, [UNKNOWN_WORDS], sides)
     drawn = {".".join(reading.name.split(".")[:2]) for reading in readings}
+    connections = _connections(model, sides)
+    # `value-residual` records inputs of layers, as a connection does.
+    of_others = drawn - {each.place for each in connections}
+    drawn |= {place.replace(".connect", ".residual") for place in of_others}
     return [
         f"{each.place} ({each.kind}) is not drawn: it recorded no weights{_advice([each])}"
-        for each in _connections(model, sides)
+        for each in connections
         if each.place not in drawn
     ]
 

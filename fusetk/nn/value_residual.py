@@ -1,4 +1,4 @@
-"""Self-attention with the mean of its own values and those of the lowest layer (ResFormer)."""
+"""Self-attention that adds the values of the lowest layer to its own values (ResFormer)."""
 
 from typing import NamedTuple
 
@@ -8,33 +8,38 @@ from fusetk.nn.grouped_attention import GroupedSelfAttention
 
 
 class ValueInputs(NamedTuple):
-    """The input of self-attention, and the values of the lowest layer at the same positions."""
+    """The input of self-attention, and the values of the lowest layer that it adds to its own."""
 
     x: Tensor
     """(B, T, D)."""
     first: Tensor | None
-    """(B, T, groups * d); None in the lowest layer."""
+    """The values of the lowest layer at the same positions (B, T, groups * d), or None."""
+    weights: tuple[Tensor | float, Tensor | float]
+    """The weights of the values of the lowest layer and of the own values."""
 
 
 class ValueOutput(NamedTuple):
-    """The output of self-attention, and the values of the lowest layer at the same positions."""
+    """The output of self-attention, and the values that it used."""
 
     y: Tensor
     """(B, T, D)."""
-    first: Tensor
+    values: Tensor
     """(B, T, groups * d)."""
 
 
 class ValueResidualAttention(GroupedSelfAttention):
-    """Self-attention whose values are (V_n + V_1) / 2 (Zhou et al. 2025).
+    """Self-attention whose values are a V_1 + b V_n with two weights (Zhou et al. 2025).
 
-    V_n are the layer's own values, and V_1 are those of the lowest layer, which uses V_1 alone. The
-    cache holds the mean, so decoding needs no other state.
+    V_n are the layer's own values, and V_1 are those of the lowest layer. Without V_1 they are V_n.
+    The cache holds the sum, so decoding needs no other state.
     """
 
     def _projections(self, x: ValueInputs, start: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super()._projections(x.x, start)
-        return q, k, v if x.first is None else (v + x.first) / 2
+        if x.first is None:
+            return q, k, v
+        first, own = x.weights
+        return q, k, first * x.first + own * v
 
     def _output(self, y: Tensor, x: ValueInputs, v: Tensor) -> ValueOutput:
-        return ValueOutput(y, v if x.first is None else x.first)
+        return ValueOutput(y, v)

@@ -168,7 +168,7 @@ SUCCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "residual value-residual": (
         "transformer",
-        _sides("residual", "value-residual", "value-residual", **PRE),
+        _sides("residual", "value-residual", {"kind": "value-residual", "learned": True}, **PRE),
     ),
     "residual value-residual with groups of heads": (
         "transformer",

@@ -1,5 +1,6 @@
 """Value residual learning: the equation in NumPy float64, gradients, parameters, and its plot."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,13 @@ from fusetk.models.transformer import Transformer, TransformerConfig
 WIDTH, HEADS, LAYERS = 8, 2, 3
 
 
-def build(residual: str, norm: str, **options: Any) -> Transformer:
+# Constant-, Learnable- and Sparse-ResFormer.
+CONSTANT = {"kind": "value-residual", "first": 2.0, "own": 1.0}
+LEARNED = {"kind": "value-residual", "learned": True}
+SPARSE = {"kind": "value-residual", "first": 5.0, "own": 1.0, "from_layer": 3}
+
+
+def build(residual: str | Mapping[str, Any], norm: str, **options: Any) -> Transformer:
     """Build a model in float64 with noise in every parameter."""
     side = {"layers": LAYERS, "residual": residual}
     config = TransformerConfig.model_validate(
@@ -35,7 +42,8 @@ def features(model: Transformer) -> Tensor:
 
 
 def equation(model: Transformer, x: np.ndarray, norm: str) -> np.ndarray:
-    """The encoder for the embedding x (T, D) of one sentence, with V = (V_n + V_1) / 2."""
+    """The encoder for the embedding x (T, D) of one sentence, with V = a V_1 + b V_n."""
+    config = model.config.encoder.residual
     p = {name: value.detach().numpy() for name, value in model.encoder.named_parameters()}
 
     def layer_norm(name: str, x: np.ndarray) -> np.ndarray:
@@ -53,7 +61,9 @@ def equation(model: Transformer, x: np.ndarray, norm: str) -> np.ndarray:
             nonlocal first
             q, k, v = np.split(linear(f"{at}.attention.project", x), 3, -1)
             first = v if first is None else first
-            v = (v + first) / 2
+            if int(at.removeprefix("layers.")) + 1 >= config.from_layer:
+                a, b = p.get(f"{at}.attention_residual.weights", (config.first, config.own))
+                v = a * first + b * v
             contexts = []
             for head in range(HEADS):
                 part = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
@@ -73,9 +83,10 @@ def equation(model: Transformer, x: np.ndarray, norm: str) -> np.ndarray:
     return x
 
 
+@pytest.mark.parametrize("residual", ["value-residual", CONSTANT, LEARNED, SPARSE], ids=str)
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_the_encoder_is_that_of_the_equation(norm: str) -> None:
-    model = build("value-residual", norm)
+def test_the_encoder_is_that_of_the_equation(residual: str | Mapping[str, Any], norm: str) -> None:
+    model = build(residual, norm)
     src = torch.tensor([[4, 7, 5, 3]])
     expected = equation(model, model.source(src)[0].detach().numpy(), norm)
     output = model.encode(src, src > 0).output[0].detach().numpy()
@@ -83,9 +94,13 @@ def test_the_encoder_is_that_of_the_equation(norm: str) -> None:
 
 
 def test_gradients() -> None:
-    side = {"layers": 2, "residual": "value-residual"}
-    model = build("value-residual", "pre", encoder=side, decoder=side)
-    names = ["encoder.layers.0.attention.project.weight", "decoder.layers.0.attention.project.bias"]
+    side = {"layers": 2, "residual": LEARNED}
+    model = build(LEARNED, "pre", encoder=side, decoder=side)
+    names = [
+        "encoder.layers.0.attention.project.weight",
+        "decoder.layers.0.attention.project.bias",
+        "decoder.layers.1.attention_residual.weights",
+    ]
     parameters = dict(model.named_parameters())
 
     def run(*values: Tensor) -> Tensor:
@@ -109,6 +124,27 @@ def test_one_layer_is_refused_because_it_would_be_the_plain_model() -> None:
         build("value-residual", "post", encoder=side, decoder=side)
 
 
+def test_a_start_above_the_highest_layer_is_refused() -> None:
+    with pytest.raises(ValueError, match="no effect with from_layer: 4 on a stack of 3 layers"):
+        build(SPARSE | {"from_layer": LAYERS + 1}, "pre")
+
+
+def test_learned_weights_start_with_the_constants_and_belong_to_layers_that_use_them() -> None:
+    side = {"layers": LAYERS, "residual": SPARSE | {"learned": True}}
+    config = TransformerConfig.model_validate(
+        {"width": WIDTH, "heads": HEADS, "ffn": 12, "norm": "pre", "encoder": side, "decoder": side}
+    )
+    weights = {
+        name: value.tolist()
+        for name, value in Transformer(config, 13, 11).named_parameters()
+        if name.endswith("residual.weights")
+    }
+    assert weights == {
+        f"{stack}.layers.2.attention_residual.weights": [5.0, 1.0]
+        for stack in ("encoder", "decoder")
+    }
+
+
 def test_layers_with_equal_values_compute_the_function_of_the_plain_model() -> None:
     """Without projected values, V_n = V_1 = the bias in every layer, and the mean changes none."""
     plain, model = build("plain", "pre"), build("value-residual", "pre")
@@ -129,6 +165,14 @@ def test_recorded_weights_are_those_of_the_inputs_of_the_values() -> None:
         "decoder.connect.layer1.value": [1.0],
         "decoder.connect.layer2.value": [0.5, 0.5],
         "decoder.connect.layer3.value": [0.5, 0.0, 0.5],
+    }
+    with trace.listen("encoder.connect.*") as recorded:
+        features(build(SPARSE, "pre"))
+    weights = {name: values[0].tolist() for name, values in recorded.items()}
+    assert weights == {
+        "encoder.connect.layer1.value": [1.0],
+        "encoder.connect.layer2.value": [0.0, 1.0],
+        "encoder.connect.layer3.value": [5.0, 0.0, 1.0],
     }
 
 

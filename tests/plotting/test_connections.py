@@ -210,6 +210,7 @@ def test_a_connection_without_a_record_is_named_beside_others() -> None:
     outside = {"residual": f"{__name__}:Doubled", "attend": "transparent"}
     model = noisy({**dense}, outside)
     assert connection_weights.undrawn(noisy({"connect": "linear"}, {"attend": "transparent"})) == []
+    assert connection_weights.undrawn(noisy({"residual": "value-residual"}, {})) == []
     assert connection_weights.undrawn(model) == [
         "encoder.connect (dense) is not drawn: it recorded no weights",
         f"decoder.residual ({__name__}:Doubled) is not drawn: it recorded no weights; "

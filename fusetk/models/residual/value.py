@@ -1,9 +1,10 @@
-"""Value residual learning: the values of the lowest layer in every layer (Zhou et al. 2025)."""
+"""Value residual learning: the values of the lowest layer in other layers (Zhou et al. 2025)."""
 
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.models.residual.base import Norm, ResidualConfig, StreamEnds, SubLayer
@@ -12,14 +13,27 @@ from fusetk.nn.value_residual import ValueInputs, ValueOutput, ValueResidualAtte
 
 
 class ValueResidualConfig(ResidualConfig):
-    """A mean of the values of self-attention and of those of the lowest layer."""
+    """A weighted sum of the values of self-attention and of those of the lowest layer."""
 
     kind: str = "value-residual"
+    first: float = Field(0.5, gt=0, le=1000)
+    """Weight of the values of the lowest layer."""
+    own: float = Field(0.5, gt=0, le=1000)
+    """Weight of the layer's own values."""
+    learned: bool = False
+    """Learn both weights in each layer, from these values."""
+    from_layer: int = Field(2, ge=2)
+    """Lowest layer that uses the values of the lowest layer, counted from 1."""
 
     def check(self, norm: Norm, layers: int) -> None:
         if layers == 1:
             raise ValueError(
                 "value-residual has no effect on a stack of one layer: choose another residual"
+            )
+        if self.from_layer > layers:
+            raise ValueError(
+                f"value-residual has no effect with from_layer: {self.from_layer} on a stack of "
+                f"{layers} layers: choose a smaller number"
             )
 
 
@@ -43,13 +57,14 @@ class ValueEnds(StreamEnds):
 
 
 class ValueResidual(PlainResidual):
-    """ResFormer: self-attention of layer n uses the values (V_n + V_1) / 2 (Zhou et al. 2025).
+    """ResFormer: self-attention of layer n uses the values a V_1 + b V_n (Zhou et al. 2025).
 
-    V_1 are the values of the lowest layer of the stack at the same positions. The residual sum of
-    the sub-layers is the usual one. The paper has decoders only; here each stack has its own V_1,
-    and attention to the source has the usual values. Learned weights of V_n and V_1, and SVFormer,
-    which uses V_1 alone in every layer, are not implemented. A model has the parameters of the
-    plain model, but it does not compute its function.
+    V_1 are the values of the lowest layer of the stack at the same positions, and a and b are
+    ``first`` and ``own``. The residual sum of the sub-layers is the usual one. The paper has
+    decoders only; here each stack has its own V_1, and attention to the source has the usual
+    values. The defaults are those of the paper's Identity-ResFormer, which has the parameters of
+    the plain model, but does not compute its function. SVFormer, which uses V_1 alone in every
+    layer, is not implemented.
     """
 
     Config = ValueResidualConfig
@@ -62,22 +77,31 @@ class ValueResidual(PlainResidual):
         per_layer = sublayer.total // sublayer.layers[sublayer.side]
         self.layer, part = divmod(sublayer.below, per_layer)
         self.is_attention = part == 0
+        self.uses_first = self.is_attention and self.layer >= config.from_layer - 1
         # A plot draws the inputs of the layers from which the values are computed.
         self.values_name = f"{sublayer.side}.connect.layer{self.layer + 1}.value"
+        learned = config.learned and self.uses_first
+        initial = torch.tensor([config.first, config.own])
+        self.weights = nn.Parameter(initial) if learned else None
 
     def before(self, stream: ValueStream) -> tuple[Any, ValueStream]:
         x = self.normed_input(stream.x)
         if not self.is_attention:
             return x, stream
+        first, own = self.config.first, self.config.own
+        if self.weights is not None:
+            first, own = self.weights.unbind()
         if trace.is_listening_for(self.values_name):
             weights = torch.zeros(self.layer + 1)
-            weights[0] += 0.5
-            weights[-1] += 0.5
+            weights[-1] = 1
+            if self.uses_first:
+                weights[0], weights[-1] = first, own
             trace.record(self.values_name, weights)
-        return ValueInputs(x, stream.first), stream
+        return ValueInputs(x, stream.first if self.uses_first else None, (first, own)), stream
 
     def after(self, stream: ValueStream, y: Tensor | ValueOutput) -> ValueStream:
         first = stream.first
         if isinstance(y, ValueOutput):
-            y, first = y
+            y, values = y
+            first = values if first is None else first
         return ValueStream(super().after(stream.x, y), first)
