@@ -14,7 +14,7 @@ from fusetk import __version__
 from fusetk.cli import streams
 from fusetk.cli.common_options import print_traceback, with_common_options
 from fusetk.cli.parameters import check_utf8
-from fusetk.errors import EXIT_INTERRUPTED, FusetkError, OutputDiskFull, first_line
+from fusetk.errors import EXIT_INTERRUPTED, ConfigError, FusetkError, OutputDiskFull, first_line
 from fusetk.priority import apply_nice_to_session
 
 COLLECT_AFTER = 10_000  # new objects between two runs of the garbage collector
@@ -42,6 +42,8 @@ COMMANDS = {
     "describe": "Print the parameters of a config's model, or the resolved config.",
     "doctor": "Describe this machine and the causes of slow computation.",
 }
+
+SEVERAL_PROCESSES = ("train", "decode")  # the commands that torchrun may start in several processes
 
 # Commands that keep a part of their result after Ctrl-C, and how to continue.
 CONTINUE = {
@@ -138,6 +140,15 @@ class _LazyGroup(click.Group):
             hint = f"did you mean `fusetk {near}`?" if near else f"the commands are {commands}"
             click.echo(f"fusetk: unknown command {args[0]!r}; {hint}", err=True)
             context.exit(2)
+        # Other launchers are not refused: a cluster may set WORLD_SIZE for a single process, too.
+        started_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        several = started_by_torchrun and os.environ.get("WORLD_SIZE", "1") != "1"
+        if several and args[0] not in SEVERAL_PROCESSES and not context.resilient_parsing:
+            raise ConfigError(
+                f"torchrun started fusetk {args[0]} in {os.environ['WORLD_SIZE']} processes, each "
+                "of which would do all of its work: start it without torchrun (only "
+                f"{' and '.join(SEVERAL_PROCESSES)} share their work)"
+            )
         return super().resolve_command(context, args)
 
 

@@ -416,3 +416,17 @@ def test_no_more_threads_than_processors(name: str, monkeypatch: pytest.MonkeyPa
             "the number of processors that this process may use\n"
         )
         assert result.stderr == (said if "1000" in "".join(words) else "")
+
+
+def test_only_commands_that_share_their_work_start_in_several_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for size in ("1", "2"):
+        monkeypatch.setenv("WORLD_SIZE", size)
+        for name in ("train", "decode", "rescore", "prep"):
+            is_refused = size == "2" and name in ("rescore", "prep")
+            result = CliRunner().invoke(main, [name, "--help"])
+            assert result.exit_code == (2 if is_refused else 0)
+            said = f"torchrun started fusetk {name} in 2 processes"
+            assert (said in result.stderr) == is_refused
