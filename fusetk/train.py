@@ -206,17 +206,19 @@ def _train(
 
 
 def _check_same_files(recipe: Recipe, prepared: Mapping[str, Any], world: World) -> None:
-    """Raise ConfigError if the processes have different configs or prepared data.
+    """Raise ConfigError if the processes have different configs, prepared data or code.
 
-    Hosts may have different copies of the files.
+    Hosts may have different copies of the files. The code is that of modules outside fusetk, and
+    the version of fusetk.
     """
     settings = recipe.model_dump(mode="json")
+    settings["code"] = [fusetk.__version__, code_checksums(outside_kinds(settings))]
     settings["data"] = manifest.training_fingerprint(prepared)
     del settings["training"]["start_from"]  # a path, which hosts may resolve differently
     if len(set(world.all_gather(digest(settings)))) > 1:
         raise ConfigError(
-            "the processes have different configs or different prepared data: give the same files "
-            "to all of them"
+            "the processes have different configs, prepared data, versions of fusetk or modules "
+            "outside fusetk: give the same files to all of them"
         )
 
 

@@ -412,9 +412,18 @@ def test_all_processes_start_from_the_checkpoint_of_rank_0(toy: Path, tmp_path: 
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("other", ["config", "data"])
+@pytest.mark.parametrize("other", ["config", "data", "module"])
 def test_processes_with_different_files_are_refused(toy: Path, tmp_path: Path, other: str) -> None:
-    """Hosts may have different copies of the config and of the prepared data."""
+    """Hosts may have different copies of the config, of the prepared data and of a module."""
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "schedule_of_a_host.py").write_text(
+            "from fusetk.training.schedule import Schedule, ScheduleConfig\n"
+            "class Rates(Schedule):\n"
+            "    Config = ScheduleConfig\n"
+            f"    def rate(self, update, state=()):\n        return {0.001 + rank}\n"
+        )
+    overrides = ["training.stages.0.schedule={kind: 'schedule_of_a_host:Rates'}"]
     code = {
         "config": (
             "from fusetk import train\nplain = train._train\n"
@@ -427,9 +436,10 @@ def test_processes_with_different_files_are_refused(toy: Path, tmp_path: Path, o
             "from fusetk.data import manifest\n"
             "if os.environ['RANK'] == '1': manifest.training_fingerprint = lambda _: 'other'"
         ),
+        "module": f"sys.path.insert(0, os.path.join({str(tmp_path)!r}, os.environ['RANK']))",
     }[other]
-    said = train(toy, tmp_path / "run", [], 2, code).fail()
-    assert said.count("the processes have different configs or different prepared data") == 2
+    said = train(toy, tmp_path / "run", overrides if other == "module" else [], 2, code).fail()
+    assert said.count("the processes have different configs, prepared data, versions") == 2
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
