@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from fusetk.data.sampler import Indices
 from fusetk.errors import FusetkError, TrainingDiverged, join_names
+from fusetk.processes import ALONE, World
 from fusetk.runs import CHECKPOINTS
 from fusetk.training.log import Log
 from fusetk.training.progress import FIRST_SCALE, Progress
@@ -35,11 +37,12 @@ def next_scale(scale: float, updates: int, finite: bool) -> tuple[float, int]:
 class GradientCheck:
     """Check of gradients. It adapts the fp16 loss scale and stops a run that has diverged."""
 
-    def __init__(self, precision: str, max_skipped: int, run: Path, log: Log):
+    def __init__(self, precision: str, max_skipped: int, run: Path, log: Log, world: World = ALONE):
         self.fp16 = precision == "fp16"
         self.max_skipped = max_skipped
         self.run = run
         self.log = log
+        self.world = world
         self.had_finite_gradient = False
 
     def scale(self, progress: Progress) -> float:
@@ -55,10 +58,11 @@ class GradientCheck:
     ) -> None:
         """Record whether the update after ``progress`` had a finite gradient.
 
-        ``additional`` are the additional losses of this process, for the message of a failure.
-        In fp16, a gradient that is not finite is not a failure while the loss scale can still be
-        lowered. Raises TrainingDiverged after ``max_skipped`` consecutive failures, or FusetkError
-        if no update had a finite gradient.
+        All processes must call it with the same ``grad_norm``. ``additional`` are the additional
+        losses of this process; the message of a failure names those of all processes that are not
+        finite. In fp16, a gradient that is not finite is not a failure while the loss scale can
+        still be lowered. Raises TrainingDiverged after ``max_skipped`` consecutive failures, or
+        FusetkError if no update had a finite gradient.
         """
         finite = math.isfinite(grad_norm)
         self.had_finite_gradient |= finite
@@ -81,10 +85,11 @@ class GradientCheck:
     def _count_skipped(
         self, progress: Progress, batches: Sequence[Indices], additional: Mapping[str, Tensor]
     ) -> None:
+        names = [name for name, value in additional.items() if not value.isfinite()]
+        infinite = dict.fromkeys(chain(*self.world.all_gather(names)))
         progress.skipped += 1
         progress.skipped_ever += 1
         pairs = ", ".join(str(int(i) + 1) for i in np.concatenate(batches)[:10])
-        infinite = [name for name, value in additional.items() if not value.isfinite()]
         losses = f"not finite: {', '.join(infinite)}; " if infinite else ""
         self.log.line(
             f"update {progress.update + 1} skipped: its gradient is not finite "

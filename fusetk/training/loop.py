@@ -100,7 +100,7 @@ class Trainer:
         splitter = BatchSplitter(self.sharded, self.reporter.message)
         self.gradients = GradientComputer(self.config, self.model, self.world, splitter)
         self.gradient_check = GradientCheck(
-            self.config.precision, self.config.max_skipped, self.run, log
+            self.config.precision, self.config.max_skipped, self.run, log, self.world
         )
         self.zero_gradient_check = ZeroGradientCheck(self.model)
         self.model.train()

@@ -21,6 +21,7 @@ from fusetk.models.residual.base import ResidualConfig
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn import additional_loss
+from fusetk.processes import World
 from fusetk.recipe import load
 from fusetk.training.compiling import compile_layers
 from fusetk.training.gradient_check import GradientCheck
@@ -342,14 +343,22 @@ def test_the_verification_refuses_losses_that_are_not_finite(cls: type, error: s
         verified(cls)
 
 
-def test_a_skipped_update_names_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [([], "decoder.a"), ([["decoder.a"], ["decoder.c"], []], "decoder.a, decoder.c")],
+)
+def test_a_skipped_update_names_the_losses_that_are_not_finite(
+    tmp_path: Path, others: list[list[str]], named: str
+) -> None:
+    """Another process may have computed them. ``others`` are those of the other processes."""
+    world = World()
+    world.all_gather = lambda value: [value, *others]  # type: ignore[method-assign]
     with Log(tmp_path, quiet=True) as log:
-        check = GradientCheck("fp32", 5, tmp_path, log)
+        check = GradientCheck("fp32", 5, tmp_path, log, world)
         losses = {"decoder.a": torch.tensor(math.nan), "decoder.b": torch.tensor(1.0)}
         check.check(Progress(), math.nan, [torch.arange(2).numpy()], losses)
-    assert (
-        "(not finite: decoder.a; prepared training pairs 1, 2" in (tmp_path / "log.txt").read_text()
-    )
+    said = f"(not finite: {named}; prepared training pairs 1, 2"
+    assert said in (tmp_path / "log.txt").read_text()
 
 
 # Records
