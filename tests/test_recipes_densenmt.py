@@ -59,6 +59,14 @@ def test_tables_are_complete_and_in_order(folder):
     check_tables(folder, TABLES[folder])
 
 
+def test_rows_that_are_not_in_the_table_of_words_are_compared_with_its_row():
+    papers = [row.paper for row in rows("densenmt/iwslt14_deen_words").values() if row.paper]
+    assert {(paper.metric, paper.checkpoint) for paper in papers} == {("multi-bleu", "best")}
+    bases = {paper.row: paper.compared_with for paper in papers}
+    # By default, a row is compared with the first one, BASE-4L.
+    assert bases.pop("DenseNMT-8L-2") == "BASE-8L" and set(bases.values()) == {None}
+
+
 def test_names_of_files_agree_with_their_settings():
     for folder in TABLES:
         for name, recipe in rows(folder).items():

@@ -65,15 +65,19 @@ def published() -> dict[str, TableConfig]:
 def check_tables(folder: str, sizes: dict[str, int]) -> None:
     """Check that the rows of a folder make tables of these sizes.
 
-    Each row is in its table once. The lines of a table are 1, 2, ..., except those of the rows of
-    other authors.
+    Each row is in its table once, with its own line. The lines of a table are 1, 2, ..., except
+    those of the rows of other authors. All rows of a table have the same metric.
     """
     tables: dict[str, list[tuple[int | None, str | None]]] = {}
+    metrics: dict[str, set[str | None]] = {}
     for row in rows(folder).values():
         assert row.paper
         tables.setdefault(row.paper.table, []).append((row.paper.line, row.paper.row))
+        metrics.setdefault(row.paper.table, set()).add(row.paper.metric)
+    assert all(len(names) == 1 for names in metrics.values())
     assert {table: len(members) for table, members in tables.items()} == sizes
-    assert all(len({row for _, row in lines}) == len(lines) for lines in tables.values())
+    for lines in tables.values():
+        assert len({line for line, _ in lines}) == len({row for _, row in lines}) == len(lines)
     for table, lines in tables.items():
         if table not in published():
             assert sorted(line for line, _ in lines) == list(range(1, len(lines) + 1))
