@@ -74,7 +74,7 @@ def command(
     all_settings = [[*overrides, f"training.seed={seed}"] for seed in seeds] or [[*overrides]]
     recipes = [load_recipe(config, settings) for settings in all_settings]
     from fusetk.experiment.places import is_row, places, recipe_with_folders
-    from fusetk.experiment.raw import provide_raw_text
+    from fusetk.experiment.raw import dataset_to_make, provide_raw_text
     from fusetk.experiment.run import Experiment, Options
     from fusetk.experiment.smoke import smoke_recipe
     from fusetk.reporting.runs import VALID
@@ -103,7 +103,7 @@ def command(
             raise ConfigError(
                 f"--smoke cannot make a folder beside --out {where.out}: give another --out"
             )
-        if not (dry_run and dataset):  # --dataset would make the text
+        if not (dry_run and dataset and dataset_to_make(recipe)):
             local = recipe_with_folders(recipe, raw, where)
             provide_raw_text(local, raw, dataset, any_data, inform)
         if smoke:

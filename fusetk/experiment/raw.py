@@ -13,6 +13,15 @@ from fusetk.papers import PaperConfig
 from fusetk.recipe import Recipe
 
 
+def dataset_to_make(recipe: Recipe) -> str | None:
+    """Return the data set that ``provide_raw_text`` can make for a recipe; None without one.
+
+    A data set that needs further steps of the user is not made.
+    """
+    paper = recipe.paper
+    return None if paper is None or paper.dataset_note else paper.dataset
+
+
 def provide_raw_text(
     recipe: Recipe, raw: Path, makes: bool, any_data: bool, say: Callable[[str], None]
 ) -> None:
@@ -23,20 +32,20 @@ def provide_raw_text(
     text is that of another data set.
     """
     missing = missing_texts(recipe)
-    paper = recipe.paper
-    if paper and paper.dataset and not paper.dataset_note and (makes or raw.is_dir()):
+    name = dataset_to_make(recipe)
+    if name and (makes or raw.is_dir()):
         names = [Path(prefix).name for _, prefix in prefixes_by_use(recipe.data)]
-        dataset = table.read(paper.dataset)
+        dataset = table.read(name)
         texts = [text for text in dataset.texts if text.name in names]
         check_origins(dataset.model_copy(update={"texts": texts}), raw)
         if makes and missing:
-            make(table.read(paper.dataset, names), raw, raw / ARCHIVES, True, say, any_data)
+            make(table.read(name, names), raw, raw / ARCHIVES, True, say, any_data)
     if missing := missing_texts(recipe):
         reason = _first(missing)
         if not raw.is_dir():
             what = "this is not a folder" if raw.exists() else "the folder does not exist"
             reason = f"--raw {raw}: {what}"
-        raise DataError(f"{reason}: {_advice(paper, raw, makes)}")
+        raise DataError(f"{reason}: {_advice(recipe.paper, raw, makes)}")
 
 
 def missing_texts(recipe: Recipe) -> list[str]:

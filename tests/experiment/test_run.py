@@ -197,6 +197,23 @@ def test_a_dry_run_prints_only_the_plan(config, monkeypatch):
     assert sorted(config.parent.rglob("*")) == files
 
 
+@pytest.mark.parametrize(
+    "paper, error",
+    [
+        ("dataset: iwslt14-de-en", ""),
+        ("dataset: nist-zh-en, dataset_note: segment it", "first, then segment it"),
+        ("line: 1", "put the text there, since the config names no data set"),
+    ],
+)
+def test_a_dry_run_says_that_dataset_would_not_make_the_text(config, paper, error):
+    config.write_text(f"{config.read_text()}paper: {{table: Mine, row: my, {paper}}}\n")
+    raw = str(config.parent / "none")
+    result = CliRunner().invoke(main, ["run", str(config), "--raw", raw, "--dataset", "--dry-run"])
+    assert result.exit_code == (2 if error else 0)
+    assert error in result.stderr and bool(result.stdout) != bool(error)
+    assert not Path(raw).exists()
+
+
 @pytest.mark.parametrize("number", range(len(COMPLETE)))
 def test_after_a_failure_the_next_call_continues_there(config, monkeypatch, number):
     run, steps = experiment(config, monkeypatch)
