@@ -335,16 +335,26 @@ def _count(recipe: "Recipe", sizes: tuple[int, int], origin: str) -> ParameterCo
 def make_tables(rows: Iterable[PaperRow], all_scores: bool = False) -> list[PaperTable]:
     """Group rows by table.
 
-    A table has the columns of the scores that the paper prints, if its rows say what these are.
-    Other tables, and with ``all_scores`` all tables, have the columns of all recorded scores.
+    A table has the columns of the scores that the paper prints, if its rows say what these are. A
+    row that does not say it, such as one that the user adds, gets the metric and the checkpoint of
+    the first row that does. Other tables, and with ``all_scores`` all tables, have the columns of
+    all recorded scores.
     """
     groups: dict[str, list[PaperRow]] = {}
     for row in rows:
         groups.setdefault(row.paper.table, []).append(row)
     tables = []
     for title, members in groups.items():
-        says = any(row.paper.metric and row.paper.checkpoint for row in members)
-        as_printed = says and not all_scores
+        papers = [row.paper for row in members]
+        first = next((paper for paper in papers if paper.metric and paper.checkpoint), None)
+        as_printed = first is not None and not all_scores
+        if first is not None:
+            for row in members:
+                kind = {
+                    "metric": row.paper.metric or first.metric,
+                    "checkpoint": row.paper.checkpoint or first.checkpoint,
+                }
+                row.paper = row.paper.model_copy(update=kind)
         columns = _printed_columns(members) if as_printed else _columns(members)
         tables.append(PaperTable(title, members, columns, as_printed))
     return tables

@@ -420,6 +420,21 @@ def test_runs_that_were_scored_otherwise_are_named(printed: Path, tmp_path: Path
         assert table["rows"][2]["measured"] and not table["warnings"]
 
 
+def test_a_row_without_a_metric_is_scored_as_the_other_rows(recipes: Path, tmp_path: Path) -> None:
+    plain = recipes / "b_plain.yaml"
+    values = yaml.safe_load(plain.read_text())
+    values["paper"] |= {"metric": "multi-bleu", "checkpoint": "best"}
+    plain.write_text(yaml.safe_dump(values))
+    make_run(tmp_path / "runs" / "plain", plain, 1, bleu(30.0))
+    make_run(tmp_path / "runs" / "wide", recipes / "a_wide.yaml", 1, bleu(31.0))
+    other = bleu(33.0, metric="chrf")
+    make_run(tmp_path / "runs" / "none", recipes / "c_none.yaml", 1, other)
+    output = report(recipes, "--runs", tmp_path / "runs")
+    assert "measured: test, best, multi-bleu;" in output
+    assert line(output, "wide")[-3:] == ["31.00", "(1)", "+1.00"]
+    assert "not scored as in the paper: none: best by chrf, not best by multi-bleu" in output
+
+
 def test_the_best_validation_is_beside_the_printed_one(toy: Path, tmp_path: Path) -> None:
     paper = {"table": TABLE, "row": "one", "valid": 34.1, "bleu": 32.6}
     paper |= {"metric": "multi-bleu-lc", "checkpoint": "best"}
