@@ -48,6 +48,12 @@ class Text:
         self.models = models or {}
         self._functions: dict[str, list[LineFunction]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without the functions of the steps, which pickle may refuse."""
+        state = {**vars(self), "_functions": {}}
+        state.pop("_undo_functions", None)
+        return state
+
     def language(self, side: str) -> str:
         return self.source_language if side == "source" else self.target_language
 

@@ -1,5 +1,6 @@
 """Prep steps of classes outside fusetk."""
 
+import pickle
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -329,6 +330,13 @@ def test_a_step_that_adds_spaces_gives_no_warning(folder: Path) -> None:
         reported: list[str] = []
         prepare(config(folder, steps), report=reported.append)
         assert any("its words are not separated" in line for line in reported) == warned
+
+
+def test_text_with_a_step_can_be_pickled_after_its_use() -> None:
+    text = Text([Letters(step="letters")], "de", "en")
+    assert text.raw(text.words("target", "ab")) == "ab"
+    loaded = pickle.loads(pickle.dumps(text))
+    assert loaded.words("target", "ab") == "a b" and loaded.raw("a b") == "ab"
 
 
 class Reduced:
