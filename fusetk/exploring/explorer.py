@@ -14,7 +14,7 @@ from fusetk.decoding.scores import normalized_score
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError
 from fusetk.evaluation import connection_weights
-from fusetk.evaluation.forward_trace import UNKNOWN_WORDS
+from fusetk.evaluation.forward_trace import UNKNOWN_WORDS, trace_forward
 from fusetk.evaluation.layer_shares import find_fusions
 from fusetk.models.description import summary
 from fusetk.models.seq2seq import Seq2Seq
@@ -278,9 +278,11 @@ def views(model: Seq2Seq) -> list[View]:
     """Return the kinds of heatmap that a model has: of its layers, then of its attention."""
     all_views = []
     with suppress(DataError):  # no side of the model fuses several layers
-        fusions = find_fusions(model)
-        hops = max(getattr(module, "hops", 0) for module in fusions)
-        all_views.append(View("fuse", WHATS["fuse"], [], hops, []))
+        find_fusions(model)
+        recorded = trace_forward(model, [UNKNOWN_WORDS], "*.fuse.hops").recorded
+        # The heatmap of a record with another number of dimensions is an error.
+        hops = [weights.shape[2] for weights in recorded.values() if weights.ndim == 4]
+        all_views.append(View("fuse", WHATS["fuse"], [], max(hops, default=0), []))
     with suppress(DataError):  # no connection has weights
         all_views.append(
             View("connect", WHATS["connect"], [], 0, connection_weights.position_readers(model))

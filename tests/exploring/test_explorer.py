@@ -2,19 +2,23 @@
 
 import copy
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-from fusetk import system
+from fusetk import system, trace
 from fusetk.data.bpe import BPE
 from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.vocab import EOS
 from fusetk.decoding.requests import Request
 from fusetk.errors import DataError
 from fusetk.exploring.explorer import Explorer, Heatmap, Search, views
+from fusetk.fusion.base import LayerFusion, LayerFusionConfig
 from fusetk.models import MODELS
 from fusetk.models.description import summary
 from fusetk.plotting.attention import TokenPair
@@ -144,6 +148,25 @@ def test_every_backbone_has_views(kind: str) -> None:
     config = MODELS[kind].Config.model_validate({**BACKBONES[kind].sizes, "kind": kind})
     depth = "depth 1" if kind == "recurrent" else "2 layers"
     assert summary(config).startswith(kind + ";") and depth in summary(config)
+
+
+class Readers(LayerFusion):
+    """A mean of three hops; the name of its modules is that of a number in `fuse: attention`."""
+
+    def __init__(self, config: LayerFusionConfig, widths: Sequence[int], width: int, name: str):
+        super().__init__(config, widths, width, name)
+        self.hops = nn.ModuleList(nn.Linear(width, self.num_fused) for _ in range(3))
+
+    def fuse(self, layers: list[Tensor]) -> Tensor:
+        weights = torch.stack([hop(layers[-1]).softmax(-1) for hop in self.hops], -2)
+        trace.record(f"{self.name}.hops", weights)
+        return (weights.mean(-2).unsqueeze(-1) * torch.stack(layers, -2)).sum(-2)
+
+
+def test_the_hops_of_an_outside_fusion_are_those_that_it_records() -> None:
+    model = build("transformer", encoder={"fuse": {"kind": f"{__name__}:Readers"}})
+    view = views(model)[0]
+    assert (view.what, view.heads) == ("fuse", 3)
 
 
 def test_heatmaps_are_those_of_plot_attention(fused: Explorer) -> None:
