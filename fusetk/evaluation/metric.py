@@ -123,9 +123,10 @@ def _problem_of_rows(rows: Any, lines: int) -> str | None:
     try:
         lengths = {len(row) for row in rows}
         first = [float(value) for row in rows[:1] for value in row if not isinstance(value, str)]
+        is_numeric = not rows or len(first) == len(rows[0])
     except (TypeError, ValueError):
-        first = []
-    if rows and len(first) != len(rows[0]):
+        is_numeric = False
+    if not is_numeric:
         return "rows with values that are not numbers"
     return "rows of different lengths" if len(lengths) > 1 else None
 
