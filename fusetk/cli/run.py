@@ -118,6 +118,8 @@ def command(
         click.echo("\n".join(plans))
         return
     inform("\n".join(plans))
+    for experiment in experiments:  # the training of the first seed may take days
+        experiment.check()
     for experiment in experiments:
         if slurm:
             submit(experiment, sbatch)

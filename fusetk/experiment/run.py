@@ -11,7 +11,7 @@ from fusetk import sections
 from fusetk.data import manifest
 from fusetk.data.batch_config import UNITS
 from fusetk.data.steps.lowercase import lowercases_target
-from fusetk.errors import CheckpointError, ConfigError, FusetkError, quantity
+from fusetk.errors import ConfigError, FusetkError, quantity
 from fusetk.evaluation.metrics import scores_tokens
 from fusetk.experiment import STEPS, counts, launch
 from fusetk.experiment.places import Places
@@ -61,6 +61,14 @@ class Experiment:
         self.say = say
         metrics_of(recipe, options.metrics)  # an unknown metric is an error before the first step
         self._locks: list[int] = []  # open files that the commands hold, too
+
+    def check(self) -> None:
+        """Raise ConfigError if the run exists and cannot be continued with this config.
+
+        Also raise it if prep would replace the prepared text of the run, and CheckpointError if the
+        last checkpoint is damaged.
+        """
+        check_config(self.recipe, self.places.run, "--out")
 
     def run(self) -> None:
         """Take all steps, up to ``options.until``.
@@ -116,7 +124,8 @@ class Experiment:
             return False, ""
         try:
             progress = read_progress(last.resolve())
-        except CheckpointError as error:
+            self.check()
+        except FusetkError as error:
             return False, f"to do; {error}"
         stages = self.recipe.training.stages
         updates = quantity(progress.update, "update")
@@ -203,7 +212,7 @@ class Experiment:
         folder = str(self.places.prepared(self.recipe.data))
         data = self.recipe.data.model_copy(update={"folder": folder})
         self.recipe = self.recipe.model_copy(update={"data": data})
-        check_config(self.recipe, self.places.run, "--out")
+        self.check()
         write_if_changed(self.places.config, sections.dump(self.recipe).encode())
 
     def _check_counts(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -446,9 +447,12 @@ def test_a_run_of_another_config_names_the_option_out_and_keeps_its_config(confi
     called = len(steps.called)
     training = run.recipe.training.model_copy(update={"seed": 7})
     run.recipe = run.recipe.model_copy(update={"training": training})
-    with pytest.raises(ConfigError, match=r"training.seed: 1 -> 7.*: choose another --out, or"):
+    error = r"training.seed: 1 -> 7.*: choose another --out, or"
+    with pytest.raises(ConfigError, match=error):
         run.run()
     assert run.places.config.read_text() == text and len(steps.called) == called
+    (run.places.run / CHECKPOINTS / "last").symlink_to("update-0000004")
+    assert re.match(f"  train    to do; .*{error}", run.plan()[2])
 
 
 def test_a_further_reference_needs_all_texts(tmp_path):
@@ -797,6 +801,20 @@ def test_seeds_are_trained_one_after_the_other(config, monkeypatch):
         result = CliRunner().invoke(main, ["run", str(config), "--raw", ".", *options])
         assert result.exit_code == 0 and runs == expected
         assert [name in result.stderr for name in expected] == [True] * len(expected)
+
+
+def test_the_first_seed_waits_for_the_check_of_all_seeds(config, monkeypatch):
+    monkeypatch.setattr("fusetk.experiment.raw.provide_raw_text", lambda *arguments: None)
+    monkeypatch.setattr(Experiment, "run", lambda self: pytest.fail("the first seed began"))
+    out = config.parent / "out"
+    checkpoint = out / "run.my.seed2" / CHECKPOINTS / "update-0000002"
+    write_state(checkpoint, "x", progress=Progress(update=2).to_state())
+    other = CONFIG.replace("width: 16", "width: 32")
+    (out / "run.my.seed2" / CONFIG_NAME).write_text(f"{other}  seed: 2\n")
+    options = ["--raw", ".", "--out", str(out), "--seed=1", "--seed=2"]
+    result = CliRunner().invoke(main, ["run", str(config), *options])
+    assert result.exit_code == 2
+    assert "run.my.seed2 was started with another config (model.width: 32 -> 16" in result.stderr
 
 
 def test_the_config_is_a_file():
