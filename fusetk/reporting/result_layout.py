@@ -56,8 +56,11 @@ def _notes(table: ResultTable, columns: Sequence[TableColumn]) -> list[str]:
         notes.append(f"measured in one run: {costs.settings}; on {costs.processor}, {costs.device}")
     if len(table.rows) > 1 or table.baseline is None:
         missing = ", which has no complete training" if table.baseline is None else ""
+        by_name = ""
+        if table.first_row.first.line is None:
+            by_name = ", the first name, because no row has a paper.line"
         exception = ", except for the rows named below" if bases else ""
-        notes.append(f"baseline: {first}{missing}{exception}")
+        notes.append(f"baseline: {first}{missing}{by_name}{exception}")
     for name in sorted(filter(None, bases)):
         rows = [
             row.name for row in table.rows if row.first.compared_with == name and row.name != name

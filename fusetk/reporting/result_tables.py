@@ -161,9 +161,14 @@ class ResultTable(NamedTuple):
     baseline: ResultRow | None  # of rows that name none; None if it is hidden
 
     @property
+    def first_row(self) -> ResultRow:
+        """The first row of the table, also if it is hidden."""
+        return self.baseline or self.hidden_rows[0]
+
+    @property
     def baseline_name(self) -> str:
         """The name of the first row of the table, also if it is hidden."""
-        return (self.baseline or self.hidden_rows[0]).name
+        return self.first_row.name
 
     @property
     def hidden_runs(self) -> list[tuple[str, SavedRun]]:

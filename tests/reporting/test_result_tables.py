@@ -444,6 +444,14 @@ def test_peak_memory_of_a_gpu_is_not_averaged_with_that_of_a_process(
     assert (cells(results)["fused"]["peak memory"] == "") == on_gpu
 
 
+def test_a_note_says_that_the_baseline_is_the_first_name(results: Path) -> None:
+    assert "baseline: plain, except" in output(results)
+    for path in results.glob("*.json"):
+        write_result(path, read_result(path), line=None)
+    text = "baseline: fused, the first name, because no row has a paper.line\n"
+    assert text in output(results)
+
+
 def test_runs_that_are_not_comparable_are_named(results: Path) -> None:
     path = results / "fused.seed2.json"
     result = read_result(path)
