@@ -67,9 +67,7 @@ def check_hop(traces: Sequence[FusionTrace], hop: int | str) -> None:
     """Raise DataError if no fusion has this hop: a number from 1, ``mean`` or ``all``."""
     counts = {traced.side: _num_hops(traced) for traced in traces if traced.hops}
     if hop != "all" and not counts:
-        raise DataError(
-            "no fusion of this model has hops (only fuse: attention has): omit the head"
-        )
+        raise DataError("no fusion of this model has hops, as fuse: attention has: omit the head")
     if isinstance(hop, int) and not 1 <= hop <= max(counts.values()):
         known = join_names(
             [f"the {side} fusion has {quantity(count, 'hop')}" for side, count in counts.items()]

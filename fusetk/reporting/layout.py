@@ -167,7 +167,20 @@ def table_notes(table: PaperTable) -> list[str]:
         _, shared = _measured_heads(table)
         prefix = f"{', '.join(shared)}; " if shared else ""
         notes.append(f"measured: {prefix}mean ± sample standard deviation over seeds (runs)")
-    return [*notes, *table_warnings(table)]
+    return [*notes, *_notes_of_missing_bases(table), *table_warnings(table)]
+
+
+def _notes_of_missing_bases(table: PaperTable) -> list[str]:
+    """Return the rows that are compared with a row outside the table, so without differences."""
+    groups: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.paper.compared_with and table.base_of(row) is None:
+            groups.setdefault(row.paper.compared_with, []).append(row.name)
+    return [
+        f"{', '.join(names)}: no difference, because no row of the table is {base!r} "
+        "(paper.compared_with)"
+        for base, names in groups.items()
+    ]
 
 
 def _footnote(row: PaperRow) -> str:

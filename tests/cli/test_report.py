@@ -435,6 +435,15 @@ def test_a_row_without_a_metric_is_scored_as_the_other_rows(recipes: Path, tmp_p
     assert "not scored as in the paper: none: best by chrf, not best by multi-bleu" in output
 
 
+def test_a_row_that_is_compared_with_a_missing_row_is_named(recipes: Path) -> None:
+    assert "no difference" not in report(recipes)
+    wide = recipes / "a_wide.yaml"
+    values = yaml.safe_load(wide.read_text())
+    values["paper"]["compared_with"] = "plane"
+    wide.write_text(yaml.safe_dump(values))
+    assert "wide: no difference, because no row of the table is 'plane'" in report(recipes)
+
+
 def test_the_best_validation_is_beside_the_printed_one(toy: Path, tmp_path: Path) -> None:
     paper = {"table": TABLE, "row": "one", "valid": 34.1, "bleu": 32.6}
     paper |= {"metric": "multi-bleu-lc", "checkpoint": "best"}
