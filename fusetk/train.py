@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch import nn
 
 import fusetk
 from fusetk import sections
@@ -242,6 +243,19 @@ def _end(progress: Progress, run: Path) -> list[str]:
     ]
 
 
+def _check_same_parameters(model: nn.Module, world: World) -> None:
+    """Raise ConfigError if the processes have parameters of other names, shapes or order.
+
+    Gradients are added in this order. The order of a set of strings differs between processes.
+    """
+    shapes = [[name, list(value.shape)] for name, value in model.named_parameters()]
+    if len(set(world.all_gather(digest(shapes)))) > 1:
+        raise ConfigError(
+            "the models of the processes have different parameters, or another order of them: "
+            "register the parameters of your own classes in a fixed order, and not in that of a set"
+        )
+
+
 def _build_model(
     recipe: Recipe, pipeline: Pipeline, execution: Execution, resuming: bool
 ) -> tuple[Seq2Seq, list[str]]:
@@ -263,6 +277,7 @@ def _build_model(
         if kinds := sorted(outside_kinds(recipe.model.model_dump())):
             with newer_rule(warnings, resuming):
                 check_construction(model, lambda: build(recipe, *sizes))
+            _check_same_parameters(model, execution.world)
         shards = recipe.training.shard and execution.world.size > 1
         if recipe.training.start_from is not None and not resuming:
             old_run, folder = start_checkpoint(Path(recipe.training.start_from))

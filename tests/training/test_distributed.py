@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from click.testing import CliRunner
+from torch import nn
 
 from fusetk import processes as process_module
 from fusetk import runs
@@ -25,7 +26,7 @@ from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.cli.main import main
 from fusetk.errors import ConfigError, FusetkError
-from fusetk.processes import local_device
+from fusetk.processes import World, local_device
 from fusetk.recipe import load
 from fusetk.training.gradients import seed_of_update
 from fusetk.training.parallel import all_reduce_gradients
@@ -441,6 +442,24 @@ def test_processes_with_different_files_are_refused(toy: Path, tmp_path: Path, o
     said = train(toy, tmp_path / "run", overrides if other == "module" else [], 2, code).fail()
     assert said.count("the processes have different configs, prepared data, versions") == 2
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_processes_with_another_order_of_parameters_are_refused() -> None:
+    """A class outside fusetk may take the order from a set of strings."""
+
+    class Model(nn.Module):
+        def __init__(self, names: str):
+            super().__init__()
+            for name in names:
+                self.register_parameter(name, nn.Parameter(torch.zeros(2)))
+
+    world = World()
+    sent: list[str] = []
+    world.all_gather = lambda value: sent.append(value) or list(sent)  # type: ignore[method-assign]
+    for names in ("ab", "ab"):
+        train_module._check_same_parameters(Model(names), world)
+    with pytest.raises(ConfigError, match="or another order of them: register the parameters"):
+        train_module._check_same_parameters(Model("ba"), world)
 
 
 @pytest.mark.slow
