@@ -760,7 +760,7 @@ MUTATIONS = [
     Mutation(
         "every layer uses its own values only",
         "nn/value_residual.py",
-        "first * x.first + own * v",
+        "a * x.first + b * v",
         "v",
         ("models/test_value_residual.py",),
         "equation",

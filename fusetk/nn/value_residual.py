@@ -15,7 +15,7 @@ class ValueInputs(NamedTuple):
     first: Tensor | None
     """The values of the lowest layer at the same positions (B, T, groups * d), or None."""
     weights: tuple[Tensor | float, Tensor | float]
-    """The weights of the values of the lowest layer and of the own values."""
+    """The weight of the values of the lowest layer, and that of the layer's own values."""
 
 
 class ValueOutput(NamedTuple):
@@ -28,7 +28,7 @@ class ValueOutput(NamedTuple):
 
 
 class ValueResidualAttention(GroupedSelfAttention):
-    """Self-attention whose values are a V_1 + b V_n with two weights (Zhou et al. 2025).
+    """Self-attention whose values are a V_1 + b V_n with weights a and b (Zhou et al. 2025).
 
     V_n are the layer's own values, and V_1 are those of the lowest layer. Without V_1 they are V_n.
     The cache holds the sum, so decoding needs no other state.
@@ -38,8 +38,8 @@ class ValueResidualAttention(GroupedSelfAttention):
         q, k, v = super()._projections(x.x, start)
         if x.first is None:
             return q, k, v
-        first, own = x.weights
-        return q, k, first * x.first + own * v
+        a, b = x.weights
+        return q, k, a * x.first + b * v
 
     def _output(self, y: Tensor, x: ValueInputs, v: Tensor) -> ValueOutput:
         return ValueOutput(y, v)

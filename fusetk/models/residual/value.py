@@ -21,9 +21,9 @@ class ValueResidualConfig(ResidualConfig):
     own: float = Field(0.5, gt=0, le=1000)
     """Weight of the layer's own values."""
     learned: bool = False
-    """Learn both weights in each layer, from these values."""
+    """Learn the weights of each layer; `first` and `own` are the initial values."""
     from_layer: int = Field(2, ge=2)
-    """Lowest layer that uses the values of the lowest layer, counted from 1."""
+    """Lowest layer, counted from 1, that adds the values of layer 1 to its own."""
 
     def check(self, norm: Norm, layers: int) -> None:
         if layers == 1:
@@ -88,16 +88,16 @@ class ValueResidual(PlainResidual):
         x = self.normed_input(stream.x)
         if not self.is_attention:
             return x, stream
-        first, own = self.config.first, self.config.own
+        a, b = self.config.first, self.config.own
         if self.weights is not None:
-            first, own = self.weights.unbind()
+            a, b = self.weights.unbind()
         if trace.is_listening_for(self.values_name):
             weights = torch.zeros(self.layer + 1)
             weights[-1] = 1
             if self.uses_first:
-                weights[0], weights[-1] = first, own
+                weights[0], weights[-1] = a, b
             trace.record(self.values_name, weights)
-        return ValueInputs(x, stream.first if self.uses_first else None, (first, own)), stream
+        return ValueInputs(x, stream.first if self.uses_first else None, (a, b)), stream
 
     def after(self, stream: ValueStream, y: Tensor | ValueOutput) -> ValueStream:
         first = stream.first
