@@ -43,7 +43,7 @@ COMMANDS = {
     "doctor": "Describe this machine and the causes of slow computation.",
 }
 
-SEVERAL_PROCESSES = ("train", "decode")  # the commands that torchrun may start in several processes
+DISTRIBUTED_COMMANDS = ("train", "decode")  # torchrun may start them in several processes
 
 # Commands that keep a part of their result after Ctrl-C, and how to continue.
 CONTINUE = {
@@ -143,11 +143,11 @@ class _LazyGroup(click.Group):
         # Other launchers are not refused: a cluster may set WORLD_SIZE for a single process, too.
         started_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         several = started_by_torchrun and os.environ.get("WORLD_SIZE", "1") != "1"
-        if several and args[0] not in SEVERAL_PROCESSES and not context.resilient_parsing:
+        if several and args[0] not in DISTRIBUTED_COMMANDS and not context.resilient_parsing:
             raise ConfigError(
-                f"torchrun started fusetk {args[0]} in {os.environ['WORLD_SIZE']} processes, each "
-                "of which would do all of its work: start it without torchrun (only "
-                f"{' and '.join(SEVERAL_PROCESSES)} share their work)"
+                f"torchrun started fusetk {args[0]} in {os.environ['WORLD_SIZE']} processes, and each "
+                "of them would do all the work: start the command without torchrun (only "
+                f"{' and '.join(DISTRIBUTED_COMMANDS)} divide their work among processes)"
             )
         return super().resolve_command(context, args)
 
