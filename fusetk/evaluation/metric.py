@@ -122,11 +122,13 @@ def _problem_of_rows(rows: Any, lines: int) -> str | None:
         return f"{quantity(len(rows), 'row')} for {quantity(lines, 'line')}"
     try:
         lengths = {len(row) for row in rows}
+    except TypeError:
+        return "values instead of rows"
+    try:
         first = [float(value) for row in rows[:1] for value in row if not isinstance(value, str)]
-        is_numeric = not rows or len(first) == len(rows[0])
     except (TypeError, ValueError):
-        is_numeric = False
-    if not is_numeric:
+        first = []
+    if rows and len(first) != len(rows[0]):
         return "rows with values that are not numbers"
     return "rows of different lengths" if len(lengths) > 1 else None
 

@@ -498,7 +498,7 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("outside_metrics:Unequal", "outside_metrics:Unequal returned rows of different lengths"),
         ("outside_metrics:Text", "outside_metrics:Text returned rows with values that are not"),
         ("outside_metrics:Digits", "outside_metrics:Digits returned rows with values that are not"),
-        ("outside_metrics:Flat", "outside_metrics:Flat returned rows with values that are not"),
+        ("outside_metrics:Flat", "outside_metrics:Flat returned values instead of rows as"),
         ("outside_metrics:Numbers", "score of the metric outside_metrics:Numbers returned float"),
         ("outside_metrics:NoNumber", "outside_metrics:NoNumber is 'a', not a number: correct"),
         ("outside_metrics:Other", "is not a subclass of fusetk.evaluation.metric.Metric"),
