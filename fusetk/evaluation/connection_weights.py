@@ -139,9 +139,9 @@ def undrawn(model: "Seq2Seq", sides: Sequence[str] = MODEL_SIDES) -> list[str]:
     readings = trace_readings(model, [UNKNOWN_WORDS], sides)
     drawn = {".".join(reading.name.split(".")[:2]) for reading in readings}
     connections = _connections(model, sides)
-    # `value-residual` records inputs of layers, as a connection does.
-    of_others = drawn - {each.place for each in connections}
-    drawn |= {place.replace(".connect", ".residual") for place in of_others}
+    # `value-residual` records weights of `connect`. Its stack has no connection with weights.
+    without_connection = drawn - {each.place for each in connections}
+    drawn |= {place.replace(".connect", ".residual") for place in without_connection}
     return [
         f"{each.place} ({each.kind}) is not drawn: it recorded no weights{_advice([each])}"
         for each in connections

@@ -280,7 +280,7 @@ def views(model: Seq2Seq) -> list[View]:
     with suppress(DataError):  # no side of the model fuses several layers
         find_fusions(model)
         recorded = trace_forward(model, [UNKNOWN_WORDS], "*.fuse.hops").recorded
-        # The heatmap of a record with another number of dimensions is an error.
+        # Drawing reports a record with another number of dimensions as an error.
         hops = [weights.shape[2] for weights in recorded.values() if weights.ndim == 4]
         all_views.append(View("fuse", WHATS["fuse"], [], max(hops, default=0), []))
     with suppress(DataError):  # no connection has weights

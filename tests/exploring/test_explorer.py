@@ -151,7 +151,7 @@ def test_every_backbone_has_views(kind: str) -> None:
 
 
 class Readers(LayerFusion):
-    """A mean of three hops; the name of its modules is that of a number in `fuse: attention`."""
+    """A mean of three hops. `hops` is a list of modules; in `fuse: attention` it is a number."""
 
     def __init__(self, config: LayerFusionConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)
