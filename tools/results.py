@@ -14,7 +14,7 @@ results, relative to the file, and the kind of the table:
 - ``losses SYSTEM ...``: the validation losses of these systems after some epochs. A name alone
   selects the trainings with the recipe's values, and ``NAME@KEY=VALUE,KEY=VALUE`` those with other
   values.
-- ``training-losses SYSTEM ...``: their training losses in these epochs.
+- ``training-losses SYSTEM ...``: the training losses of these systems in some epochs.
 - ``tuning KEY EPOCHS``: the lowest validation losses in the first epochs for each value of a key
   that was tried.
 - ``loss-counts``: the number of systems whose validation loss is lower than that of their baseline.

@@ -1,4 +1,4 @@
-"""Reading of configs: ``extends``, overrides, and the place where each key was written."""
+"""Reading and writing of configs: ``extends``, overrides, and the place of each key."""
 
 import os
 import re

@@ -59,10 +59,10 @@ class GradientCheck:
         """Record whether the update after ``progress`` had a finite gradient.
 
         All processes must call it with the same ``grad_norm``. ``additional`` are the additional
-        losses of this process; the message of a failure names those of all processes that are not
-        finite. In fp16, a gradient that is not finite is not a failure while the loss scale can
-        still be lowered. Raises TrainingDiverged after ``max_skipped`` consecutive failures, or
-        FusetkError if no update had a finite gradient.
+        losses of this process. The message of a failure names the losses that are not finite in at
+        least one process. In fp16, a gradient that is not finite is not a failure while the loss
+        scale can still be lowered. Raises TrainingDiverged after ``max_skipped`` consecutive
+        failures, or FusetkError if no update had a finite gradient.
         """
         finite = math.isfinite(grad_norm)
         self.had_finite_gradient |= finite
