@@ -59,7 +59,7 @@ def test_tables_are_complete_and_in_order(folder):
     check_tables(folder, TABLES[folder])
 
 
-def test_rows_that_are_not_in_the_table_of_words_are_compared_with_its_row():
+def test_rows_of_words_have_the_same_score_and_densenmt_8l_2_is_compared_with_base_8l():
     papers = [row.paper for row in rows("densenmt/iwslt14_deen_words").values() if row.paper]
     assert {(paper.metric, paper.checkpoint) for paper in papers} == {("multi-bleu", "best")}
     bases = {paper.row: paper.compared_with for paper in papers}

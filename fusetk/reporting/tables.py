@@ -335,10 +335,10 @@ def _count(recipe: "Recipe", sizes: tuple[int, int], origin: str) -> ParameterCo
 def make_tables(rows: Iterable[PaperRow], all_scores: bool = False) -> list[PaperTable]:
     """Group rows by table.
 
-    A table has the columns of the scores that the paper prints, if its rows say what these are. A
-    row that does not say it, such as one that the user adds, gets the metric and the checkpoint of
-    the first row that does. Other tables, and with ``all_scores`` all tables, have the columns of
-    all recorded scores.
+    A table has the columns of the scores that the paper prints, if a row has ``paper.metric`` and
+    ``paper.checkpoint``. A row without them, such as one that the user adds, gets those of the
+    first row with both. Other tables, and with ``all_scores`` all tables, have the columns of all
+    recorded scores.
     """
     groups: dict[str, list[PaperRow]] = {}
     for row in rows:
