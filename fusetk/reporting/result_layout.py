@@ -56,11 +56,10 @@ def _notes(table: ResultTable, columns: Sequence[TableColumn]) -> list[str]:
         notes.append(f"measured in one run: {costs.settings}; on {costs.processor}, {costs.device}")
     if len(table.rows) > 1 or table.baseline is None:
         missing = ", which has no complete training" if table.baseline is None else ""
-        by_name = ""
-        if table.first_row.first.line is None:
-            by_name = ", the first name, because no row has a paper.line"
+        no_line = table.first_row.first.line is None
+        by_name = " (the first by name, because no row has a paper.line)" if no_line else ""
         exception = ", except for the rows named below" if bases else ""
-        notes.append(f"baseline: {first}{missing}{by_name}{exception}")
+        notes.append(f"baseline: {first}{by_name}{missing}{exception}")
     for name in sorted(filter(None, bases)):
         rows = [
             row.name for row in table.rows if row.first.compared_with == name and row.name != name

@@ -448,7 +448,7 @@ def test_a_note_says_that_the_baseline_is_the_first_name(results: Path) -> None:
     assert "baseline: plain, except" in output(results)
     for path in results.glob("*.json"):
         write_result(path, read_result(path), line=None)
-    text = "baseline: fused, the first name, because no row has a paper.line\n"
+    text = "baseline: fused (the first by name, because no row has a paper.line)\n"
     assert text in output(results)
 
 
