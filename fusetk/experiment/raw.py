@@ -14,9 +14,9 @@ from fusetk.recipe import Recipe
 
 
 def dataset_to_make(recipe: Recipe) -> str | None:
-    """Return the data set that ``provide_raw_text`` can make for a recipe; None without one.
+    """Return the data set that ``provide_raw_text`` can make for a recipe; None if there is none.
 
-    A data set that needs further steps of the user is not made.
+    It cannot make a data set that needs further steps of the user.
     """
     paper = recipe.paper
     return None if paper is None or paper.dataset_note else paper.dataset

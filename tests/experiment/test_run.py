@@ -206,7 +206,7 @@ def test_a_dry_run_prints_only_the_plan(config, monkeypatch):
         ("line: 1", "put the text there, since the config names no data set"),
     ],
 )
-def test_a_dry_run_says_that_dataset_would_not_make_the_text(config, paper, error):
+def test_a_dry_run_names_missing_text_only_if_dataset_cannot_make_it(config, paper, error):
     config.write_text(f"{config.read_text()}paper: {{table: Mine, row: my, {paper}}}\n")
     raw = str(config.parent / "none")
     result = CliRunner().invoke(main, ["run", str(config), "--raw", raw, "--dataset", "--dry-run"])
