@@ -24,6 +24,7 @@ from fusetk.errors import (
     FusetkError,
     Interrupted,
     first_line,
+    join_names,
     out_of_memory,
     quantity,
 )
@@ -207,19 +208,25 @@ def _train(
 
 
 def _check_same_files(recipe: Recipe, prepared: Mapping[str, Any], world: World) -> None:
-    """Raise ConfigError if the processes have different configs, prepared data or code.
+    """Raise ConfigError if the processes have different configs, prepared data, versions of fusetk
+    or modules outside fusetk.
 
-    Hosts may have different copies of the files. The code is that of modules outside fusetk, and
-    the version of fusetk.
+    Hosts may have different copies of the files.
     """
     settings = recipe.model_dump(mode="json")
-    settings["code"] = [fusetk.__version__, code_checksums(outside_kinds(settings))]
-    settings["data"] = manifest.training_fingerprint(prepared)
+    modules = code_checksums(outside_kinds(settings))
+    del settings["data"]  # the fingerprint is that of the text
     del settings["training"]["start_from"]  # a path, which hosts may resolve differently
-    if len(set(world.all_gather(digest(settings)))) > 1:
+    own = {
+        "configs": digest(settings),
+        "prepared data": manifest.training_fingerprint(prepared),
+        "versions of fusetk": fusetk.__version__,
+        "modules outside fusetk": digest(modules),
+    }
+    every = world.all_gather(own)
+    if different := [name for name in own if any(each[name] != own[name] for each in every)]:
         raise ConfigError(
-            "the processes have different configs, prepared data, versions of fusetk or modules "
-            "outside fusetk: give the same files to all of them"
+            f"the processes have different {join_names(different)}: use the same ones on all hosts"
         )
 
 

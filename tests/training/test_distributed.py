@@ -413,9 +413,19 @@ def test_all_processes_start_from_the_checkpoint_of_rank_0(toy: Path, tmp_path: 
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("other", ["config", "data", "module"])
-def test_processes_with_different_files_are_refused(toy: Path, tmp_path: Path, other: str) -> None:
-    """Hosts may have different copies of the config, of the prepared data and of a module."""
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ("config", "configs"),
+        ("data", "prepared data"),
+        ("version", "versions of fusetk"),
+        ("module", "modules outside fusetk"),
+    ],
+)
+def test_processes_with_different_files_are_refused(
+    toy: Path, tmp_path: Path, other: str, named: str
+) -> None:
+    """Hosts may have different copies of the config, prepared data, fusetk and a module."""
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
         (tmp_path / str(rank) / "schedule_of_a_host.py").write_text(
@@ -437,10 +447,11 @@ def test_processes_with_different_files_are_refused(toy: Path, tmp_path: Path, o
             "from fusetk.data import manifest\n"
             "if os.environ['RANK'] == '1': manifest.training_fingerprint = lambda _: 'other'"
         ),
+        "version": "import fusetk; fusetk.__version__ = f'0.{os.environ[\"RANK\"]}'",
         "module": f"sys.path.insert(0, os.path.join({str(tmp_path)!r}, os.environ['RANK']))",
     }[other]
     said = train(toy, tmp_path / "run", overrides if other == "module" else [], 2, code).fail()
-    assert said.count("the processes have different configs, prepared data, versions") == 2
+    assert said.count(f"the processes have different {named}: use the same") == 2
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
