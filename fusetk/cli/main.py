@@ -145,8 +145,8 @@ class _LazyGroup(click.Group):
         several = started_by_torchrun and os.environ.get("WORLD_SIZE", "1") != "1"
         if several and args[0] not in DISTRIBUTED_COMMANDS and not context.resilient_parsing:
             raise ConfigError(
-                f"torchrun started fusetk {args[0]} in {os.environ['WORLD_SIZE']} processes, and each "
-                "of them would do all the work: start the command without torchrun (only "
+                f"torchrun started fusetk {args[0]} in {os.environ['WORLD_SIZE']} processes, and "
+                "each would do all the work: start the command without torchrun (only "
                 f"{' and '.join(DISTRIBUTED_COMMANDS)} divide their work among processes)"
             )
         return super().resolve_command(context, args)
