@@ -119,7 +119,7 @@ def command(
         return
     inform("\n".join(plans))
     for experiment in experiments:  # the training of the first seed may take days
-        experiment.check()
+        experiment.check_run()
     for experiment in experiments:
         if slurm:
             submit(experiment, sbatch)

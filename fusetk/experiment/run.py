@@ -62,7 +62,7 @@ class Experiment:
         metrics_of(recipe, options.metrics)  # an unknown metric is an error before the first step
         self._locks: list[int] = []  # open files that the commands hold, too
 
-    def check(self) -> None:
+    def check_run(self) -> None:
         """Raise ConfigError if the run exists and cannot be continued with this config.
 
         Also raise it if prep would replace the prepared text of the run, and CheckpointError if the
@@ -124,7 +124,7 @@ class Experiment:
             return False, ""
         try:
             progress = read_progress(last.resolve())
-            self.check()
+            self.check_run()
         except FusetkError as error:
             return False, f"to do; {error}"
         stages = self.recipe.training.stages
@@ -212,7 +212,7 @@ class Experiment:
         folder = str(self.places.prepared(self.recipe.data))
         data = self.recipe.data.model_copy(update={"folder": folder})
         self.recipe = self.recipe.model_copy(update={"data": data})
-        self.check()
+        self.check_run()
         write_if_changed(self.places.config, sections.dump(self.recipe).encode())
 
     def _check_counts(self) -> None:
