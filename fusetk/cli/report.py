@@ -52,8 +52,8 @@ def command(
     compares with, which is the first row if the recipe does not say.
 
     If the recipes say how the paper scored (`paper.metric`, `paper.checkpoint`, `paper.average`),
-    the columns have only such scores, on the test sets that the paper prints. A row without
-    `paper.metric` or `paper.checkpoint` gets that of the first row with both. --all, --checkpoint,
+    the columns have only such scores, on the test sets that the paper prints. A row without one of
+    these keys gets that of the first row with a metric and a checkpoint. --all, --checkpoint,
     --metric or --set-name select other scores.
 
     Lines below the table name the runs that differ from each other or from their recipes, and those

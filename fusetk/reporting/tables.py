@@ -203,7 +203,25 @@ def read_rows(paths: Iterable[Path], run_folders: Iterable[Path] = ()) -> list[P
         # Rows without a line number come last, in the given order.
         return order[row.paper.table], row.paper.line is None, row.paper.line or 0
 
-    return sorted(rows.values(), key=position)
+    ordered = sorted(rows.values(), key=position)
+    _complete_scoring(ordered)
+    return ordered
+
+
+def _complete_scoring(rows: Sequence[PaperRow]) -> None:
+    """Complete the metric, the checkpoint and the average of rows, such as those of a user.
+
+    They are those of the first row of the table that has a metric and a checkpoint.
+    """
+    first: dict[str, PaperConfig] = {}
+    for row in rows:
+        if row.paper.metric and row.paper.checkpoint:
+            first.setdefault(row.paper.table, row.paper)
+    for row in rows:
+        if model := first.get(row.paper.table):
+            names = ("metric", "checkpoint", "average")
+            known = {name: getattr(row.paper, name) or getattr(model, name) for name in names}
+            row.paper = row.paper.model_copy(update=known)
 
 
 def _row_of_recipe(document: "Document", path: Path) -> PaperRow | None:
@@ -335,26 +353,17 @@ def _count(recipe: "Recipe", sizes: tuple[int, int], origin: str) -> ParameterCo
 def make_tables(rows: Iterable[PaperRow], all_scores: bool = False) -> list[PaperTable]:
     """Group rows by table.
 
-    A table has the columns of the scores that the paper prints, if a row has ``paper.metric`` and
-    ``paper.checkpoint``. A row without them, such as one that the user adds, gets those of the
-    first row with both. Other tables, and with ``all_scores`` all tables, have the columns of all
-    recorded scores.
+    A table has the columns of the scores that the paper prints, if its rows have ``paper.metric``
+    and ``paper.checkpoint``. Other tables, and with ``all_scores`` all tables, have the columns of
+    all recorded scores.
     """
     groups: dict[str, list[PaperRow]] = {}
     for row in rows:
         groups.setdefault(row.paper.table, []).append(row)
     tables = []
     for title, members in groups.items():
-        papers = [row.paper for row in members]
-        first = next((paper for paper in papers if paper.metric and paper.checkpoint), None)
-        as_printed = first is not None and not all_scores
-        if first is not None:
-            for row in members:
-                kind = {
-                    "metric": row.paper.metric or first.metric,
-                    "checkpoint": row.paper.checkpoint or first.checkpoint,
-                }
-                row.paper = row.paper.model_copy(update=kind)
+        says = any(row.paper.metric and row.paper.checkpoint for row in members)
+        as_printed = says and not all_scores
         columns = _printed_columns(members) if as_printed else _columns(members)
         tables.append(PaperTable(title, members, columns, as_printed))
     return tables

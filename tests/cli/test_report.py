@@ -389,6 +389,19 @@ def test_the_average_of_the_sets_is_beside_the_printed_one(printed: Path, tmp_pa
     assert "measured: average, best or average-2, multi-bleu-lc; mean" in output
 
 
+def test_a_row_of_a_user_has_the_average_of_the_table(printed: Path, toy: Path) -> None:
+    values = {
+        "extends": str(toy),
+        "model": {"attention_dropout": 0.04},
+        "paper": {"table": TABLE, "row": "mine"},
+    }
+    (printed / "mine.yaml").write_text(yaml.safe_dump(values))
+    run = make_run(printed / "runs" / "mine", printed / "mine.yaml", 1, *scores_of("best", 12, 24))
+    table, _ = tables(printed, "--runs", run)["tables"]
+    [mine] = [row for row in table["rows"] if row["row"] == "mine"]
+    assert [score["mean"] for score in mine["measured"]] == [18.0]
+
+
 def test_a_run_serves_each_row_with_its_config(printed: Path, tmp_path: Path) -> None:
     make_run(tmp_path / "run", printed / "4.yaml", 1, *scores_of("best", 10.0, 20.0))
     first, second = tables(printed, "--runs", tmp_path / "run")["tables"]
