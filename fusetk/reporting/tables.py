@@ -218,9 +218,9 @@ def _complete_scoring(rows: Sequence[PaperRow]) -> None:
         if row.paper.metric and row.paper.checkpoint:
             first.setdefault(row.paper.table, row.paper)
     for row in rows:
-        if model := first.get(row.paper.table):
-            names = ("metric", "checkpoint", "average")
-            known = {name: getattr(row.paper, name) or getattr(model, name) for name in names}
+        if paper := first.get(row.paper.table):
+            keys = ("metric", "checkpoint", "average")
+            known = {key: getattr(row.paper, key) or getattr(paper, key) for key in keys}
             row.paper = row.paper.model_copy(update=known)
 
 
