@@ -91,6 +91,12 @@ def test_the_other_seeds_have_the_best_values() -> None:
     assert not [name for name in names(*worse, result("a", 2.5, 2, rate=4)) if name[0] == "a"]
 
 
+def test_all_seeds_are_known_if_there_is_nothing_to_tune() -> None:
+    one_value = {"tuning": {"usual": {"rate": [2], "dropout": [0.2]}}}
+    assert names(**one_value)[:4] == ["a1 own", "b1 own", "a2 own", "b2 own"]
+    assert left(**one_value) == 6
+
+
 def test_trainings_left_are_counted_before_they_are_known() -> None:
     assert left() == 3 * (1 + 2 + 1 + 1)
     assert left(*FIRST, *RATES) == 15 - 6

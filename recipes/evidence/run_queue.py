@@ -272,6 +272,8 @@ def rounds(
     yield [job(first, best)]
     tried = False
     for key, choices in plan.ordered_steps(system):
+        if len(choices) == 1:  # nothing to choose
+            continue
         candidates = [{**best, key: value} for value in choices]
         epochs = plan.epochs(key)
         if tried and not epochs:
