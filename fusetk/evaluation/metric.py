@@ -124,13 +124,17 @@ def _problem_of_rows(rows: Any, lines: int) -> str | None:
         lengths = {len(row) for row in rows}
     except TypeError:
         return "values instead of rows"
-    try:
-        first = [float(value) for row in rows[:1] for value in row if not isinstance(value, str)]
-    except (TypeError, ValueError):
-        first = []
-    if rows and len(first) != len(rows[0]):
+    if not all(_is_number(value) for row in rows for value in row):
         return "rows with values that are not numbers"
     return "rows of different lengths" if len(lengths) > 1 else None
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, str)
 
 
 def score_of(metric: Metric, rows: Sequence[StatisticsRow]) -> Score:

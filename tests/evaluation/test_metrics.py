@@ -451,7 +451,7 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "class Text(Errors):\n"
         "    def statistics(self, hypotheses):\n        return list('ab')\n"
         "class Digits(Errors):\n"
-        "    def statistics(self, hypotheses):\n        return ['1'] * len(hypotheses)\n"
+        "    def statistics(self, hypotheses):\n        return [(1,), '1']\n"
         "class Flat(Errors):\n"
         "    def statistics(self, hypotheses):\n        return [1.0] * len(hypotheses)\n"
         "class Generator(Errors):\n"
