@@ -4,6 +4,7 @@ import copy
 import errno
 import fcntl
 import gzip
+import itertools
 import json
 import os
 import random
@@ -582,9 +583,14 @@ def test_an_interrupted_prep_continues(
     assert not building.exists()
 
 
-@pytest.mark.parametrize("first", ["every", "files", None])
-@pytest.mark.parametrize("second", ["every", "files", "other files"])
-@pytest.mark.parametrize("third", ["every", "files", "other files"])
+VALID = ["every", "files", "other files"]
+PAIRS = list(itertools.product(range(3), repeat=2))  # third choices so that each pair occurs
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third"),
+    [([*VALID[:2], None][i], VALID[j], VALID[(i + j) % 3]) for i, j in PAIRS],
+)
 def test_an_interruption_with_other_validation_text(
     folder: Path, monkeypatch: pytest.MonkeyPatch, first: str | None, second: str, third: str
 ) -> None:

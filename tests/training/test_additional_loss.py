@@ -23,7 +23,6 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn import additional_loss
 from fusetk.processes import World
 from fusetk.recipe import load
-from fusetk.training.compiling import compile_layers
 from fusetk.training.gradient_check import GradientCheck
 from fusetk.training.log import Log
 from fusetk.training.loss import Loss
@@ -214,15 +213,6 @@ def test_evaluation_collects_nothing() -> None:
             assert not batch_loss(mode, batch, 0.0).additional
     assert not additional_loss.is_collected()
     additional_loss.add("no valid name", torch.zeros(3))
-
-
-def test_compiled_layers_add_their_losses() -> None:
-    torch._dynamo.reset()
-    batches = [random_batch(), *parts_of(random_batch())]
-    plain, compiled = with_residuals().train(), with_residuals().train()
-    expected = gradients(plain, batches)
-    compile_layers(compiled, "eager")
-    torch.testing.assert_close(gradients(compiled, batches), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_cuda_graphs_have_the_losses() -> None:

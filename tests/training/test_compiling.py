@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_additional_loss import gradients, parts_of, with_residuals
 from test_sharding import close
 
 from fusetk import train as train_module
@@ -23,6 +24,7 @@ from fusetk.training.compiling import CompilationFailed, compile_layers
 from fusetk.training.gradients import GradientComputer
 from fusetk.training.verify_pairs import Pairs
 from tests.contracts.systems import SYSTEMS
+from tests.helpers.batches import random_batch
 from tests.helpers.forks import train
 
 PLAIN = [
@@ -109,6 +111,16 @@ def test_equal_layers_share_compiled_code_and_drop_attention_weights() -> None:
     same("transformer", "eager", packed_passes, attention_dropout=0.3)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert graphs == 2, "one for all layers of the encoder, one for those of the decoder"
+
+
+@pytest.mark.slow
+def test_compiled_layers_add_their_losses() -> None:
+    torch._dynamo.reset()
+    batches = [random_batch(), *parts_of(random_batch())]
+    plain, compiled = with_residuals().train(), with_residuals().train()
+    expected = gradients(plain, batches)
+    compile_layers(compiled, "eager")
+    torch.testing.assert_close(gradients(compiled, batches), expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
