@@ -22,7 +22,8 @@ $(VENV)/.installed: $(REQUIREMENTS)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
+$(VENV)/.installed-# Python starts faster with stored byte code, and many tests start it.
+test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,docs]"
 	touch $@
 
@@ -37,10 +38,12 @@ dist:
 	@! grep -l example.org setup.cfg CITATION.cff >&2 || \
 		echo "these files have https://example.org: write the address there" >&2
 
+# Python starts faster with stored byte code, and many tests start it.
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
+		$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python tests/benchmarks/bench.py
