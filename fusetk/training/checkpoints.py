@@ -53,9 +53,15 @@ class Checkpoints:
         self.fingerprint = fingerprint
         self.model_config = model_config
         self.world = world
+        self.inode: int | None = None  # of the run folder, see ``remember_folder``
 
     def path(self, update: int) -> Path:
         return self.run / CHECKPOINTS / checkpoint_name(update)
+
+    def remember_folder(self) -> None:
+        """Remember the run folder: no checkpoint is written into a later folder of its name."""
+        with suppress(OSError):
+            self.inode = self.run.stat().st_ino
 
     # Save
 
@@ -117,6 +123,7 @@ class Checkpoints:
         interrupted: bool,
     ) -> None:
         folder = self.path(progress.update)
+        self._check_folder(folder)
         model, training, mean = files
         state = {
             "progress": progress.to_state(),
@@ -137,6 +144,23 @@ class Checkpoints:
         if progress.best_update == progress.update:
             checkpoint.link(self.run, "best", folder)
         self._prune(progress, folder)
+
+    def _check_folder(self, folder: Path) -> None:
+        """Raise CheckpointError if another folder has the name of the run folder now.
+
+        It may be that of another training, whose checkpoints this one would delete. The error names
+        ``folder``, the checkpoint that is not written.
+        """
+        try:
+            inode = self.run.stat().st_ino
+        except OSError:  # writing the checkpoint raises the error for a missing folder
+            return
+        if self.inode not in (None, inode):
+            raise CheckpointError(
+                f"{folder} cannot be written: the run folder was moved or deleted during the "
+                f"training, and {self.run} is another folder now; if it was moved, resume it there "
+                "with --run"
+            )
 
     def _prune(self, progress: Progress, folder: Path) -> None:
         """Delete the checkpoints that are neither among the last nor among the best.

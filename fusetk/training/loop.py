@@ -94,6 +94,7 @@ class Trainer:
         ``GradientCheck.check``, and TrainingDiverged if a stage starts from the best checkpoint and
         each validation gave NaN. Raises CheckpointError if this checkpoint is missing.
         """
+        self.checkpoints.remember_folder()
         self.log = log
         self.stop = stop
         self.reporter = Reporter(log, self.world, self.device, self.config.log_every, self.parts)

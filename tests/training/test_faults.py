@@ -642,6 +642,25 @@ def test_a_run_folder_that_was_moved_is_an_error(
     assert train(toy, moved, *GIVEN).exit_code == 0
 
 
+def test_a_training_does_not_write_into_a_later_folder_of_the_same_name(
+    toy: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    validate_part = Validator.validate_part
+
+    def replace(self: Validator, *arguments: Any) -> Any:
+        if not (tmp_path / "moved").exists():
+            run.rename(tmp_path / "moved")
+            shutil.copytree(trained, run, symlinks=True)  # another training
+        return validate_part(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Validator, "validate_part", replace)
+        said = refusal(train(toy, run, *GIVEN, "training.keep_last=1"))
+    assert f"{run} is another folder now" in said
+    assert {*os.listdir(run / "checkpoints")} == {*os.listdir(trained / "checkpoints")}
+
+
 def test_a_copied_checkpoint_is_not_one_of_training(toy: Path, copy: Path) -> None:
     own = copy / "checkpoints" / "update-0000002.keep"
     shutil.copytree(folder_of(copy, 2), own)
