@@ -1,8 +1,10 @@
 """``fusetk decode``."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,9 +30,11 @@ from fusetk.decoding.translate_lines import (
 )
 from fusetk.display import Display, Task
 from fusetk.errors import ConfigError
+from fusetk.runs import find_checkpoint
 
 if TYPE_CHECKING:
     from fusetk.decoding.translate import Translator
+    from fusetk.processes import World
 
 EPILOG = "Example: fusetk decode -m runs/demo < test.de > test.en"
 
@@ -76,6 +80,7 @@ def command(**values: Any) -> None:
     check_ensemble(search, options.models)
     world = connect(torch.device("cpu"), INPUT_TIMEOUT)  # the processes exchange text only
     report = inform if world.first else lambda message: None
+    options = replace(options, models=_agree_on_checkpoints(world, options.models))
     with ExitStack() as stack:
 
         def prepare() -> tuple[LineTranslator, InputRange, OutputFile | None]:
@@ -107,6 +112,29 @@ def command(**values: Any) -> None:
     if speed:
         report(str(speed))
     end_process()
+
+
+def _agree_on_checkpoints(world: "World", models: Sequence[str]) -> tuple[str, ...]:
+    """Return a checkpoint for each model, a run or a checkpoint; all processes return the same.
+
+    A training may move a link such as ``best`` while the processes start. So the link is replaced
+    by the checkpoint to which it points in rank 0. With one process, ``models`` is returned. Raises
+    ProcessFailed, or exits, if a model has no checkpoint.
+    """
+    from fusetk.decoding.distributed import all_succeed, connected
+
+    if world.size == 1:
+        return tuple(models)
+    folders = all_succeed(world, lambda: [find_checkpoint(Path(model))[1] for model in models])
+    with connected(world):
+        names = world.broadcast([_name_of_target(folder) for folder in folders])
+    return tuple(str(folder.with_name(name)) for folder, name in zip(folders, names, strict=True))
+
+
+def _name_of_target(folder: Path) -> str:
+    """Return the name of the checkpoint to which a link points; the own name of another folder."""
+    target = folder.resolve()
+    return target.name if target.parent == folder.parent.resolve() else folder.name
 
 
 def _translator(

@@ -69,7 +69,7 @@ def translate_chunks(
 
 def _broadcast(world: World, chunk: Chunk | None) -> Chunk | None:
     """Return rank 0's chunk in all processes; None means the end of the input."""
-    with _connected(world):
+    with connected(world):
         return world.broadcast(chunk)
 
 
@@ -80,7 +80,7 @@ def _translate_together(world: World, chunk: Chunk, translate: Translate) -> Chu
     numbers = [first + i for i in own_part]
     own_requests = [requests[i] for i in own_part]
     own_output = all_succeed(world, lambda: translate(numbers, own_requests))
-    with _connected(world):
+    with connected(world):
         outputs = world.all_gather(own_output)
     text = [""] * len(requests)
     for part, output in zip(parts, outputs, strict=True):
@@ -106,7 +106,7 @@ def all_succeed(world: World, act: Callable[[], Value]) -> Value:
     except Exception as error:
         traceback.print_exc()
         failure = f"{type(error).__name__}: {error}"
-    with _connected(world):
+    with connected(world):
         failures = {
             name: text for name, text in world.all_gather((str(world), failure)) if text is not None
         }
@@ -122,7 +122,7 @@ def all_succeed(world: World, act: Callable[[], Value]) -> Value:
 
 
 @contextmanager
-def _connected(world: World) -> Iterator[None]:
+def connected(world: World) -> Iterator[None]:
     """Raise ProcessFailed if a connection breaks within this context."""
     try:
         yield

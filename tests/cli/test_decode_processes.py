@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -134,6 +135,29 @@ def test_processes_end_without_finalization(trained: Path, tmp_path: Path) -> No
     files = ["-i", text, "-o", tmp_path / "output"]
     said = Forks(["decode", "-m", trained, "-d", "cpu", *files], 2, code).succeed()
     assert said.count("skipped") == 2
+
+
+def test_all_processes_load_the_checkpoint_of_rank_0(tmp_path: Path) -> None:
+    """A training may move the link to the best checkpoint while the processes start."""
+    run = make_run(tmp_path)
+    folder = run / "checkpoints"
+    shutil.copytree(folder / "update-0000001", folder / "update-0000002")
+    (tmp_path / "lines").write_text("Hund\nein Hund\n")
+    code = (
+        "from pathlib import Path\nfrom fusetk import system\nresolve = Path.resolve\n"
+        "def resolve_link(path, *strict):\n"
+        "    moved = os.environ['RANK'] == '1' and path.is_symlink()\n"
+        "    path = resolve(path, *strict)\n"
+        "    return path.with_name('update-0000002') if moved else path\n"
+        "load = system.load_weights\n"
+        "def load_and_print(model, folder, file):\n"
+        "    print(folder.name, flush=True)\n"
+        "    load(model, folder, file)\n"
+        "Path.resolve, system.load_weights = resolve_link, load_and_print\n"
+    )
+    files = ["-i", tmp_path / "lines", "-o", tmp_path / "output"]
+    said = Forks(["decode", "-m", run, "-d", "cpu", *files], 2, code).succeed()
+    assert said.count("update-0000001") == 3  # and in the message of rank 0
 
 
 @pytest.mark.slow
