@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fusetk.data.text import cannot_write
+from fusetk.errors import DataError
+from fusetk.files import lock
 
 STANDARD_OUTPUT = "standard output"
 
@@ -68,7 +70,8 @@ def open_output(target: str, keep: int | None) -> Iterator[OutputFile]:
 
     A file whose name ends with .gz is compressed. The first write removes all content of the file
     after ``keep`` bytes. If an error occurs before it, the file does not change. Standard output,
-    devices and pipes are never shortened. Raises DataError if the file cannot be written.
+    devices and pipes are never shortened. Raises DataError if the file cannot be written, or if
+    another process writes it.
     """
     path = Path(target)
     if target == "-" or (path.exists() and not path.is_file()):
@@ -77,6 +80,12 @@ def open_output(target: str, keep: int | None) -> Iterator[OutputFile]:
         file = _open(target, keep)
     except OSError as error:
         raise cannot_write(target, error) from None
+    if keep is not None and not lock(file):
+        file.close()
+        raise DataError(
+            f"another fusetk process is writing {target}: wait until it ends, or name another "
+            "output"
+        )
     name = STANDARD_OUTPUT if target == "-" else target
     output = OutputFile(file, name, keep, compress=path.suffix == ".gz")
     try:

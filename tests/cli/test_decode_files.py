@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fusetk.decoding.output_file import open_output
 from tests.cli.test_decode import WORDS, decode, make_run, output
 from tests.helpers.forks import Forks
 
@@ -124,6 +125,17 @@ def test_resuming_reports_the_count_and_skips_standard_input(trained, text, tmp_
         and f"{out} has translations of 10 lines: continuing with line 11" in result.stderr
     )
     assert out.read_text(encoding="utf-8") == whole
+
+
+def test_an_output_that_another_process_writes_is_refused(trained, text, tmp_path):
+    """Otherwise the lines of both would be mixed, for example after an early --resume."""
+    out = tmp_path / "out"
+    with open_output(str(out), keep=0) as output:
+        output.write("line 1\n")
+        for options in ([], ["--resume"]):
+            said = refused("-m", trained, "-i", text, "-o", out, *options)
+            assert f"another fusetk process is writing {out}" in said
+    assert out.read_text() == "line 1\n"
 
 
 def test_an_output_is_kept_until_the_first_translation(trained, tmp_path):
