@@ -233,6 +233,27 @@ def test_results_of_other_systems_and_values_do_not_count() -> None:
     assert names(result("a", 1.0, untuned=7)) == names()
 
 
+def test_a_training_of_another_kind_is_done() -> None:
+    """Its overrides also have the keys of this kind."""
+    kinds = {"tuning": {"usual": {"fuse.kind": ["last", "average"]}}}
+    first = [result(system, 3.0, **{"fuse.kind": "last"}) for system in "ab"]
+    for each in first:
+        each.overrides = {}
+    average = result("a", 2.0, **{"fuse.kind": "average", "fuse.norm": True})
+    own = {system: {"fuse.kind": "last"} for system in "abc"}
+
+    def left_of(*results: Any) -> list[str]:
+        known = run_queue.Results(plan(**kinds), results)
+        jobs = run_queue.jobs_left(plan(**kinds), own, known)
+        return [f"{job.system}{job.seed} {job.setting}" for job in jobs]
+
+    assert left_of(*first)[:2] == ["a1 kind=average", "b1 kind=average"]
+    assert left_of(*first, average)[:2] == ["b1 kind=average", "a2 kind=average"]
+    other_key = result("a", 2.0, **{"fuse.kind": "last", "fuse.norm": True})
+    other_key.overrides = {"fuse.norm": True}
+    assert left_of(*first, other_key) == left_of(*first)
+
+
 @pytest.mark.parametrize("lacking", [slice(0, 3), slice(3, 6), slice(1, 2), slice(4, 5)])
 def test_a_training_without_all_scores_is_not_done(lacking: slice) -> None:
     unscored = result("a", 3.0)

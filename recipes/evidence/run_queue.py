@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -166,7 +166,7 @@ class Results:
             if not any(result.system in wave for wave in plan.waves):
                 continue
             tuned = plan.steps(result.system)
-            if not result.overrides.keys() <= {*tuned, EPOCHS}:
+            if not all(_follows_plan(key, result.overrides, tuned) for key in result.overrides):
                 continue  # a training with other settings than those of the plan
             if result.training.data is not None:
                 data = DataConfig.model_validate({**result.config["data"], "folder": "unknown"})
@@ -353,6 +353,16 @@ def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
                         f"{', '.join(map(str, choices))}"
                     )
     return own
+
+
+def _follows_plan(key: str, overrides: Collection[str], tuned: Collection[str]) -> bool:
+    """Return whether a key in ``overrides`` is tuned, or follows from a tuned kind.
+
+    Another kind of a component has other keys, which are in ``overrides``, too.
+    """
+    kinds = [name for name in tuned if name in overrides and name.endswith(".kind")]
+    components = tuple(name.removesuffix("kind") for name in kinds)
+    return key in {*tuned, EPOCHS} or key.startswith(components)
 
 
 def _text_key(data: DataConfig) -> str:
