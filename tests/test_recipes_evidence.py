@@ -332,6 +332,13 @@ def test_a_recipe_with_another_value_is_an_error() -> None:
         run_queue.own_values(content, RECIPES / "evidence" / "multi30k")
 
 
+@pytest.mark.parametrize("key", ["model.dropuot", "model.decoder.fuse"])
+def test_a_tuned_key_that_a_recipe_does_not_have_is_an_error(key: str) -> None:
+    content = plan(tuning={"usual": {key: [None, "average"]}}, waves=[{"transformer": "usual"}])
+    with pytest.raises(ConfigError, match=rf"{key} is not a key with .*model\.decoder\.fuse\.kind"):
+        run_queue.own_values(content, RECIPES / "evidence" / "multi30k")
+
+
 def test_a_recipe_that_ends_after_epochs_is_an_error(tmp_path: Path) -> None:
     """Only trials end after epochs: the queue would never count its training as done."""
     stage = {"optimizer": "adam", "schedule": {"kind": "constant", "rate": 0.1}}

@@ -333,7 +333,8 @@ def count_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) ->
 def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
     """Return the values of each system's recipe for its tuned keys.
 
-    Raises ConfigError if the plan does not have one of them, or if a recipe ends after epochs.
+    Raises ConfigError if the plan does not have one of them, if a recipe does not have a tuned key,
+    or if it ends after epochs.
     """
     own: dict[str, Values] = {}
     for wave in plan.waves:
@@ -347,6 +348,12 @@ def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
                 )
             own[system] = {key: config.get(key) for key in plan.steps(system)}
             for key, choices in plan.steps(system).items():
+                if key not in config:
+                    raise ConfigError(
+                        f"{path}: {key} is not a key with a single value: correct the plan by the "
+                        f"output of `fusetk describe --config {path}`; the key of a component is "
+                        "that of its kind, such as model.decoder.fuse.kind"
+                    )
                 if own[system][key] not in choices:
                     raise ConfigError(
                         f"{path}: {key} is {own[system][key]}, which is not a value of the plan: "
