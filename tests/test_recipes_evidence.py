@@ -351,6 +351,19 @@ def test_a_recipe_that_ends_after_epochs_is_an_error(tmp_path: Path) -> None:
         run_queue.own_values(content, tmp_path)
 
 
+def test_a_recipe_with_several_stages_has_no_trials(tmp_path: Path) -> None:
+    """The end of a trial is that of the first stage, so the second one would follow."""
+    base = RECIPES / "evidence" / "multi30k" / "transformer.yaml"
+    stages = load(base).model_dump(mode="json")["training"]["stages"]
+    values = {"extends": str(base), "training": {"stages": 2 * stages}}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(values))
+    changes = {"tuning": {"usual": {"model.dropout": [0.3, 0.2]}}, "waves": [{"a": "usual"}]}
+    assert run_queue.own_values(plan(**changes), tmp_path) == {"a": {"model.dropout": 0.3}}
+    content = plan(**changes, trial={"epochs": 1, "keys": ["model.dropout"]})
+    with pytest.raises(ConfigError, match=r"a.yaml: training has 2 stages, but a trial ends"):
+        run_queue.own_values(content, tmp_path)
+
+
 def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
     """Call the script with the plan of Multi30k."""
     plan_path = RECIPES / "evidence" / "plans" / "multi30k.yaml"

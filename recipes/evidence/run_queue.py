@@ -334,13 +334,20 @@ def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
     """Return the values of each system's recipe for its tuned keys.
 
     Raises ConfigError if the plan does not have one of them, if a recipe does not have a tuned key,
-    or if it ends after epochs.
+    if it ends after epochs, or if it has several stages and the plan has trials.
     """
     own: dict[str, Values] = {}
     for wave in plan.waves:
         for system in wave:
             path = folder / f"{system}.yaml"
-            config = flat_values(load(path).model_dump(mode="json"))
+            recipe = load(path)
+            stages = len(recipe.training.stages)
+            if plan.trial and plan.trial.keys and stages > 1:
+                raise ConfigError(
+                    f"{path}: training has {stages} stages, but a trial ends only the first one: "
+                    "remove `trial` from the plan, or give the recipe one stage"
+                )
+            config = flat_values(recipe.model_dump(mode="json"))
             if config[EPOCHS] is not None:
                 raise ConfigError(
                     f"{path}: {EPOCHS} is {config[EPOCHS]}: in a plan, this key ends trials only; "
