@@ -11,6 +11,7 @@ from fusetk.errors import DataError
 from fusetk.evaluation.metrics import METRICS, is_lower_better
 from fusetk.evaluation.significance import SAMPLES, Sampling
 from fusetk.files import digest
+from fusetk.papers import AVERAGE
 from fusetk.reporting.gain import SeedComparison
 from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, read_costs
 from fusetk.reporting.result_files import RunResult, read_results
@@ -363,13 +364,18 @@ def _position(row: ResultRow) -> tuple[bool, int, str]:
 
 
 def _columns(runs: Iterable[SavedRun]) -> list[ScoreColumn]:
-    """Return the columns of all scores: by test set, then BLEU first, then the best checkpoint."""
+    """Return the columns of all scores: by test set, then BLEU first, then the best checkpoint.
+
+    The validation text and the mean over several test sets come last. Their differences cannot be
+    tested, and the first column decides about gains.
+    """
     order = [name for names in DEFAULT_METRICS for name in names]
     order += [name for name in METRICS if name not in order]
 
     def rank(column: ScoreColumn) -> tuple[Any, ...]:
         metric = order.index(column.metric) if column.metric in order else len(order)
-        return column.set_name, metric, column.checkpoint != "best", column.checkpoint
+        is_last = column.set_name in (AVERAGE, VALID)
+        return is_last, column.set_name, metric, column.checkpoint != "best", column.checkpoint
 
     columns = {ScoreColumn(*score.key) for run in runs for score in run.result.scores}
     return sorted(columns, key=rank)

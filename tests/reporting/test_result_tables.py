@@ -150,6 +150,19 @@ def test_gains(results: Path) -> None:
     assert cells(results)["other"]["multi-bleu best Δ"] == ""
 
 
+def test_a_mean_over_test_sets_does_not_decide_about_a_gain(results: Path) -> None:
+    """It has no translations, so its differences cannot be tested."""
+    for name in ("plain", "fused", "other"):
+        add_seed(results, name, 3)
+    for path in results.glob("*.json"):
+        values = json.loads(path.read_text())
+        values["scores"] += [score | {"set_name": "average"} for score in values["scores"]]
+        path.write_text(json.dumps(values))
+    row = cells(results)["fused"]
+    assert row["average multi-bleu best"] == row[f"{SET} multi-bleu best"]
+    assert row["gain"] == "yes"
+
+
 def test_comparisons_have_differences_and_p_values_by_seed(saved: Path) -> None:
     lines = list(csv.reader(io.StringIO(output(saved, "--csv"))))
     title = "Systems: comparisons with the baseline"
