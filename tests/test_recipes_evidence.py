@@ -585,6 +585,9 @@ def test_results_of_another_text_are_found() -> None:
     results = run_queue.Results(plan(), [first])
     assert results.fits(recipe.data, prepared) and not results.fits(recipe.data, other)
     assert results.fits(joint.data, other), "these settings have no result yet"
+    first.config["data"]["key_of_another_version"] = 1
+    results = run_queue.Results(plan(), [first])
+    assert results.fits(recipe.data, other) and results.done
 
 
 def test_a_training_that_was_stopped_stops_the_others(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from fusetk import config as configs
 from fusetk.config import Config
@@ -169,8 +170,9 @@ class Results:
             if not all(_follows_plan(key, result.overrides, tuned) for key in result.overrides):
                 continue  # a training with other settings than those of the plan
             if result.training.data is not None:
-                data = DataConfig.model_validate({**result.config["data"], "folder": "unknown"})
-                self.texts.setdefault(_text_key(data), set()).add(result.training.data)
+                with suppress(ValidationError):  # the config is of another version of fusetk
+                    data = DataConfig.model_validate({**result.config["data"], "folder": "unknown"})
+                    self.texts.setdefault(_text_key(data), set()).add(result.training.data)
             config = flat_values(result.config)
             values = {key: config.get(key) for key in tuned}
             curve = result.valid_curve
