@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import hashlib
+import os
 import subprocess
 import sys
 import threading
@@ -478,16 +479,32 @@ def test_without_any_writable_folder_there_is_a_warning(monkeypatch) -> None:
 def test_a_compiler_that_takes_too_long_is_called_once(tmp_path, monkeypatch) -> None:
     calls = []
 
-    def run(command: list[str], timeout: float, **_: object) -> Any:
-        calls.append(command)
-        raise subprocess.TimeoutExpired(command, timeout)
+    def run_compiler(compiler: list[str], *_: object) -> Any:
+        calls.append(compiler)
+        raise subprocess.TimeoutExpired(compiler, build.MAX_SECONDS)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(build.subprocess, "run", run)
+    monkeypatch.setattr(build, "_run_compiler", run_compiler)
     with pytest.warns(UserWarning, match="took more than 120 seconds"):
         assert build.library("recurrence") is None
     assert len(calls) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="the system has no groups of processes")
+def test_the_programs_of_a_slow_compiler_are_ended(tmp_path, monkeypatch) -> None:
+    """The command g++ starts cc1plus, which does not end with it."""
+    script, pipe = tmp_path / "cxx", tmp_path / "pipe"
+    script.write_text(f"#!/bin/sh\nexec 3> {pipe}\nsleep 5 &\nwait\n")
+    script.chmod(0o755)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setattr(build, "MAX_SECONDS", 0.3)
+    with pytest.raises(subprocess.TimeoutExpired):
+        build._run_compiler([str(script)], [], tmp_path / "a.cpp", tmp_path / "a.so")
+    time.sleep(0.1)
+    assert os.read(reader, 1) == b"", "a program that can write to the pipe continues"
+    os.close(reader)
 
 
 @fused
@@ -520,7 +537,7 @@ def test_a_library_in_a_later_folder_is_not_compiled_again(tmp_path, monkeypatch
     )
     assert build.library("recurrence") is not None
     build.library.cache_clear()
-    monkeypatch.setattr(build.subprocess, "run", None)  # a call fails
+    monkeypatch.setattr(build, "_run_compiler", None)  # a call fails
     assert build.library("recurrence") is not None
 
 

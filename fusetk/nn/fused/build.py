@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -195,8 +196,28 @@ def _accepts(compiler: list[str], flags: Sequence[str], folder: Path) -> bool:
 def _run_compiler(
     compiler: list[str], flags: Sequence[str], source: Path, path: Path
 ) -> subprocess.CompletedProcess[bytes]:
+    """Run the compiler. Raises subprocess.TimeoutExpired after MAX_SECONDS."""
     command = [*compiler, *COMMON, *flags, "-o", str(path), str(source)]
-    return subprocess.run(command, capture_output=True, timeout=MAX_SECONDS)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+        try:
+            output = process.communicate(timeout=MAX_SECONDS)
+        except BaseException:
+            _kill(process)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, *output)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a session, and the processes that it started.
+
+    The command g++ starts cc1plus, which would continue without it.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
 
 
 def _load_error(path: Path) -> str:
