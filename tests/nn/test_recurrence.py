@@ -377,6 +377,21 @@ def test_a_compiler_that_took_too_long_elsewhere_is_not_called(tmp_path, monkeyp
 
 @pytest.mark.usefixtures("no_cached_library")
 @fused
+def test_a_process_does_not_wait_for_ever_for_another_one(tmp_path, monkeypatch) -> None:
+    """A process that was stopped while it compiled keeps the lock."""
+    monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path])
+    monkeypatch.setattr(build, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(build, "_compile", None)  # a call fails
+    with (
+        locked_file(tmp_path / build.LOCK),
+        ThreadPoolExecutor(1) as pool,
+        pytest.warns(UserWarning, match="took more than 0.2 seconds"),
+    ):
+        assert pool.submit(build.library, "recurrence").result(30) is None
+
+
+@pytest.mark.usefixtures("no_cached_library")
+@fused
 def test_a_process_waits_for_another_one_that_compiles(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(build, "cache_folders", lambda: [tmp_path])
     monkeypatch.setattr(build, "COMMON", NOT_OPTIMISED)

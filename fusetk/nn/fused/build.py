@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from fusetk.files import cache_folders, locked_file
+from fusetk.files import cache_folders, lock, open_lock_file
 from fusetk.nn.fused import enabled
 from fusetk.processor import instructions
 
@@ -40,6 +40,7 @@ FLAGS: tuple[list[str], ...] = (
 )
 COMMON = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared"]
 MAX_SECONDS = 120  # for one call of the compiler
+WAIT = 0.1  # seconds between two attempts to lock the cache folder
 LOCK = "kernels.lock"  # file in the cache folder
 TEMPORARY = "compilation-"  # prefix of folders in the cache folder
 
@@ -143,11 +144,18 @@ def _check_owner(folder: Path) -> None:
 
 
 def _compile_once(compiler: list[str], source: Path, path: Path) -> None:
-    """Make a library, unless another process made it. Parallel processes wait for the first."""
+    """Make a library, unless another process made it. Parallel processes wait for the first.
+
+    Raises subprocess.TimeoutExpired if the compiler or the other process takes too long.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_owner(path.parent)
     start = time.monotonic()
-    with locked_file(path.parent / LOCK):
+    with open_lock_file(path.parent / LOCK) as file:
+        while not lock(file):
+            if time.monotonic() - start > MAX_SECONDS:  # the other process may be stopped
+                raise subprocess.TimeoutExpired(compiler, MAX_SECONDS)
+            time.sleep(WAIT)
         if _is_complete(path):
             return
         if time.monotonic() - start > MAX_SECONDS / 2:  # it took too long in another process
