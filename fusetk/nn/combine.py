@@ -24,7 +24,11 @@ def weighted_sums(weights: Tensor, layers: Tensor) -> Tensor:
     residual sum of a model. It keeps no copy of the layers for the backward pass.
     """
     weights = weights.to(layers.dtype)
-    if fused_streams.usable(layers) and layers.stride(-1) == 1:
+    if (
+        fused_streams.usable(layers)
+        and layers.stride(-1) == 1
+        and weights.shape[-1] == layers.shape[-2]
+    ):
         return fused_streams.weighted_sums(weights, layers)
     # A product with one matrix for all positions would copy the layers to one matrix.
     weights = weights.expand(*layers.shape[:-2], *weights.shape[-2:])
@@ -39,7 +43,11 @@ def add_weighted_sums(weights: Tensor, layers: Tensor, write: Tensor, y: Tensor)
 
     The result has the shape (..., m, D) and the type of ``layers``.
     """
-    if fused_streams.usable(layers, y) and y.shape == (*layers.shape[:-2], layers.shape[-1]):
+    if (
+        fused_streams.usable(layers, y)
+        and y.shape == (*layers.shape[:-2], layers.shape[-1])
+        and weights.shape[-2:] == (write.shape[-1], layers.shape[-2])
+    ):
         weights, write = weights.to(layers.dtype), write.to(layers.dtype)
         return fused_streams.weighted_sums(weights, layers, write, y)
     return weighted_sums(weights, layers) + write.unsqueeze(-1) * y.unsqueeze(-2)

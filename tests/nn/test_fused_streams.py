@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fusetk.models.connect.cross import CrossMix
 from fusetk.models.residual.manifold import sinkhorn
-from fusetk.nn.combine import add_weighted_sums
+from fusetk.nn.combine import add_weighted_sums, weighted_sums
 from fusetk.nn.feature_buffer import FeatureBuffer
 from fusetk.nn.fused import streams as fused_streams
 
@@ -60,6 +60,26 @@ def test_an_output_of_another_shape_is_broadcast(shape: tuple[int, ...]) -> None
         add_weighted_sums,
         lambda weights, x, write, y: weights @ x + write.unsqueeze(-1) * y.unsqueeze(-2),
         *(weights, x, write, y),
+    )
+
+
+@pytest.mark.parametrize("columns", [3, 5])
+def test_another_number_of_weights_than_of_layers_is_an_error(columns: int) -> None:
+    x, y, weights, write = normal(2, 5, 4, D), normal(2, 5, D), normal(2, columns), normal(2)
+    with pytest.raises(RuntimeError):
+        weighted_sums(weights, x)
+    with pytest.raises(RuntimeError):
+        add_weighted_sums(weights, x, write, y)
+    with pytest.raises(RuntimeError):
+        add_weighted_sums(weights[:, :1].expand(2, 4), x, normal(columns), y)
+
+
+def test_one_weight_of_the_output_is_broadcast() -> None:
+    torch.manual_seed(1)
+    assert_equal(
+        add_weighted_sums,
+        lambda weights, x, write, y: weights @ x + write.unsqueeze(-1) * y.unsqueeze(-2),
+        *(normal(3, 4), normal(2, 5, 4, D), normal(1), normal(2, 5, D)),
     )
 
 
