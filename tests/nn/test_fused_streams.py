@@ -91,6 +91,20 @@ def test_sources_of_different_shapes_are_broadcast() -> None:
     torch.testing.assert_close(mix(tuple(sources)), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_feature_sums_of_fewer_and_of_other_sources() -> None:
+    torch.manual_seed(1)
+    mix = CrossMix(D, 3, ["a", "b"], 1.0)
+    mix.static.data.normal_()
+    sources = tuple(torch.randn(2, 5, D) for _ in range(4))
+    expected = mix.double()(tuple(source.double() for source in sources[:2]))
+    for result, right in zip(mix.float()(sources[:2]), expected, strict=True):
+        torch.testing.assert_close(result, right.float(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(IndexError):
+        mix(sources)
+    with pytest.raises(RuntimeError):
+        mix(tuple(source[..., :8] for source in sources[:3]))
+
+
 def test_weighted_sums_of_views() -> None:
     """The layers are a part of a buffer, equal streams, or transposed; weights are transposed."""
     torch.manual_seed(1)

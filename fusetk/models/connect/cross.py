@@ -71,6 +71,7 @@ class CrossMix(nn.Module):
         if (
             fused_streams.usable(*sources, self.static, self.dynamic)
             and all(source.shape == sources[0].shape for source in sources)
+            and self.static.shape[1:] == (len(sources), sources[0].shape[-1])
             and not any(trace.is_listening_for(name) for name in self.names)
         ):
             return fused_streams.feature_sums(sources, self.static, self.dynamic)
