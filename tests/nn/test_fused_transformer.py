@@ -159,6 +159,14 @@ def test_a_sublayer_may_return_another_type(dtype: torch.dtype) -> None:
     torch.testing.assert_close(residual.after(x, y), x + y)
 
 
+@pytest.mark.parametrize("width", [8, 32])
+def test_a_norm_of_another_width_is_an_error(width: int) -> None:
+    sublayer = SubLayer("a", 0, 1, 16, "post", "layer", 0.0, "encoder", {"encoder": 1})
+    residual = PlainResidual(ResidualConfig(kind="plain"), sublayer)
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        residual.after(torch.randn(2, 5, width), torch.randn(2, 5, width))
+
+
 def test_parameters_may_have_any_stride() -> None:
     x, (bias, gain) = torch.randn(2, 3, 6), torch.randn(6, 2).unbind(1)
     ffn = FeedForward(6, 6, 5)

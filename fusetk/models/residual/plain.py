@@ -17,6 +17,7 @@ class PlainResidual(Residual):
         parameters = [] if norm is None else list(norm.parameters())
         if (
             (norm is None or (is_exactly(norm, nn.LayerNorm) and len(parameters) == 2))
+            and (norm is None or norm.normalized_shape == x.shape[-1:])
             and x.dtype == torch.float32
             and y.dtype in (torch.float32, torch.bfloat16)
             and x.shape == y.shape
