@@ -57,7 +57,11 @@ class GatedConvolution(NormedLinear):
         ``earlier`` (B, before, D), or zeros. The positions after x are zeros. Zeros also replace x
         where ``mask`` (B, T) is False.
         """
-        if fused_convolution.usable(x) and not (earlier is not None and earlier.requires_grad):
+        if (
+            fused_convolution.usable(x)
+            and (mask is None or (mask.dtype == torch.bool and mask.shape == x.shape[:2]))
+            and (earlier is None or self._fits(earlier, x, before))
+        ):
             dropout_mask = self.dropout.draw()
             return fused_convolution.windows(x, self.kernel, before, earlier, mask, dropout_mask)
         if mask is not None:
@@ -67,3 +71,7 @@ class GatedConvolution(NormedLinear):
         after = x.new_zeros(len(x), self.kernel - 1 - before, self.width)
         padded = self.dropout(torch.cat((earlier, x, after), 1))
         return torch.cat([padded[:, i : i + x.shape[1]] for i in range(self.kernel)], -1)
+
+    def _fits(self, earlier: Tensor, x: Tensor, before: int) -> bool:
+        """Whether the kernels can read ``earlier`` for x (B, T, D)."""
+        return not earlier.requires_grad and earlier.shape == (len(x), before, x.shape[2])

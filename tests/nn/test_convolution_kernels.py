@@ -48,6 +48,23 @@ def test_a_convolution_equals_that_of_float64(
             torch.testing.assert_close(result, right.float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+def test_a_mask_may_have_another_type_or_be_the_same_for_all_sentences(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    conv = GatedConvolution(WIDTH, OUT, 3, 0.0)
+    x, mask = torch.randn(2, 5, WIDTH), torch.tensor([[True, True, True, False, False]])
+    expected = conv(x, 1, None, mask.expand(2, 5).contiguous())
+    for other in (mask, mask.expand(2, 5)):
+        torch.testing.assert_close(conv(x, 1, None, other.to(dtype)), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, WIDTH), (1, 2, WIDTH), (2, 2, WIDTH - 1)])
+def test_earlier_positions_of_another_shape_are_an_error(shape: tuple[int, ...]) -> None:
+    conv = GatedConvolution(WIDTH, OUT, 3, 0.0)
+    with pytest.raises(RuntimeError):
+        conv(torch.randn(2, 5, WIDTH), 2, torch.randn(shape))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bf16_equals_the_plain_computation(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
