@@ -4,6 +4,7 @@ import copy
 import ctypes
 import math
 import pickle
+import subprocess
 
 import pytest
 import torch
@@ -279,6 +280,33 @@ def test_products_of_8_bits_in_kernels(rows, width, size, monkeypatch):
             assert linear(x)[0].isnan().all() and linear(x)[1:].isfinite().all()
             x[0, 0] = 0
             monkeypatch.setattr(fused_decoding, "library", lambda name: None)
+
+
+INPUTS = """
+#include "int8.h"
+
+extern "C" void store_and_load(const int8_t *numbers, float *to) {
+    Int8Input inputs[2 * LANES];
+    to_inputs(2 * LANES, numbers, inputs);
+    for (int k = 0; k < 2 * LANES; k += LANES) store(to + k, load_inputs(inputs + k));
+}
+"""
+
+
+@needs_products(torch.int8)
+def test_inputs_of_8_bits_are_loaded_in_their_first_order(tmp_path):
+    """The screen compares them with the numbers before rounding. Each number has another place."""
+    compiler, _ = build._compiler()
+    if not compiler:
+        pytest.skip("there is no C++ compiler")
+    (tmp_path / "inputs.cpp").write_text(INPUTS)
+    options = ["-O0", "-march=native", "-fPIC", "-shared", f"-I{build.FOLDER}", "-o", "inputs.so"]
+    subprocess.run([*compiler, *options, "inputs.cpp"], cwd=tmp_path, check=True)
+    numbers = torch.arange(-128, 128, 8, dtype=torch.int8)
+    loaded = torch.empty(len(numbers))
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (numbers, loaded))
+    ctypes.CDLL(str(tmp_path / "inputs.so")).store_and_load(*pointers)
+    assert loaded.tolist() == numbers.tolist()
 
 
 @needs_products(torch.int8)
