@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusetk.nn import splitmix
 from fusetk.nn.fused.build import library
-from fusetk.nn.fused.structs import INT, POINTER, call, fill, struct
+from fusetk.nn.fused.structs import INT, POINTER, call, fill, struct, transformed
 
 UNIT = 2**-16  # a rate is a multiple of this number
 
@@ -63,7 +63,7 @@ class DropoutMask(NamedTuple):
 
 def random_words(seed: int, count: int) -> Tensor:
     """Return the first ``count`` words of SplitMix64 at ``seed`` as int64."""
-    if library("transformer") is None:
+    if library("transformer") is None or transformed():
         return plain_random_words(seed, count)
     words = torch.empty(count, dtype=torch.int64)
     call(

@@ -27,13 +27,14 @@ BLOCK_ROWS = 32  # rows that are computed together
 def usable(x: Tensor) -> bool:
     """Whether the kernels can compute with ``x``: in inference, float32, on CPU.
 
-    They compute no derivatives, so ``torch.func`` and forward-mode derivatives do not use them.
+    They compute no derivatives, so ``torch.func`` and forward-mode derivatives do not use them, and
+    neither do other operations that are ``transformed``.
     """
     return (
         x.device.type == "cpu"
         and product_dtype(x) == torch.float32
         and not torch.is_grad_enabled()
-        and not transformed()
+        and not transformed(x)
         and library("decoding") is not None
     )
 

@@ -56,9 +56,9 @@ KERNELS: dict[str, Callable[[ForwardBuffers], Kernels]] = {
 def usable(x: Tensor, h: Tensor, attention: AdditiveAttention | None) -> bool:
     """Whether there are kernels for these tensors on their device.
 
-    The kernels cannot compute with ``torch.func`` and forward-mode derivatives.
+    The kernels cannot compute with ``transformed`` tensors.
     """
-    if h.dtype != torch.float32 or transformed():
+    if h.dtype != torch.float32 or transformed(x, h):
         return False
     if x.device.type == "cpu":
         return x.dtype in (torch.float32, torch.bfloat16) and cpu.usable()

@@ -72,7 +72,7 @@ def usable(*tensors: Tensor) -> bool:
     return (
         all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
         and not torch.compiler.is_compiling()
-        and not transformed()
+        and not transformed(*tensors)
         and library("streams") is not None
     )
 

@@ -42,13 +42,25 @@ def call(source: str, function: str, arguments: Any, *mode: int) -> None:
     getattr(kernels, function)(ctypes.byref(arguments), *mode)
 
 
-def transformed() -> bool:
-    """Whether ``torch.func`` or forward-mode derivatives wrap tensors.
+def transformed(*tensors: Tensor) -> bool:
+    """Whether PyTorch transforms or records operations on these tensors.
 
-    Kernels cannot read such tensors.
+    ``torch.func`` and forward-mode derivatives wrap tensors, and fake tensors have no values.
+    Kernels cannot read such tensors. ``torch.jit.trace`` and ``make_fx`` do not see kernels.
     """
-    forward_mode = torch.autograd.forward_ad._current_level >= 0
-    return forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
+    return (
+        torch.autograd.forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._is_tracing()
+        or (torch._C._len_torch_dispatch_stack() > 0 and _is_recording())
+        or any(type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__ for x in tensors)
+    )
+
+
+def _is_recording() -> bool:
+    """Whether a mode of PyTorch makes fake tensors or records the operations."""
+    modes = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(mode) for mode in (modes.FAKE, modes.PROXY))
 
 
 def computes(source: str, x: Tensor) -> bool:
@@ -59,7 +71,7 @@ def computes(source: str, x: Tensor) -> bool:
         and x.dtype in types
         and product_dtype(x) in types
         and not torch.compiler.is_compiling()
-        and not transformed()
+        and not transformed(x)
         and library(source) is not None
     )
 
