@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import ALL, InferenceLinear, KernelLinear
+from fusetk.nn.precision import without_autocast
 
 LARGEST = 127.0
 # Lower limit of a row's largest absolute value, so that no scale is 0. int8.h has the same number.
@@ -129,7 +130,8 @@ def integer_product(a: Tensor, b: Tensor) -> Tensor:
     if _has_exact_products() and a.shape[1] > 1:
         return torch._int_mm(a, b.t())
     exact = torch.float32 if a.shape[1] * LARGEST**2 < 2**24 else torch.float64
-    return a.to(exact) @ b.to(exact).t()
+    with without_autocast(a):
+        return a.to(exact) @ b.to(exact).t()
 
 
 @cache

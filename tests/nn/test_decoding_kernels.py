@@ -549,3 +549,5 @@ def test_integer_products_are_exact(width, monkeypatch):
     assert torch.equal(integer_product(a, b).double(), expected)
     monkeypatch.setattr(int8, "_has_exact_products", lambda: False)
     assert torch.equal(integer_product(a, b).double(), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(integer_product(a, b).double(), expected)
