@@ -153,6 +153,8 @@ def _compile_once(compiler: list[str], source: Path, path: Path) -> None:
     start = time.monotonic()
     with open_lock_file(path.parent / LOCK) as file:
         while not lock(file):
+            if _is_complete(path):  # the other process compiles another library
+                return
             if time.monotonic() - start > MAX_SECONDS:  # the other process may be stopped
                 raise subprocess.TimeoutExpired(compiler, MAX_SECONDS)
             time.sleep(WAIT)
