@@ -25,6 +25,7 @@ from fusetk.recipe import load
 RECIPES = Path(__file__).parent.parent / "recipes"
 sys.path.insert(0, str(RECIPES / "evidence"))
 
+import evidence_plan  # noqa: E402  # isort: skip
 import run_queue  # noqa: E402  # isort: skip
 
 PLAN = {
@@ -35,8 +36,8 @@ PLAN = {
 OWN = {system: {"rate": 2, "dropout": 0.2} for system in "abc"}
 
 
-def plan(**changes: Any) -> run_queue.PlanConfig:
-    return run_queue.PlanConfig.model_validate(PLAN | changes)
+def plan(**changes: Any) -> evidence_plan.PlanConfig:
+    return evidence_plan.PlanConfig.model_validate(PLAN | changes)
 
 
 def result(system: str, loss: float, seed: int = 1, **values: Any) -> Any:
@@ -50,19 +51,21 @@ def result(system: str, loss: float, seed: int = 1, **values: Any) -> Any:
         scores=[
             SimpleNamespace(set_name="test", checkpoint=checkpoint, metric=metric)
             for checkpoint in ("best", "average-5")
-            for metric in run_queue.METRICS
+            for metric in evidence_plan.METRICS
         ],
     )
 
 
 def names(*results: Any, **changes: Any) -> list[str]:
-    jobs = run_queue.jobs_left(plan(**changes), OWN, run_queue.Results(plan(**changes), results))
+    jobs = evidence_plan.jobs_left(
+        plan(**changes), OWN, evidence_plan.Results(plan(**changes), results)
+    )
     return [f"{job.system}{job.seed} {job.setting}" for job in jobs]
 
 
 def left(*results: Any, **changes: Any) -> int:
     content = plan(**changes)
-    return run_queue.count_left(content, OWN, run_queue.Results(content, results))
+    return evidence_plan.count_left(content, OWN, evidence_plan.Results(content, results))
 
 
 FIRST = [result("a", 3.0), result("b", 3.0)]
@@ -114,15 +117,17 @@ def test_hours_are_those_of_trainings_on_such_a_device(monkeypatch: pytest.Monke
     on_gpu = result("b", 3.0)
     on_gpu.training = SimpleNamespace(update_seconds=360.0, on_gpu=True, data=None)
     for available, hours in ((False, [0.5]), (True, [0.1])):
-        monkeypatch.setattr(run_queue.torch.cuda, "is_available", lambda answer=available: answer)
-        assert run_queue.Results(plan(), [result("a", 3.0), on_gpu]).hours == hours
+        monkeypatch.setattr(
+            evidence_plan.torch.cuda, "is_available", lambda answer=available: answer
+        )
+        assert evidence_plan.Results(plan(), [result("a", 3.0), on_gpu]).hours == hours
 
 
 TRIAL = {"trial": {"epochs": 1, "keys": ["rate"]}}
 
 
 def trial(system: str, loss: float, rate: int) -> Any:
-    done = result(system, loss, rate=rate, **{run_queue.EPOCHS: 1})
+    done = result(system, loss, rate=rate, **{evidence_plan.EPOCHS: 1})
     done.valid_curve = {"epoch": [1.0], "loss": [loss]}
     done.scores = []
     return done
@@ -141,7 +146,7 @@ def test_a_complete_training_takes_part_in_trials_with_its_first_epochs() -> Non
     """A validation after each half epoch; the second epoch is not compared."""
     complete = result("a", 2.0)
     complete.valid_curve = {"epoch": [0.5, 1.0, 1.5, 2.0], "loss": [9.5, 9.0, 3.0, 2.0]}
-    results = run_queue.Results(plan(**TRIAL), [complete])
+    results = evidence_plan.Results(plan(**TRIAL), [complete])
     assert results.loss("a", 1, OWN["a"], epochs=1) == 9.0
     assert results.loss("a", 1, OWN["a"]) == 2.0
 
@@ -155,10 +160,10 @@ def test_a_plan_may_write_a_number_in_another_way() -> None:
 
 
 def test_a_trial_that_has_diverged_is_done_and_never_the_best() -> None:
-    results = run_queue.Results(plan(**TRIAL), [*FIRST, trial("a", 9.1, 1)])
-    diverged = run_queue.Job("a", 1, (("rate", 4),), 1)
+    results = evidence_plan.Results(plan(**TRIAL), [*FIRST, trial("a", 9.1, 1)])
+    diverged = evidence_plan.Job("a", 1, (("rate", 4),), 1)
     results.add_diverged(diverged, OWN["a"])
-    jobs = run_queue.jobs_left(plan(**TRIAL), OWN, results)
+    jobs = evidence_plan.jobs_left(plan(**TRIAL), OWN, results)
     of_a = [f"a{job.seed} {job.setting}" for job in jobs if job.system == "a"]
     assert of_a == ["a2 own", "a1 dropout=0.1"]
 
@@ -243,8 +248,8 @@ def test_a_training_of_another_kind_is_done() -> None:
     own = {system: {"fuse.kind": "last"} for system in "abc"}
 
     def left_of(*results: Any) -> list[str]:
-        known = run_queue.Results(plan(**kinds), results)
-        jobs = run_queue.jobs_left(plan(**kinds), own, known)
+        known = evidence_plan.Results(plan(**kinds), results)
+        jobs = evidence_plan.jobs_left(plan(**kinds), own, known)
         return [f"{job.system}{job.seed} {job.setting}" for job in jobs]
 
     assert left_of(*first)[:2] == ["a1 kind=average", "b1 kind=average"]
@@ -264,7 +269,7 @@ def test_a_training_without_all_scores_is_not_done(lacking: slice) -> None:
     of_last = SimpleNamespace(set_name="test", checkpoint="last", metric="sacrebleu")
     of_other = [
         SimpleNamespace(set_name="other", checkpoint="best", metric=metric)
-        for metric in run_queue.METRICS
+        for metric in evidence_plan.METRICS
     ]
     unscored.scores = [*FIRST[0].scores, of_validation, of_last, *of_other]
     assert names(unscored, FIRST[1]) == names(*FIRST)
@@ -274,7 +279,7 @@ def test_a_training_without_losses_is_worse_than_others_and_has_no_hours() -> No
     lost = result("a", 3.0, rate=1)
     lost.valid_curve = {}
     lost.training.update_seconds = None
-    known = run_queue.Results(plan(), [FIRST[0], lost])
+    known = evidence_plan.Results(plan(), [FIRST[0], lost])
     assert known.loss("a", 1, {"rate": 1, "dropout": 0.2}) == math.inf
     assert known.hours == [0.5]
     others = [*FIRST, lost, *(each for each in RATES if each.config["rate"] == 4)]
@@ -284,14 +289,14 @@ def test_a_training_without_losses_is_worse_than_others_and_has_no_hours() -> No
 def test_an_epoch_without_a_finite_loss_counts_as_an_epoch() -> None:
     done = result("a", 3.0)
     done.valid_curve = {"epoch": [1.0, 2.0, 3.0], "loss": [None, 5.0, 3.0]}
-    known = run_queue.Results(plan(), [done])
+    known = evidence_plan.Results(plan(), [done])
     assert known.loss("a", 1, {"rate": 2, "dropout": 0.2}, epochs=2) == 5.0
 
 
 def test_settings_have_the_shortest_unique_ends_of_the_keys() -> None:
     layers = {"model.encoder.layers": [2, 4], "model.decoder.layers": [2, 4]}
     tuning = {"usual": {"training.peak": [1, 2], "model.epochs": [1], **layers}}
-    options = [("training.peak", 2), ("model.encoder.layers", 4), (run_queue.EPOCHS, 3)]
+    options = [("training.peak", 2), ("model.encoder.layers", 4), (evidence_plan.EPOCHS, 3)]
     assert plan(tuning=tuning).setting(options) == "peak=2,encoder.layers=4,end.epochs=3"
     assert plan(tuning=tuning).setting([]) == "own"
 
@@ -311,11 +316,11 @@ def test_a_system_in_two_waves_and_an_unknown_key_of_trials_are_errors() -> None
 @pytest.mark.parametrize("task", ["multi30k", "iwslt14"])
 def test_the_plans_have_all_recipes_and_begin_with_their_values(task: str) -> None:
     path = RECIPES / "evidence" / "plans" / f"{task}.yaml"
-    content = configs.parse(configs.load(path), run_queue.PlanConfig)
-    own = run_queue.own_values(content, RECIPES / "evidence" / task)
+    content = configs.parse(configs.load(path), evidence_plan.PlanConfig)
+    own = evidence_plan.own_values(content, RECIPES / "evidence" / task)
     for system, values in own.items():
         assert values == {key: choices[0] for key, choices in content.steps(system).items()}
-        for key in [*values, run_queue.EPOCHS]:
+        for key in [*values, evidence_plan.EPOCHS]:
             assert content.setting([(key, 1)]) == f"{key.rpartition('.')[2]}=1"
     recipes = {path.stem for path in (RECIPES / "evidence" / task).glob("*.yaml")}
     assert set(own) == recipes - {"base", "joint"}
@@ -329,14 +334,14 @@ def test_the_plans_have_all_recipes_and_begin_with_their_values(task: str) -> No
 def test_a_recipe_with_another_value_is_an_error() -> None:
     content = plan(tuning={"usual": {"model.dropout": [0.7]}}, waves=[{"transformer": "usual"}])
     with pytest.raises(ConfigError, match=r"transformer.yaml: model.dropout is 0.3, .*: 0.7"):
-        run_queue.own_values(content, RECIPES / "evidence" / "multi30k")
+        evidence_plan.own_values(content, RECIPES / "evidence" / "multi30k")
 
 
 @pytest.mark.parametrize("key", ["model.dropuot", "model.decoder.fuse"])
 def test_a_tuned_key_that_a_recipe_does_not_have_is_an_error(key: str) -> None:
     content = plan(tuning={"usual": {key: [None, "average"]}}, waves=[{"transformer": "usual"}])
     with pytest.raises(ConfigError, match=rf"{key} is not a key with .*model\.decoder\.fuse\.kind"):
-        run_queue.own_values(content, RECIPES / "evidence" / "multi30k")
+        evidence_plan.own_values(content, RECIPES / "evidence" / "multi30k")
 
 
 def test_a_recipe_that_ends_after_epochs_is_an_error(tmp_path: Path) -> None:
@@ -348,7 +353,7 @@ def test_a_recipe_that_ends_after_epochs_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(values))
     content = plan(tuning={"usual": {}}, waves=[{"a": "usual"}])
     with pytest.raises(ConfigError, match=r"a.yaml: training.stages.0.end.epochs is 2: in a plan"):
-        run_queue.own_values(content, tmp_path)
+        evidence_plan.own_values(content, tmp_path)
 
 
 def test_a_recipe_with_several_stages_has_no_trials(tmp_path: Path) -> None:
@@ -358,10 +363,10 @@ def test_a_recipe_with_several_stages_has_no_trials(tmp_path: Path) -> None:
     values = {"extends": str(base), "training": {"stages": 2 * stages}}
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(values))
     changes = {"tuning": {"usual": {"model.dropout": [0.3, 0.2]}}, "waves": [{"a": "usual"}]}
-    assert run_queue.own_values(plan(**changes), tmp_path) == {"a": {"model.dropout": 0.3}}
+    assert evidence_plan.own_values(plan(**changes), tmp_path) == {"a": {"model.dropout": 0.3}}
     content = plan(**changes, trial={"epochs": 1, "keys": ["model.dropout"]})
     with pytest.raises(ConfigError, match=r"a.yaml: training has 2 stages, but a trial ends"):
-        run_queue.own_values(content, tmp_path)
+        evidence_plan.own_values(content, tmp_path)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -438,25 +443,25 @@ class FakeQueue(run_queue.Queue):
         self.done: list[Any] = []
         self.times_read = 0
 
-    def command(self, job: run_queue.Job) -> list[str]:
+    def command(self, job: evidence_plan.Job) -> list[str]:
         return [sys.executable, "-c", self.code, f"{job.system}{job.seed}", job.setting]
 
-    def prepare_command(self, job: run_queue.Job) -> list[str]:
+    def prepare_command(self, job: evidence_plan.Job) -> list[str]:
         return [sys.executable, "-S", "-c", ""]
 
-    def check_text(self, job: run_queue.Job) -> None:
+    def check_text(self, job: evidence_plan.Job) -> None:
         if job.system == self.other_text:
             self.error = ConfigError("another text")
             self.stop()
 
-    def save_command(self, job: run_queue.Job) -> list[str]:
+    def save_command(self, job: evidence_plan.Job) -> list[str]:
         if job.system != self.unsaved:
             self.done.append(result(job.system, 1.0, job.seed))
         return [sys.executable, "-c", self.save_code, f"{job.system}{job.seed}"]
 
-    def results(self) -> run_queue.Results:
+    def results(self) -> evidence_plan.Results:
         self.times_read += 1
-        return run_queue.Results(self.plan, self.done)
+        return evidence_plan.Results(self.plan, self.done)
 
 
 @pytest.fixture(autouse=True)
@@ -533,7 +538,7 @@ def test_another_queue_does_not_repeat_a_training_that_has_diverged(
 
 def test_a_signal_between_two_steps_stops_the_next_one(tmp_path: Path) -> None:
     class Signalled(FakeQueue):
-        def start_process(self, job: run_queue.Job, command: list[str]) -> None:
+        def start_process(self, job: evidence_plan.Job, command: list[str]) -> None:
             if job not in self.preparing:  # the training
                 signal.raise_signal(signal.SIGTERM)
             super().start_process(job, command)
@@ -582,11 +587,11 @@ def test_results_of_another_text_are_found() -> None:
     first = result("a", 1.0, data=recipe.data.model_dump(mode="json", exclude={"folder"}))
     first.overrides = {}
     first.training.data = manifest.training_fingerprint(prepared)
-    results = run_queue.Results(plan(), [first])
+    results = evidence_plan.Results(plan(), [first])
     assert results.fits(recipe.data, prepared) and not results.fits(recipe.data, other)
     assert results.fits(joint.data, other), "these settings have no result yet"
     first.config["data"]["key_of_another_version"] = 1
-    results = run_queue.Results(plan(), [first])
+    results = evidence_plan.Results(plan(), [first])
     assert results.fits(recipe.data, other) and results.done
 
 
@@ -677,7 +682,7 @@ def test_a_signal_stops_a_queue_that_waits_for_another_one(tmp_path: Path) -> No
 def test_a_training_that_another_queue_has_completed_is_not_started(tmp_path: Path) -> None:
     """Its result is saved after this queue has read the results, and before it locks the job."""
     queue = FakeQueue(tmp_path, "")
-    [first, *_] = run_queue.jobs_left(queue.plan, queue.own, queue.results())
+    [first, *_] = evidence_plan.jobs_left(queue.plan, queue.own, queue.results())
     queue.done.append(result(first.system, 1.0, first.seed))
     assert not queue.lock_job(first) and not queue.job_locks
 
