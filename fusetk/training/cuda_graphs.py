@@ -126,6 +126,7 @@ class CudaGraphs:
             names[:] = loss.additional
             return torch.stack([value.detach() for value in (*loss[:3], *loss.additional.values())])
 
+        before = dict(self.model.named_buffers())
         try:
             replay, sums = self._capture(passes)
         except RuntimeError as error:
@@ -139,6 +140,13 @@ class CudaGraphs:
                 f"as a CUDA graph ({first_line(_chain(error)[-1])}): their operations must depend "
                 "only on the shapes of a batch; set training.cuda_graphs: false"
             ) from error
+        for name, buffer in self.model.named_buffers():
+            if buffer is not before.get(name):
+                raise ConfigError(
+                    f"training.cuda_graphs: a pass replaces the buffer {name}, and the passes of a "
+                    "CUDA graph would always read the old one: let the class change it in place "
+                    "(copy_, add_), or set training.cuda_graphs: false"
+                )
         gradients = [(p, p.grad) for p in used if p.grad is not None]
         return _Graph(inputs, factor, sums, names, gradients, [*self.model.buffers()], replay)
 

@@ -6,7 +6,7 @@
 import gc
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -185,6 +185,28 @@ def test_a_gradient_that_a_recorded_pass_alone_has_is_refused() -> None:
 def test_a_model_of_fusetk_is_refused_before_training(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"^training\.cuda_graphs: .* cannot be recorded: set"):
         check_recordable(SYSTEMS[kind]())
+
+
+def test_a_buffer_that_a_pass_replaces_is_refused() -> None:
+    """A graph has the addresses of its recording: it would read the same old buffer each time."""
+
+    def add_in_place(model: Any, arguments: object) -> None:
+        model.count += 1
+
+    def replace(model: Any, arguments: object) -> None:
+        model.count = model.count + 1
+
+    for hook in (add_in_place, replace):
+        graphs = Repeated(SYSTEMS[NAME](), 0.1, "fp32")
+        graphs.model.register_buffer("count", torch.zeros(()))
+        graphs.model.register_forward_pre_hook(hook)
+        graphs.add_gradients(random_batch(), 1.0)
+        with (
+            pytest.raises(ConfigError, match="a pass replaces the buffer count")
+            if hook is replace
+            else nullcontext()
+        ):
+            graphs.add_gradients(random_batch(), 1.0)
 
 
 def with_repeated_passes(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[Repeated]:
