@@ -56,9 +56,10 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"there is no device {name!r}: write auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
+    index = int(name.partition(":")[2] or 0)  # torch keeps only 8 bits of a number
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and index):
         raise ConfigError(f"device {name} is not supported: write auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cuda" and index >= torch.cuda.device_count():
         raise ConfigError(
             f"there is no device {name}: this machine has "
             f"{quantity(torch.cuda.device_count(), 'CUDA device')}"

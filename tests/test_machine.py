@@ -350,6 +350,18 @@ def test_a_much_slower_way_is_not_measured_to_the_end() -> None:
     assert calls["much slower"] == 1 + ways.ROUNDS_OF_ALL < calls["slow"] == calls["fast"]
 
 
+@pytest.mark.parametrize("name", ["cuda:128", "cuda:256", "cuda:65408", "cpu:256"])
+def test_a_device_with_a_large_number_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch keeps only 8 bits of the number."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(
+        ConfigError, match=rf"device {name}(: this machine has 2| is not supported)"
+    ):
+        device_of(name)
+
+
 @pytest.mark.parametrize("training, inference", [("oneDNN", "MKL"), ("MKL", "oneDNN")])
 def test_training_and_inference_have_their_own_products(
     training: str, inference: str, monkeypatch: pytest.MonkeyPatch
