@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from fusetk.errors import ConfigError, first_line
+from fusetk.errors import ConfigError, FusetkError, first_line, out_of_memory
 
 Value = TypeVar("Value")
 TIMEOUT = timedelta(minutes=10)  # longest time that a process waits for the others
@@ -103,7 +103,8 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
 
     Other launchers work, too, if they set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. After the
     start, ``timeout`` limits the time that a process waits for the others. Raises ConfigError if a
-    variable is missing or wrong, if a process does not start, or if two processes have one GPU.
+    variable is missing or wrong, if a process does not start, or if two processes have one GPU, and
+    FusetkError if the memory of the GPU does not suffice.
     """
     if world_size() == 1:
         return World(device=device)
@@ -132,6 +133,11 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
                 backend, store=store, rank=rank, world_size=size, timeout=timeout, **options
             )
     except dist.DistError as error:
+        if out_of_memory(error):
+            raise FusetkError(
+                f"{process} has not enough memory on {device} to connect to the others "
+                f"({first_line(error)}): end other programs on the device"
+            ) from None
         raise same_gpu_error(error, process) or ConfigError(
             f"{process} could not connect to the others at {place} ({first_line(error)}): check "
             "MASTER_ADDR and MASTER_PORT, and read the messages of the other processes"

@@ -127,7 +127,7 @@ def _raise_with_context(error: Exception, world: World) -> NoReturn:
         error.args = (f"{world}: {error}",)
     elif several and (same_gpu := same_gpu_error(error, str(world))):
         raise same_gpu from None
-    elif several and is_peer_failure(error):
+    elif several and is_peer_failure(error) and not out_of_memory(error):  # NCCL needs memory
         raise FusetkError(
             f"{world}: another process has ended or does not answer ({reason}): read the messages "
             "of all processes, and start them again"

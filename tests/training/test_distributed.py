@@ -365,19 +365,39 @@ def test_an_interrupt_ends_a_process_that_waits_for_others() -> None:
     assert signal.getsignal(signal.SIGINT) is before is signal.default_int_handler
 
 
-def test_two_processes_on_one_gpu_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("reason", "error", "message"),
+    [
+        (
+            "Duplicate GPU detected : rank 1 and rank 0",
+            ConfigError,
+            "process 1 of 2 has the same GPU as another process",
+        ),
+        (
+            "Cuda failure 2 'out of memory'",
+            FusetkError,
+            "process 1 of 2 has not enough memory on cpu to connect",
+        ),
+        ("socketStartConnect failed", ConfigError, "process 1 of 2 could not connect"),
+    ],
+)
+def test_the_cause_of_an_error_of_nccl_is_named(
+    reason: str, error: type[FusetkError], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    failure = dist.DistBackendError(f"NCCL error, unhandled cuda error\nLast error:\n{reason}")
 
     def rendezvous(*arguments: Any, **named: Any) -> Any:
-        raise dist.DistBackendError(
-            "NCCL error, ncclInvalidUsage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0"
-        )
+        raise failure
 
     monkeypatch.setattr(dist, "rendezvous", rendezvous)
-    with pytest.raises(ConfigError, match="process 1 of 2 has the same GPU as another process"):
+    with pytest.raises(error, match=message):
         process_module.connect(torch.device("cpu"))
+    if "memory" in reason:  # during the training
+        with pytest.raises(FusetkError, match="there is not enough memory"):
+            train_module._raise_with_context(failure, World(1, 2))
 
 
 def test_all_processes_start_a_stage_from_the_checkpoint_of_rank_0(
