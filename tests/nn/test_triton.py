@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +83,26 @@ def test_rows_are_in_the_dimension_of_a_grid_that_cuda_does_not_limit(
         case.infer(torch.float32)
     cells = len(case.first.cells)
     assert grids == [(rows, 2) for rows in case.layout.sizes for _ in range(cells)]
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "usable"),
+    [
+        ((6, 1), torch.float32, False),
+        ((7, 0), torch.float16, True),
+        ((7, 5), torch.bfloat16, False),
+        ((8, 0), torch.bfloat16, True),
+    ],
+)
+def test_gpus_that_triton_does_not_support_compute_without_kernels(
+    capability: tuple[int, int], dtype: torch.dtype, usable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "_triton_usable", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    gpu._warn.cache_clear()
+    message = "without fused kernels.*the GPU has the compute capability"
+    with nullcontext() if usable else pytest.warns(UserWarning, match=message):
+        assert gpu.usable(torch.empty(0, dtype=dtype), None) == usable
 
 
 CODE = """

@@ -65,7 +65,7 @@ def usable(x: Tensor, h: Tensor, attention: AdditiveAttention | None) -> bool:
     if x.device.type == "meta":
         return enabled()
     types = (torch.float32, torch.bfloat16, torch.float16)
-    return x.device.type == "cuda" and x.dtype in types and gpu.usable(attention)
+    return x.device.type == "cuda" and x.dtype in types and gpu.usable(x, attention)
 
 
 def run(
