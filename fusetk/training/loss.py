@@ -109,6 +109,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         gradients = ctx.gradients
+        if gradients is None:
+            raise RuntimeError("the loss allows one backward pass only: compute it again")
         ctx.gradients = None  # scaled in place below, so they are valid for one backward pass
         return *(None if g is None else g.mul_(grad) for g in gradients), None, None, None
 

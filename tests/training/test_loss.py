@@ -55,6 +55,13 @@ def test_value_and_gradient_are_the_formulas(
         torch.testing.assert_close(gradient, expected_grad, rtol=1e-4, atol=1e-5)
 
 
+def test_a_second_backward_pass_is_refused(case: tuple[Tensor, OutputProjection, Tensor]) -> None:
+    smoothed = loss(*case, 0.1).smoothed
+    smoothed.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="the loss allows one backward pass only"):
+        smoothed.backward()
+
+
 def test_hits_are_counted_without_gradients(case: tuple[Tensor, OutputProjection, Tensor]) -> None:
     features, output, targets = case
     with torch.inference_mode():
