@@ -281,7 +281,7 @@ def test_every_curve_is_visible(results: Path, tmp_path: Path) -> None:
             update: Array.from({length: n}, (_, i) => i), loss: Array.from({length: n}, f)}}}]});
         const systems = [
             ...Array.from({length: 9}, () => line(30, (_, i) => 9 / (i + 1))),
-            line(30, (_, i) => 50 - i), line(150000, () => 2), line(1, () => 3)];
+            line(30, (_, i) => 50 - i), line(150000, () => 2), line(1, () => 1.95)];
         const quantity = {curve: "valid_curve", name: "loss", label: "loss"};
         const visible = (path) => path.getAttribute("d").split(/[ML]/).slice(1)
             .filter((place) => +place.split(" ")[1] >= 24).length;
@@ -290,11 +290,12 @@ def test_every_curve_is_visible(results: Path, tmp_path: Path) -> None:
         return [
             Array.from(many.querySelectorAll("g path"), visible).map((n) => n >= 15),
             draw(10).querySelectorAll("g path").length,
-            draw(11).querySelectorAll("g circle").length];
+            draw(11).querySelectorAll("g circle").length,
+            Array.from(draw(11).querySelectorAll("text"), (text) => text.textContent).sort()];
     })()"""
     with browser(tmp_path / "profile") as tab:
         tab.open((results.parent / "page.html").as_uri())
-        assert tab.run(script) == [[True] * 10, 1, 1]
+        assert tab.run(script) == [[True] * 10, 1, 1, ["0", "1.95", "12", "loss", "updates"]]
         assert tab.problems == []
 
 
