@@ -22,8 +22,7 @@ $(VENV)/.installed: $(REQUIREMENTS)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.installed-# Python starts faster with stored byte code, and many tests start it.
-test: $(VENV)/.installed
+$(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,docs]"
 	touch $@
 
@@ -38,7 +37,7 @@ dist:
 	@! grep -l example.org setup.cfg CITATION.cff >&2 || \
 		echo "these files have https://example.org: write the address there" >&2
 
-# Python starts faster with stored byte code, and many tests start it.
+# Many tests start Python, which starts faster with stored byte code. The empty value allows it.
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
