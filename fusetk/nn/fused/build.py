@@ -76,7 +76,8 @@ def library(name: str) -> ctypes.CDLL | None:
                 _compile_once(compiler, source, path)
                 return ctypes.CDLL(str(path))
             except subprocess.TimeoutExpired:  # another folder does not make the compiler faster
-                reason = f"{' '.join(compiler)} took more than {MAX_SECONDS} seconds"
+                limit = f"{MAX_SECONDS} seconds, here or in another process"
+                reason = f"{' '.join(compiler)} took more than {limit}"
                 break
             except OSError as error:
                 reason = reason or " ".join(str(error).split())[:400]
@@ -146,14 +147,15 @@ def _check_owner(folder: Path) -> None:
 def _compile_once(compiler: list[str], source: Path, path: Path) -> None:
     """Make a library, unless another process made it. Parallel processes wait for the first.
 
-    Raises subprocess.TimeoutExpired if the compiler or the other process takes too long.
+    The wait ends when the library is complete. Raises subprocess.TimeoutExpired if the compiler or
+    the other process takes too long.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_owner(path.parent)
     start = time.monotonic()
     with open_lock_file(path.parent / LOCK) as file:
         while not lock(file):
-            if _is_complete(path):  # the other process compiles another library
+            if _is_complete(path):  # the other process now compiles another library
                 return
             if time.monotonic() - start > MAX_SECONDS:  # the other process may be stopped
                 raise subprocess.TimeoutExpired(compiler, MAX_SECONDS)
@@ -208,8 +210,9 @@ def _run_compiler(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run the compiler. Raises subprocess.TimeoutExpired after MAX_SECONDS."""
     command = [*compiler, *COMMON, *flags, "-o", str(path), str(source)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
         try:
             output = process.communicate(timeout=MAX_SECONDS)
         except BaseException:
@@ -221,7 +224,7 @@ def _run_compiler(
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End a process that leads a session, and the processes that it started.
 
-    The command g++ starts cc1plus, which would continue without it.
+    For example, g++ starts cc1plus, which would continue without it.
     """
     with contextlib.suppress(ProcessLookupError):
         if hasattr(os, "killpg"):
