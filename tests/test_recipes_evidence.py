@@ -239,7 +239,7 @@ def test_results_of_other_systems_and_values_do_not_count() -> None:
 
 
 def test_a_training_of_another_kind_is_done() -> None:
-    """Its overrides also have the keys of this kind."""
+    """The overrides of the training also have the keys of this kind."""
     kinds = {"tuning": {"usual": {"fuse.kind": ["last", "average"]}}}
     first = [result(system, 3.0, **{"fuse.kind": "last"}) for system in "ab"]
     for each in first:
@@ -340,7 +340,7 @@ def test_a_recipe_with_another_value_is_an_error() -> None:
 @pytest.mark.parametrize("key", ["model.dropuot", "model.decoder.fuse"])
 def test_a_tuned_key_that_a_recipe_does_not_have_is_an_error(key: str) -> None:
     content = plan(tuning={"usual": {key: [None, "average"]}}, waves=[{"transformer": "usual"}])
-    with pytest.raises(ConfigError, match=rf"{key} is not a key with .*model\.decoder\.fuse\.kind"):
+    with pytest.raises(ConfigError, match=rf"tunes {key}, .*model\.decoder\.fuse\.kind"):
         evidence_plan.own_values(content, RECIPES / "evidence" / "multi30k")
 
 

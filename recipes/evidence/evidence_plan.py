@@ -1,4 +1,4 @@
-"""The trainings of a plan: which values to tune, what is done, what is left, and in which order."""
+"""The plan of the evidence: its trainings, their order, and the trainings that are left."""
 
 import json
 import math
@@ -233,9 +233,9 @@ def rounds(
 ) -> Iterator[list[Job]]:
     """Yield the trainings of a system in rounds.
 
-    These are the first training, one round for each key, and all seeds with the best values. Keys
-    with trials are tuned first. The seeds of ``plan.seeds`` are also trained before the other keys
-    are tuned, so that there are results with several seeds early.
+    These are the first training, one round for each key with several values, and all seeds with the
+    best values. Keys with trials are tuned first. The seeds of ``plan.seeds`` are also trained
+    before the other keys are tuned, so that there are results with several seeds early.
 
     ``own`` has the values of the recipe for the tuned keys. A round that depends on trainings that
     are not done is the last one: the rounds after it are not known yet. With ``unknown``, trainings
@@ -252,7 +252,7 @@ def rounds(
     yield [job(first, best)]
     tried = False
     for key, choices in plan.ordered_steps(system):
-        if len(choices) == 1:  # nothing to choose
+        if len(choices) == 1:
             continue
         candidates = [{**best, key: value} for value in choices]
         epochs = plan.epochs(key)
@@ -313,8 +313,8 @@ def count_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) ->
 def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
     """Return the values of each system's recipe for its tuned keys.
 
-    Raises ConfigError if the plan does not have one of them, if a recipe does not have a tuned key,
-    if it ends after epochs, or if it has several stages and the plan has trials.
+    Raises ConfigError if the plan lacks one of them, or if a recipe lacks a tuned key, ends after
+    epochs, or has several stages and the plan has trials.
     """
     own: dict[str, Values] = {}
     for wave in plan.waves:
@@ -337,9 +337,9 @@ def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
             for key, choices in plan.steps(system).items():
                 if key not in config:
                     raise ConfigError(
-                        f"{path}: {key} is not a key with a single value: correct the plan by the "
-                        f"output of `fusetk describe --config {path}`; the key of a component is "
-                        "that of its kind, such as model.decoder.fuse.kind"
+                        f"{path}: the plan tunes {key}, which is not a key with a single value: "
+                        f"choose a key in the output of `fusetk describe --config {path}`; for a "
+                        "component, write the key of its kind, such as model.decoder.fuse.kind"
                     )
                 if own[system][key] not in choices:
                     raise ConfigError(
@@ -350,9 +350,9 @@ def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
 
 
 def _follows_plan(key: str, overrides: Collection[str], tuned: Collection[str]) -> bool:
-    """Return whether a key in ``overrides`` is tuned, or follows from a tuned kind.
+    """Return whether the plan can cause the override of ``key``: it is tuned, or its component is.
 
-    Another kind of a component has other keys, which are in ``overrides``, too.
+    If the kind of a component is tuned, the keys of the chosen kind are in ``overrides``, too.
     """
     kinds = [name for name in tuned if name in overrides and name.endswith(".kind")]
     components = tuple(name.removesuffix("kind") for name in kinds)
@@ -367,6 +367,3 @@ def _key(system: str, seed: int, values: Values, epochs: int | None) -> tuple[An
     # A plan may have 0 or 2e3 where the config of a run has 0.0 or 2000.
     numbers = json.loads(json.dumps(values), parse_int=float)
     return system, seed, epochs, json.dumps(numbers, sort_keys=True)
-
-
-# Running ------------------------------------------------------------------------------------------

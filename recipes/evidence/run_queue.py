@@ -15,15 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from evidence_plan import (
-    METRICS,
-    Job,
-    PlanConfig,
-    Results,
-    count_left,
-    jobs_left,
-    own_values,
-)
+from evidence_plan import METRICS, Job, PlanConfig, Results, count_left, jobs_left, own_values
 
 from fusetk import config as configs
 from fusetk.data import manifest
