@@ -115,11 +115,11 @@ def command(**values: Any) -> None:
 
 
 def _agree_on_checkpoints(world: "World", models: Sequence[str]) -> tuple[str, ...]:
-    """Return a checkpoint for each model, a run or a checkpoint; all processes return the same.
+    """Return the checkpoints of ``models``, runs or checkpoints; they are the same in all processes.
 
     A training may move a link such as ``best`` while the processes start. So the link is replaced
-    by the checkpoint to which it points in rank 0. With one process, ``models`` is returned. Raises
-    ProcessFailed, or exits, if a model has no checkpoint.
+    by the checkpoint to which it points in rank 0. One process alone returns ``models``. If a model
+    has no checkpoint, all processes end as in ``all_succeed``.
     """
     from fusetk.decoding.distributed import all_succeed, connected
 
@@ -127,14 +127,18 @@ def _agree_on_checkpoints(world: "World", models: Sequence[str]) -> tuple[str, .
         return tuple(models)
     folders = all_succeed(world, lambda: [find_checkpoint(Path(model))[1] for model in models])
     with connected(world):
-        names = world.broadcast([_name_of_target(folder) for folder in folders])
-    return tuple(str(folder.with_name(name)) for folder, name in zip(folders, names, strict=True))
+        names = world.broadcast([_target_name(folder) for folder in folders])
+    return tuple(
+        str(folder.with_name(name) if name else folder)
+        for folder, name in zip(folders, names, strict=True)
+    )
 
 
-def _name_of_target(folder: Path) -> str:
-    """Return the name of the checkpoint to which a link points; the own name of another folder."""
+def _target_name(folder: Path) -> str | None:
+    """Return the name of the checkpoint to which a link beside it points; None for no such link."""
     target = folder.resolve()
-    return target.name if target.parent == folder.parent.resolve() else folder.name
+    is_beside = folder.is_symlink() and target.parent == folder.parent.resolve()
+    return target.name if is_beside else None
 
 
 def _translator(

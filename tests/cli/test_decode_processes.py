@@ -160,6 +160,14 @@ def test_all_processes_load_the_checkpoint_of_rank_0(tmp_path: Path) -> None:
     assert said.count("update-0000001") == 3  # and in the message of rank 0
 
 
+def test_the_working_directory_may_be_the_checkpoint(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("Hund\nein Hund\n")
+    code = f"os.chdir({str(trained / 'checkpoints' / 'update-0000001')!r})\n"
+    files = ["-i", tmp_path / "lines", "-o", tmp_path / "output"]
+    Forks(["decode", "-m", ".", "-d", "cpu", *files], 2, code).succeed()
+    assert (tmp_path / "output").read_text().count("\n") == 2
+
+
 @pytest.mark.slow
 def test_torchrun_starts_them(trained: Path) -> None:
     launcher = [
