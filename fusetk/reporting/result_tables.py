@@ -366,8 +366,8 @@ def _position(row: ResultRow) -> tuple[bool, int, str]:
 def _columns(runs: Iterable[SavedRun]) -> list[ScoreColumn]:
     """Return the columns of all scores: by test set, then BLEU first, then the best checkpoint.
 
-    The validation text and the mean over several test sets come last. Their differences cannot be
-    tested, and the first column decides about gains.
+    The validation text and the mean over several test sets come last: the first column decides
+    about gains, and the differences of these two cannot be tested.
     """
     order = [name for names in DEFAULT_METRICS for name in names]
     order += [name for name in METRICS if name not in order]

@@ -53,13 +53,16 @@ class Checkpoints:
         self.fingerprint = fingerprint
         self.model_config = model_config
         self.world = world
-        self.inode: int | None = None  # of the run folder, see ``remember_folder``
+        self.inode: int | None = None  # of the run folder; see ``remember_folder``
 
     def path(self, update: int) -> Path:
         return self.run / CHECKPOINTS / checkpoint_name(update)
 
     def remember_folder(self) -> None:
-        """Remember the run folder: no checkpoint is written into a later folder of its name."""
+        """Remember the run folder: no checkpoint is written into a later folder of its name.
+
+        No later folder has its inode, because RunLock keeps the folder open.
+        """
         with suppress(OSError):
             self.inode = self.run.stat().st_ino
 
@@ -148,8 +151,8 @@ class Checkpoints:
     def _check_folder(self, folder: Path) -> None:
         """Raise CheckpointError if another folder has the name of the run folder now.
 
-        It may be that of another training, whose checkpoints this one would delete. The error names
-        ``folder``, the checkpoint that is not written.
+        Another training may have made it, and this one would delete its checkpoints. The error
+        names ``folder``, the checkpoint that is not written.
         """
         try:
             inode = self.run.stat().st_ino

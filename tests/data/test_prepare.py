@@ -584,12 +584,15 @@ def test_an_interrupted_prep_continues(
 
 
 VALID = ["every", "files", "other files"]
-PAIRS = list(itertools.product(range(3), repeat=2))  # third choices so that each pair occurs
 
 
+# Each pair of two choices occurs.
 @pytest.mark.parametrize(
     ("first", "second", "third"),
-    [([*VALID[:2], None][i], VALID[j], VALID[(i + j) % 3]) for i, j in PAIRS],
+    [
+        (first, VALID[j], VALID[(i + j) % 3])
+        for (i, first), j in itertools.product(enumerate([*VALID[:2], None]), range(3))
+    ],
 )
 def test_an_interruption_with_other_validation_text(
     folder: Path, monkeypatch: pytest.MonkeyPatch, first: str | None, second: str, third: str

@@ -294,8 +294,8 @@ extern "C" void store_and_load(const int8_t *numbers, float *to) {
 
 
 @needs_products(torch.int8)
-def test_inputs_of_8_bits_are_loaded_in_their_first_order(tmp_path):
-    """The screen compares them with the numbers before rounding. Each number has another place."""
+def test_inputs_of_8_bits_are_loaded_in_their_original_order(tmp_path):
+    """The screen subtracts them from the numbers before rounding. All numbers here differ."""
     compiler, _ = build._compiler()
     if not compiler:
         pytest.skip("there is no C++ compiler")

@@ -91,7 +91,7 @@ def test_sources_of_different_shapes_are_broadcast() -> None:
     torch.testing.assert_close(mix(tuple(sources)), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_feature_sums_of_fewer_and_of_other_sources() -> None:
+def test_feature_sums_of_another_number_of_sources_and_of_another_width() -> None:
     torch.manual_seed(1)
     mix = CrossMix(D, 3, ["a", "b"], 1.0)
     mix.static.data.normal_()

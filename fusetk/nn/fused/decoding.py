@@ -27,8 +27,7 @@ BLOCK_ROWS = 32  # rows that are computed together
 def usable(x: Tensor) -> bool:
     """Whether the kernels can compute with ``x``: in inference, float32, on CPU.
 
-    They compute no derivatives, so ``torch.func`` and forward-mode derivatives do not use them, and
-    neither do other operations that are ``transformed``.
+    They compute no derivatives. They are not used if the operations on ``x`` are ``transformed``.
     """
     return (
         x.device.type == "cpu"

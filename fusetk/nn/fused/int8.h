@@ -63,7 +63,7 @@ static inline void to_inputs(Int width, const int8_t *numbers, Int8Input *to) {
     for (Int k = 0; k < width; k++) to[k] = (uint8_t)(numbers[k] + INPUT_OFFSET);
 }
 
-// Load LANES numbers that to_inputs has stored, in their first order, without the offset.
+// Load LANES numbers that to_inputs has stored, in their original order, without the offset.
 static inline Vector load_inputs(const Int8Input *x) { return to_float(x) - INPUT_OFFSET; }
 
 #else

@@ -41,16 +41,16 @@ def _triton_usable() -> bool:
 def usable(x: Tensor, attention: AdditiveAttention | None) -> bool:
     """Whether the kernels can run on the device of the projected inputs ``x`` with this attention.
 
-    The number of heads and the features of a head must be powers of two. The compute capability of
-    the GPU must be the one that PyTorch's compiler requires for Triton.
+    The number of heads and the features of a head must be powers of two. The GPU must have at least
+    the compute capability that PyTorch's compiler requires for Triton.
     """
     if not _triton_usable():
         return False
     needed = (8, 0) if x.dtype == torch.bfloat16 else (7, 0)
     capability = torch.cuda.get_device_capability(x.device)
     if capability < needed:
-        numbers, least = (".".join(map(str, version)) for version in (capability, needed))
-        _warn(f"the GPU has the compute capability {numbers}, and {x.dtype} needs {least}")
+        has, needs = (".".join(map(str, version)) for version in (capability, needed))
+        _warn(f"the GPU has the compute capability {has}, and {x.dtype} needs {needs}")
         return False
     if attention is None:
         return True

@@ -56,7 +56,7 @@ KERNELS: dict[str, Callable[[ForwardBuffers], Kernels]] = {
 def usable(x: Tensor, h: Tensor, attention: AdditiveAttention | None) -> bool:
     """Whether there are kernels for these tensors on their device.
 
-    The kernels cannot compute with ``transformed`` tensors.
+    They are not used if the operations on these tensors are ``transformed``.
     """
     if h.dtype != torch.float32 or transformed(x, h):
         return False

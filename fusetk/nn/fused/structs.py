@@ -45,8 +45,8 @@ def call(source: str, function: str, arguments: Any, *mode: int) -> None:
 def transformed(*tensors: Tensor) -> bool:
     """Whether PyTorch transforms or records operations on these tensors.
 
-    ``torch.func`` and forward-mode derivatives wrap tensors, and fake tensors have no values.
-    Kernels cannot read such tensors. ``torch.jit.trace`` and ``make_fx`` do not see kernels.
+    Kernels cannot read the tensors that ``torch.func`` and forward-mode derivatives wrap, nor fake
+    tensors, which have no values. ``torch.jit.trace`` and ``make_fx`` cannot record kernels.
     """
     return (
         torch.autograd.forward_ad._current_level >= 0
