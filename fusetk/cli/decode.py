@@ -115,11 +115,12 @@ def command(**values: Any) -> None:
 
 
 def _agree_on_checkpoints(world: "World", models: Sequence[str]) -> tuple[str, ...]:
-    """Return the checkpoints of ``models``, runs or checkpoints; they are the same in all processes.
+    """Return the checkpoints of ``models``, which are the same in all processes.
 
-    A training may move a link such as ``best`` while the processes start. So the link is replaced
-    by the checkpoint to which it points in rank 0. One process alone returns ``models``. If a model
-    has no checkpoint, all processes end as in ``all_succeed``.
+    A model is a run or a checkpoint. A training may move a link such as ``best`` while the
+    processes start. So the link is replaced by the checkpoint to which it points in rank 0. One
+    process alone returns ``models``. If a model has no checkpoint, all processes end as in
+    ``all_succeed``.
     """
     from fusetk.decoding.distributed import all_succeed, connected
 
