@@ -132,7 +132,7 @@ def _problem_of_rows(rows: Any, lines: int) -> str | None:
 def _is_number(value: Any) -> bool:
     try:
         float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # a whole number may be too large for a float
         return False
     return not isinstance(value, str)
 

@@ -452,6 +452,8 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "    def statistics(self, hypotheses):\n        return list('ab')\n"
         "class Digits(Errors):\n"
         "    def statistics(self, hypotheses):\n        return [(1,), '1']\n"
+        "class Large(Errors):\n"
+        "    def statistics(self, hypotheses):\n        return [(1,), (10**400,)]\n"
         "class Flat(Errors):\n"
         "    def statistics(self, hypotheses):\n        return [1.0] * len(hypotheses)\n"
         "class Generator(Errors):\n"
@@ -498,6 +500,7 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("outside_metrics:Unequal", "outside_metrics:Unequal returned rows of different lengths"),
         ("outside_metrics:Text", "outside_metrics:Text returned rows with values that are not"),
         ("outside_metrics:Digits", "outside_metrics:Digits returned rows with values that are not"),
+        ("outside_metrics:Large", "outside_metrics:Large returned rows with values that are not"),
         ("outside_metrics:Flat", "outside_metrics:Flat returned values instead of rows as"),
         ("outside_metrics:Numbers", "score of the metric outside_metrics:Numbers returned float"),
         ("outside_metrics:NoNumber", "outside_metrics:NoNumber is 'a', not a number: correct"),
