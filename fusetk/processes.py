@@ -135,7 +135,7 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
     except dist.DistError as error:
         if out_of_memory(error):
             raise FusetkError(
-                f"{process} has not enough memory on {device} to connect to the others "
+                f"{process} does not have enough memory on {device} to connect to the others "
                 f"({first_line(error)}): end other programs on the device"
             ) from None
         raise same_gpu_error(error, process) or ConfigError(

@@ -376,7 +376,7 @@ def test_an_interrupt_ends_a_process_that_waits_for_others() -> None:
         (
             "Cuda failure 2 'out of memory'",
             FusetkError,
-            "process 1 of 2 has not enough memory on cpu to connect",
+            "process 1 of 2 does not have enough memory on cpu to connect",
         ),
         ("socketStartConnect failed", ConfigError, "process 1 of 2 could not connect"),
     ],
