@@ -12,7 +12,7 @@
 #ifdef __AVX512F__
 enum { TILE_REGISTERS = 16 };
 #else
-enum { TILE_REGISTERS = 8 };
+enum { TILE_REGISTERS = 12 };
 #endif
 
 struct Matrix {
