@@ -151,6 +151,15 @@ def test_only_commands_have_environment_and_files():
             assert commands <= set(COMMANDS)
 
 
+def test_pages_of_commands_that_read_or_run_a_model_are_complete():
+    options = {
+        name: {option for parameter in command.params for option in parameter.opts}
+        for name, command in manual.commands().items()
+    }
+    assert {name for name in COMMANDS if "--model" in options[name]} <= manual.RUN_COMMANDS
+    assert {name for name in COMMANDS if "--threads" in options[name]} <= manual.MODEL_COMMANDS
+
+
 def test_special_characters_are_escaped():
     assert escape("-m \\n .x") == "\\-m \\en .x"
     assert escape(".x\n'y") == "\\&.x\n\\&'y"

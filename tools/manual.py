@@ -28,13 +28,13 @@ from tools.troff import bold, escape, italic, page, prose, tagged
 
 CONFIG_COMMANDS = {"prep", "train", "run", "report", "describe", "estimate"}
 RUN_COMMANDS = {
-    *("train", "run", "average", "decode", "rescore", "score", "compare", "report"),
+    *("train", "run", "average", "decode", "rescore", "score", "compare", "ablate", "report"),
     *("plot-attention", "plot-curves", "serve", "export", "explore"),
 }
 # The commands that compute with a model.
 MODEL_COMMANDS = {
-    *("train", "run", "decode", "rescore", "compare", "plot-attention", "serve", "estimate"),
-    *("demo", "doctor", "explore"),
+    *("train", "run", "decode", "rescore", "compare", "ablate", "plot-attention", "serve"),
+    *("estimate", "demo", "doctor", "explore"),
 }
 # Environment variables, their effects, and the commands that they concern; none means all.
 ENVIRONMENT: dict[str, tuple[str, set[str]]] = {
@@ -124,10 +124,7 @@ FILES: dict[str, tuple[str, set[str]]] = {
 }
 # The errors with their own exit codes, and the commands that can end with them.
 SPECIAL: dict[type[FusetkError], set[str]] = {
-    OutputDiskFull: {
-        *("demo", "dataset", "prep", "text", "decode", "rescore", "score", "compare", "run"),
-        *("report", "plot-attention", "plot-curves", "export"),
-    },
+    OutputDiskFull: set(COMMANDS),
     DiskFull: {"train", "average", "run"},
     Interrupted: {"train", "run"},
     TrainingDiverged: {"train", "run"},
