@@ -283,15 +283,17 @@ def exit_codes(name: str) -> list[str]:
     return body
 
 
-def named_texts(title: str, texts: Mapping[str, tuple[str, set[str]]], name: str) -> Iterator[str]:
-    """Yield a section with the texts that concern a command; an empty name means all commands.
+def named_texts(title: str, texts: Mapping[str, tuple[str, set[str]]], name: str) -> list[str]:
+    """Return a section with the texts that concern a command; an empty name means all commands.
 
-    ``texts`` maps a name to its text and its commands; no commands means all.
+    ``texts`` maps a name to its text and its commands; no commands means all. Without texts, there
+    is no section.
     """
-    yield f".SH {title}"
+    body: list[str] = []
     for key, (text, concerned) in texts.items():
         if not name or not concerned or name in concerned:
-            yield from tagged(bold(key), text)
+            body += tagged(bold(key), text)
+    return [f".SH {title}", *body] if body else []
 
 
 def see_also(name: str) -> list[str]:
