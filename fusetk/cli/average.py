@@ -14,8 +14,8 @@ from fusetk.training.validation_config import checked_metric
 
 @click.command(
     "average",
-    epilog="Example: fusetk average runs/demo --last 5, "
-    "then fusetk decode -m runs/demo/checkpoints/average",
+    epilog="Example: fusetk average runs/demo --last 5 && "
+    "fusetk decode -m runs/demo/checkpoints/average < test.de > test.en",
 )
 @runs_argument("runs")
 @click.option(
@@ -98,7 +98,7 @@ def command(
 
 
 def _run_folder(path: Path) -> Path:
-    """Return ``path``. Raises DataError if it is a checkpoint, CheckpointError if it is no run."""
+    """Return ``path``. Raises DataError for a checkpoint, CheckpointError if it is not a run."""
     run, _ = run_and_checkpoint(path)
     if run != path:
         raise DataError(

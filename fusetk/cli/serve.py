@@ -17,13 +17,13 @@ from fusetk.cli.server_options import check_libraries, host_option, limit_option
 from fusetk.errors import ConfigError, join_names
 from fusetk.runs import CONFIG, run_and_checkpoint
 
-EXAMPLE = (
-    'Example: fusetk serve runs/my, then curl -d \'{"text": "Ein Hund schläft.", "n_best": 2}\''
+EXAMPLES = (
+    'Examples: fusetk serve runs/my; curl -d \'{"text": "Ein Hund schläft.", "n_best": 2}\''
     " http://127.0.0.1:8080/translate"
 )
 
 
-@click.command("serve", epilog=EXAMPLE)
+@click.command("serve", epilog=EXAMPLES)
 @runs_argument("paths")
 @host_option
 @port_option
