@@ -17,8 +17,8 @@ from fusetk.errors import WARNING
 QUIET, DEBUG, INPUT = "fusetk.quiet", "fusetk.debug", "fusetk.input"  # keys of Context.meta
 QUIET_HELP = "Print only warnings and errors to standard error."
 
-# Names of values that are files or folders, in the help of options and arguments.
-FILES = ("FILE", "RUN", "CONFIG", "HYP", "REF", "DICTIONARY", "SRC", "TGT")
+# Names of values that are paths, or may be paths, in the help of options and arguments.
+FILES = ("FILE", "PREFIX", "RUN", "CONFIG", "HYP", "REF", "DICTIONARY", "SRC", "TGT", "MODEL")
 DEVICES = ("auto", "cpu", "cuda")
 LONG_NAME = re.compile(r"-[A-Za-z][\w-]{2,}")
 

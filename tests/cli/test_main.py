@@ -367,8 +367,13 @@ def test_the_home_folder_in_every_option_and_argument_for_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    options: list[str] = []
-    for command in commands().values():
+    options: set[tuple[str | None, str]] = set()
+    members = [
+        command
+        for member in commands().values()
+        for command in getattr(member, "commands", {"": member}).values()
+    ]
+    for command in members:
         context = click.Context(command)
         for parameter in command.params:
             words = re.findall("[A-Z]+", parameter.make_metavar(context))
@@ -376,8 +381,12 @@ def test_the_home_folder_in_every_option_and_argument_for_files(
             if isinstance(parameter.type, click.Path) or (is_text and set(words) & set(FILES)):
                 value = parameter.type.convert("~/x", parameter, context)
                 assert str(value) == str(tmp_path / "x"), (command.name, parameter.opts)
-                options += parameter.opts
-    assert {"--out", "--raw", "--run", "--runs", "--save", "--output", "--model"} <= set(options)
+                options |= {(command.name, option) for option in parameter.opts}
+    assert {
+        *(("run", "--out"), ("run", "--raw"), ("train", "--run"), ("report", "--runs")),
+        *(("report", "--save"), ("filter", "--output"), ("decode", "--model")),
+        ("score", "--comet-model"),
+    } <= options
     assert parse_system("a=~/x") == ("a", str(tmp_path / "x"))
 
 
