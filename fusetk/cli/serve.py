@@ -75,7 +75,8 @@ def command(
     A wrong request has status 400 and an `error`. Status 403 means that a browser sent it for a
     page of another site. Status 408 means that its body did not arrive within 30 seconds. Status
     413 means that it is too large, or that a sentence has more tokens than the model reads. Status
-    503 means that the queue is full or that the service ends. If only this machine can reach the
+    500 means that the translation failed, for example because the model returned NaN. Status 503
+    means that the queue is full or that the service ends. If only this machine can reach the
     address, a request whose header Host is not localhost, 127.0.0.1, [::1] or the value of --host
     has status 400, without an `error`.
 
