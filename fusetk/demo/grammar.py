@@ -34,7 +34,9 @@ Pair = tuple[str, str]  # German, English
 SIZES = {"test": 500, "valid": 500, "train": 20_000}
 
 CONJUNCTIONS = {"weil": "because", "wenn": "when", "obwohl": "although", "bevor": "before"}
+# Probability of each adverbial in a clause.
 ADVERBIALS = {"time": 0.45, "place": 0.3, "manner": 0.2, "frequency": 0.15}
+# Tenses of a main clause and of its subordinate clause.
 TENSES = [
     ("past", "past"),
     ("present", "present"),
@@ -183,14 +185,14 @@ class Grammar(Drawing):
 
     def subordinate_last(self) -> Pair:
         """Draw a main clause and then a subordinate one: Er lacht, weil es regnet."""
-        main, other = self.random.choice(TENSES)  # of the main clause and the subordinate one
+        main, other = self.random.choice(TENSES)
         german, english = self.main(self.clause(main, short=True))
         german_sub, english_sub = self.subordinate(self.random.choice(list(CONJUNCTIONS)), other)
         return written(f"{german}, {german_sub}"), written(f"{english} {english_sub}")
 
     def subordinate_first(self) -> Pair:
         """Draw a subordinate clause and then a main one: Weil es regnet, lacht er."""
-        main, other = self.random.choice(TENSES)  # of the main clause and the subordinate one
+        main, other = self.random.choice(TENSES)
         clause = self.clause(main, short=True)
         german_sub, english_sub = self.subordinate(self.random.choice(list(CONJUNCTIONS)), other)
         german = f"{german_sub}, {german_main(clause, '')}"

@@ -307,8 +307,8 @@ MODALS = """
     möchte möchtest möchten would_like_to
 """
 
-# Verbs before `dass` (or `ob`) and before an infinitive: er-form, infinitive, participle, English
-# verb and its past.
+# Verbs before `dass` (or `ob`) and before an infinitive: infinitive, er-form, participle, English
+# verb and its past. A report ends with the conjunction in both languages.
 REPORTS = """
     wissen weiß gewusst know knew dass:that
     glauben glaubt geglaubt believe believed dass:that
