@@ -53,7 +53,7 @@ class DroppedPair(NamedTuple):
     """A pair with too many subwords."""
 
     place: int  # in its chunk
-    tokens: list[int]  # for each side, subwords without dropout, and EOS
+    tokens: list[int]  # for each side, the number of subwords without dropout, EOS included
 
 
 # For each side: ids, lengths and number of words

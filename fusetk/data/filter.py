@@ -8,12 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from fusetk.data.steps.base import (
-    PairStep,
-    PrepStep,
-    StepModels,
-    UniquePairStep,
-)
+from fusetk.data.steps.base import PairStep, PrepStep, StepModels, UniquePairStep
 from fusetk.data.steps.calls import key_function, line_function, reason_function
 from fusetk.data.steps.filter import EMPTY
 from fusetk.data.text import FilePair, cannot_write, open_text, read_pairs, single_spaces, writer

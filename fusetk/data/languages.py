@@ -1,7 +1,4 @@
-"""Checks for text that the Moses steps do not support.
-
-These are languages without rules, and scripts without spaces between words.
-"""
+"""Checks for languages without rules of Moses, and for text without spaces between words."""
 
 import re
 from collections.abc import Iterable

@@ -153,9 +153,9 @@ class Build:
     def finish(self, description: Mapping[str, Any], old: Mapping[str, Any]) -> None:
         """Move the new files into place, and delete old files that are not needed.
 
-        Before, the new manifest and ``MOVING`` are written and the old manifest is deleted. After,
-        the new manifest is moved and ``MOVING`` is deleted. If no stage was made, a folder that
-        cannot be written keeps its manifest.
+        Before the move, the new manifest and ``MOVING`` are written, and the old manifest is
+        deleted. After it, the new manifest is moved, and ``MOVING`` is deleted. If no stage was
+        made, a folder that cannot be written keeps its manifest.
         """
         if not self.made and not os.access(self.folder, os.W_OK):
             return
@@ -262,8 +262,8 @@ def reasons_to_make(
 def opened(folder: Path) -> Iterator[None]:
     """Make and lock the folder. After an error, delete the outputs of incomplete stages.
 
-    Raises DataError if another prep holds the lock, or if the folder is not prepared or a stage is
-    made and the folder cannot be written.
+    Raises DataError if the folder has files of another origin, if another prep holds the lock, or
+    if the folder cannot be written. A prepared folder that is up to date may be read-only.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

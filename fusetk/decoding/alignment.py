@@ -76,7 +76,10 @@ def attention(
 
 
 def _of_head(weights: Tensor, head: int | None, positions: int) -> Tensor:
-    """(B, H, K * T, S or more) -> (B, K * T, S)."""
+    """Return the weights of a head, or the mean over the heads, as (B, K * T, S).
+
+    ``weights`` has the shape (B, H, K * T, S or more).
+    """
     weights = weights[..., :positions]
     if head is None:
         return weights.mean(1, dtype=torch.float32)

@@ -8,12 +8,7 @@ from torch import Tensor
 
 from fusetk.data.vocab import BOS, EOS, PAD
 from fusetk.decoding.config import FORCED_BATCH_TOKENS
-from fusetk.decoding.target_scores import (
-    IdPair,
-    batch_of_ids,
-    check_length,
-    pair_batches,
-)
+from fusetk.decoding.target_scores import IdPair, batch_of_ids, check_length, pair_batches
 from fusetk.errors import Diverged
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.output import rows_in_piece
