@@ -32,6 +32,7 @@ Pair = tuple[str, str]  # German, English
 
 # Pairs of each split. The test sentences are drawn first.
 SIZES = {"test": 500, "valid": 500, "train": 20_000}
+SEED = 1
 
 CONJUNCTIONS = {"weil": "because", "wenn": "when", "obwohl": "although", "bevor": "before"}
 # Probability of each adverbial in a clause.
@@ -319,7 +320,7 @@ def corpus(seed: int, sizes: dict[str, int]) -> dict[str, list[Pair]]:
     return splits
 
 
-def write_corpus(folder: Path, sizes: dict[str, int] = SIZES, seed: int = 1) -> None:
+def write_corpus(folder: Path, sizes: dict[str, int] = SIZES) -> None:
     """Write SPLIT.de and SPLIT.en for each split; the folder exists only with all files.
 
     Raises OSError if a file cannot be written.
@@ -327,7 +328,7 @@ def write_corpus(folder: Path, sizes: dict[str, int] = SIZES, seed: int = 1) -> 
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    for split, sentence_pairs in corpus(seed, sizes).items():
+    for split, sentence_pairs in corpus(SEED, sizes).items():
         for side, language in enumerate(("de", "en")):
             lines = "".join(f"{pair[side]}\n" for pair in sentence_pairs)
             (part / f"{split}.{language}").write_text(lines, encoding="utf-8")

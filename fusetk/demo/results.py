@@ -16,6 +16,7 @@ from fusetk.runs import CHECKPOINTS, CONFIG, read_metrics
 
 FUSING = "dec_sa"  # the configs of the demo
 PLAIN = "transformer"
+WORDS_TO_PLOT = 8  # words of the sentence in the pictures
 
 
 class DemoFiles(NamedTuple):
@@ -96,8 +97,8 @@ def translated(files: DemoFiles) -> list[Translated]:
     return [Translated(*lines) for lines in zip(*map(read_lines, paths), strict=True)]
 
 
-def sentence_to_plot(files: DemoFiles, words: int = 8) -> tuple[str, str]:
-    """Return a test sentence of about ``words`` words to plot, and its translation.
+def sentence_to_plot(files: DemoFiles) -> tuple[str, str]:
+    """Return a test sentence of about ``WORDS_TO_PLOT`` words, and its translation.
 
     If possible, it has a subordinate clause and a translation that equals the reference.
     """
@@ -110,7 +111,7 @@ def sentence_to_plot(files: DemoFiles, words: int = 8) -> tuple[str, str]:
     clauses = [sentence for sentence in right if ", " in sentence.source]
     chosen = min(
         clauses or right or sentences,
-        key=lambda sentence: abs(len(sentence.source.split()) - words),
+        key=lambda sentence: abs(len(sentence.source.split()) - WORDS_TO_PLOT),
     )
     return chosen.source, chosen.translation
 
