@@ -10,7 +10,7 @@ from pathlib import Path
 from fusetk.data.text import WRITE_ADVICE, cannot_write
 from fusetk.datasets.table import ArchiveConfig
 from fusetk.errors import DataError
-from fusetk.files import BLOCK, checksum, lock, open_lock_file
+from fusetk.files import BLOCK, checksum, locked_file
 
 RANGE_NOT_SATISFIABLE = 416
 
@@ -24,8 +24,7 @@ def fetch(archive: ArchiveConfig, folder: Path, report: Callable[[str], None]) -
     path = folder / archive.file
     assert archive.url is not None
     folder.mkdir(parents=True, exist_ok=True)
-    with open_lock_file(folder / f".{archive.file}.lock") as file:
-        lock(file, wait=True)
+    with locked_file(folder / f".{archive.file}.lock"):
         if path.is_file():  # perhaps another process downloaded it
             return path
         part = path.with_name(f"{path.name}.part")
