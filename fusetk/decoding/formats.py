@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from fusetk.data.text import open_bytes
 from fusetk.errors import ConfigError, DataError
+from fusetk.files import is_stream
 
 if TYPE_CHECKING:
     from fusetk.decoding.translate import Translation
@@ -166,7 +167,7 @@ def find_resume_point(target: str, form: OutputFormat, start: int) -> ResumePoin
         )
     if not Path(target).exists():
         return None
-    if Path(target).is_fifo() or Path(target).is_char_device():
+    if is_stream(target):
         raise ConfigError(f"{target}: --resume continues a file, and this is a pipe or a device")
     with open_bytes(target) as file:
         if form.kind == "moses":

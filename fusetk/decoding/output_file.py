@@ -8,7 +8,7 @@ from typing import Any
 
 from fusetk.data.text import cannot_write
 from fusetk.errors import DataError
-from fusetk.files import lock
+from fusetk.files import is_stream, lock
 
 STANDARD_OUTPUT = "standard output"
 
@@ -73,8 +73,7 @@ def open_output(target: str, keep: int | None) -> Iterator[OutputFile]:
     devices and pipes are never shortened. Raises DataError if the file cannot be written, or if
     another process writes it.
     """
-    path = Path(target)
-    if target == "-" or (path.exists() and not path.is_file()):
+    if is_stream(target):
         keep = None
     try:
         file = _open(target, keep)
@@ -87,7 +86,7 @@ def open_output(target: str, keep: int | None) -> Iterator[OutputFile]:
             "output"
         )
     name = STANDARD_OUTPUT if target == "-" else target
-    output = OutputFile(file, name, keep, compress=path.suffix == ".gz")
+    output = OutputFile(file, name, keep, compress=Path(target).suffix == ".gz")
     try:
         yield output
         output.write("")
