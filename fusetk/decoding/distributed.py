@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
 from fusetk.decoding.requests import Request
-from fusetk.decoding.stream import balance
 from fusetk.errors import FusetkError, first_line
 from fusetk.processes import World
 
@@ -88,6 +87,15 @@ def _translate_together(world: World, chunk: Chunk, translate: Translate) -> Chu
             text[i] = line
     sentences = sum(output.sentences for output in outputs)
     return ChunkOutput(text, sentences, sum(output.tokens for output in outputs))
+
+
+def balance(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Distribute the indices of items over parts of similar total size.
+
+    The parts get the items in turn, the largest item first.
+    """
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    return [order[part::parts] for part in range(parts)]
 
 
 def all_succeed(world: World, act: Callable[[], Value]) -> Value:

@@ -2,7 +2,7 @@
 
 import select
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, TypeVar
 
 from fusetk.errors import DataError
@@ -85,12 +85,3 @@ def chunks(
         if data_error is not None:
             raise data_error
         size = max_size
-
-
-def balance(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Distribute the indices of items over parts of similar total size.
-
-    The parts get the items in turn, the largest item first.
-    """
-    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
-    return [order[part::parts] for part in range(parts)]

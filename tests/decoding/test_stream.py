@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from fusetk.decoding.stream import balance, chunks
+from fusetk.decoding.distributed import balance
+from fusetk.decoding.stream import chunks
 from fusetk.errors import DataError
 
 
