@@ -97,7 +97,7 @@ running_options: tuple[Decorator, ...] = (
 
 
 RUNS = "fusetk.runs"  # key of Context.meta: the runs of -m
-NUMBERS = ("no run", "one run", "two runs")
+RUN_COUNTS = ("no run", "one run", "two runs")  # by number, for errors
 
 
 def runs_argument(
@@ -172,7 +172,7 @@ def _all_runs(
     if len(runs) < least:
         raise click.MissingParameter(ctx=context, param=parameter)
     if most and len(runs) > most:
-        allowed = dict.fromkeys((NUMBERS[least], NUMBERS[most]))
+        allowed = dict.fromkeys((RUN_COUNTS[least], RUN_COUNTS[most]))
         raise click.UsageError(
             f"{len(runs)} runs are given ({', '.join(map(str, runs))}): give {' or '.join(allowed)}"
         )

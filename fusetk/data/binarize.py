@@ -12,7 +12,7 @@ from fusetk.data import bpe
 from fusetk.data.bpe import BPE
 from fusetk.data.bpe_dropout import possible_subwords
 from fusetk.data.config import BPEConfig, DataConfig, VocabularyConfig
-from fusetk.data.corpus import SentenceWriter, segmentation_name, write_sentences
+from fusetk.data.corpus import SentenceWriter, open_sentence_writers, segmentation_name
 from fusetk.data.encode import DroppedPair, Encoder, NumberedLines
 from fusetk.data.filter import SUBWORDS
 from fusetk.data.parallel import chunks
@@ -353,7 +353,7 @@ def _open_writers(
     dropout = dropout_of(config, split)
     numbers = range(1, dropout.segmentations + 1) if dropout else ()
     return [
-        write_sentences(
+        open_sentence_writers(
             build.aside, name, languages(config), (sizes["source"], sizes["target"]), stack
         )
         for name in (split, *(segmentation_name(number) for number in numbers))

@@ -237,10 +237,10 @@ def flat(sentences: Sequence[Sequence[int]]) -> tuple[NDArray[np.uint32], NDArra
     return np.array(ids, np.uint32), np.diff(ends)
 
 
-def write_sentences(
+def open_sentence_writers(
     folder: Path, split: str, languages: tuple[str, str], sizes: tuple[int, int], stack: ExitStack
 ) -> list[SentenceWriter]:
-    """Open the files of both sides of a split."""
+    """Open the files of both sides of a split; ``stack`` closes them."""
     writers = []
     for language, size in zip(languages, sizes, strict=True):
         files = [

@@ -83,7 +83,7 @@ def prepare(
         old_stages = old.get("stages", {})
         build = Build(folder, workers, report, before, is_first=not old_stages)
         stages = plan(config, texts, further)
-        build.keep(stages, inputs, force)
+        build.remove_unusable(stages, inputs, force)
         for stage in stages:
             build.run(stage, inputs, old_stages.get(stage.name), force)
         for name in old_stages:

@@ -79,7 +79,9 @@ class Build:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def keep(self, stages: Sequence[Stage], inputs: Mapping[str, Record], force: bool) -> None:
+    def remove_unusable(
+        self, stages: Sequence[Stage], inputs: Mapping[str, Record], force: bool
+    ) -> None:
         """Delete the outputs of an interrupted build that none of ``stages`` can use.
 
         Stages of other settings may have written files of the same names. With ``force``, all

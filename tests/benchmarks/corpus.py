@@ -27,7 +27,7 @@ import yaml
 
 from fusetk.data import manifest
 from fusetk.data.batch import collate
-from fusetk.data.corpus import write_sentences
+from fusetk.data.corpus import open_sentence_writers
 from fusetk.data.prepare import prepare
 from fusetk.data.vocab import EOS, SPECIAL
 from fusetk.recipe import load
@@ -73,7 +73,7 @@ def make(folder: Path, pairs: int, tokens: int) -> Path:
     random = np.random.default_rng(1)
     total = WORDS + len(SPECIAL)
     with ExitStack() as stack:
-        writers = write_sentences(prepared, "train", ("de", "en"), (total, total), stack)
+        writers = open_sentence_writers(prepared, "train", ("de", "en"), (total, total), stack)
         for start in range(0, pairs, CHUNK):
             base = random.gamma(4, tokens / 4, min(CHUNK, pairs - start))
             for out in writers:
