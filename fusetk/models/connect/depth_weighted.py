@@ -21,14 +21,15 @@ class DepthWeightedConfig(ConnectConfig):
     recommends a period of one more than the dilation."""
 
     def check_inputs(self, inputs: int) -> None:
-        if self.period >= inputs:
-            advice = f"give at most {inputs - 1}" if inputs > 1 else "choose another connection"
+        self.check_two_inputs(inputs)
+        sums = inputs - 1  # the input of the lowest layer is the embedding
+        if self.period > sums:
             raise ValueError(
                 f"period {self.period} has no effect, because this stack has only "
-                f"{quantity(inputs, 'input')} that could be a sum (one of each layer, and the "
-                f"output with fuse: last): {advice}"
+                f"{quantity(sums, 'input')} that could be a sum (one of each layer above the "
+                f"lowest one, and the output with fuse: last): give at most {sums}"
             )
-        highest = (inputs - 1) // self.period * self.period  # outputs below the highest sum
+        highest = sums // self.period * self.period  # outputs below the highest sum
         if self.dilation > highest:
             raise ValueError(
                 f"dilation {self.dilation} has no effect, because each sum would have only the "
