@@ -200,17 +200,12 @@ def test_one_group_is_not_a_fusion() -> None:
     StackConfig.model_validate(side)
 
 
-@pytest.mark.parametrize(
-    ("connect", "said"),
-    [
-        ({"kind": "dense", "summary_every": 4}, "summary_every: 4 makes no summary"),
-    ],
-)
-def test_options_of_connections_without_effect_are_refused(
-    connect: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        StackConfig.model_validate({"layers": 4, "connect": connect})
+@pytest.mark.parametrize(("layers", "said"), [(4, "4 layers"), (1, "1 layer")])
+def test_summaries_above_the_highest_layer_are_refused(layers: int, said: str) -> None:
+    connect = {"kind": "dense", "summary_every": layers}
+    error = f"summary_every: {layers} makes no summary in a stack of {said}:"
+    with pytest.raises(ValueError, match=error):
+        StackConfig.model_validate({"layers": layers, "connect": connect})
 
 
 @pytest.mark.parametrize(

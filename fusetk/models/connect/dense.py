@@ -32,8 +32,8 @@ class DenseConnectionConfig(ConnectConfig):
     def check(self, layers: int) -> None:
         if self.summary_every is not None and self.summary_every >= layers:
             raise ValueError(
-                f"summary_every: {self.summary_every} makes no summary in a stack of {layers} "
-                "layers: give less than the number of layers, or remove it"
+                f"summary_every: {self.summary_every} makes no summary in a stack of "
+                f"{quantity(layers, 'layer')}: give less than the number of layers, or remove it"
             )
         if self.summary_layer == "added" and self.summary_every is None:
             raise ValueError(
