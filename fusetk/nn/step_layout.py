@@ -10,7 +10,7 @@ class StepLayout(NamedTuple):
     """The layout of a batch in N slots, one for each token.
 
     Sentences are sorted, the longest first. Step t processes the first ``sizes[t]`` of them. Slots
-    are numbered step by step. Rounding adds padding slots, which repeat the preceding slot. Their
+    are numbered step by step. Rounding adds padding slots, which repeat tokens of the batch. Their
     outputs are ignored, and slots after the last step are not computed.
     """
 
