@@ -23,8 +23,8 @@ def xavier(model: nn.Module) -> None:
     projection are normal with standard deviation D^-0.5. The projections to queries, keys and
     values are initialised as one matrix (3D, D), in self-attention and, if the widths are equal, in
     attention to the source. This is equal to the gain of 1 / sqrt(2) that fairseq gives to each of
-    the three. If a source has another width, its keys and values are initialised as one matrix.
-    Each matrix of ``MatrixMix`` is initialised by itself.
+    the three. If a source has another width, the queries are one matrix, and the keys and values of
+    each source are another. Each matrix of ``MatrixMix`` is initialised by itself.
     """
     _glorot(model)
     for module in model.modules():
