@@ -1,4 +1,4 @@
-"""Fused kernels of recurrences, connections and Transformers, and matrix products.
+"""Fused kernels of recurrences, convolutions, connections and Transformers, and matrix products.
 
 The kernels for training have hand-written gradients.
 """
