@@ -249,17 +249,12 @@ class TopSourceLayer(Layer):
         # The tuple keeps its parameters out of the model.
         self._residual = (residual,)
         self.readout = readout
-        # The module of ``input_projection``; it has this name in checkpoints.
+        # The map of the input to the width of the layer; it has this name in checkpoints.
         self.read = projection_or_identity(input_width, width)
         self.norm = final_norm(config, width)
         self.project: nn.Module = nn.Identity()
         if not config.target_projects_source:
             self.project = KeysValues(width, 2 * width, config.attention_bias)
-
-    @property
-    def input_projection(self) -> nn.Module:
-        """The map of the input to the width of the layer; the identity for equal widths."""
-        return self.read
 
     def sublayers(self) -> list[tuple[Residual, nn.Module]]:
         return [(self._residual[0], self.project)]
@@ -269,7 +264,7 @@ class TopSourceLayer(Layer):
 
         The tensor is that of ``CoordinatedLayer.forward`` (B, S, 2D or D).
         """
-        return None, self.project(self.norm(self.input_projection(self.readout(x))))
+        return None, self.project(self.norm(self.read(self.readout(x))))
 
 
 def build_source_stack(config: CoordinatedConfig) -> Stack:
