@@ -73,14 +73,14 @@ class ResidualBuilder:
         self,
         config: ResidualConfig,
         side: str,
-        layers: Mapping[str, int],
+        depths: Mapping[str, int],
         width: int,
         norm: Norm,
         dropout: float,
         normalization: Normalization = "layer",
         separate_inputs: bool = False,
     ):
-        """``side`` is "encoder" or "decoder"; ``layers`` has the number of layers of each stack.
+        """``side`` is "encoder" or "decoder"; ``depths`` has the number of layers of each stack.
 
         ``width`` is the width of the stack's input. ``separate_inputs``: whether the layers read
         ``LayerInputs``.
@@ -88,7 +88,7 @@ class ResidualBuilder:
         self.config = config
         self.cls = residual_class(config)
         self.side = side
-        self.layers = layers[side]
+        self.depth = depths[side]
         self.separate_inputs = separate_inputs
         self.sublayer = partial(
             SubLayer,
@@ -96,13 +96,13 @@ class ResidualBuilder:
             normalization=normalization,
             dropout=dropout,
             side=side,
-            layers=layers,
+            layers=depths,
         )
         self.ends = self.cls.Ends(config, f"{side}.residual", width)
 
     def layer(self, width: int, sublayers: int) -> list[Residual]:
         """Build the connections of the sub-layers of the next layer, in the order of the data."""
-        total = sublayers * self.layers
+        total = sublayers * self.depth
         residuals: list[Residual] = []
         for i in range(sublayers):
             below = self.ends.sublayers
