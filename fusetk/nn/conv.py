@@ -38,7 +38,7 @@ class GatedConvolution(NormedLinear):
         if length == 1:  # a step of decoding has one window, which is the whole input
             inputs = torch.cat((earlier, x), 1)
             return self.map_windows(self.dropout(inputs).flatten(1)[:, None]), inputs[:, 1:]
-        y = self.map_windows(self.windows(x, self.kernel - 1, earlier, None))
+        y = self.forward(x, self.kernel - 1, earlier)
         if length < self.kernel:
             x = torch.cat((earlier, x), 1)
         return y, x[:, x.shape[1] - self.kernel + 1 :]
