@@ -61,7 +61,7 @@ class Learned(nn.Module):
         """
         if start + length > self.max_positions:
             raise ValueError(
-                f"the sentence has {start + length} positions, but the model has vectors for "
-                f"{self.max_positions} only (model.max_positions)"
+                f"the sentence has {start + length} positions, but the model has vectors for only "
+                f"{self.max_positions} (model.max_positions): shorten the sentence"
             )
         return self.weight[start : start + length]

@@ -640,7 +640,7 @@ def test_streams_need_pre_norm(kind: str) -> None:
     ("options", "error"),
     [
         ({"iterations": 5}, "residual.iterations has no effect with mix: permutations"),
-        ({"streams": 7}, "7 streams have too many permutations. Use at most 6"),
+        ({"streams": 7}, "7 streams have too many permutations: give at most 6"),
     ],
 )
 def test_options_that_do_not_fit_permutations_are_refused(

@@ -43,8 +43,8 @@ class ManifoldConfig(ResidualConfig):
                 )
             if self.streams > MOST_PERMUTED_STREAMS:
                 raise ValueError(
-                    f"residual.streams: {self.streams} streams have too many permutations. Use at "
-                    f"most {MOST_PERMUTED_STREAMS} streams, or mix: sinkhorn"
+                    f"residual.streams: {self.streams} streams have too many permutations: give at "
+                    f"most {MOST_PERMUTED_STREAMS}, or mix: sinkhorn"
                 )
 
 
