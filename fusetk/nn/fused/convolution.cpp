@@ -278,14 +278,14 @@ struct Sentence {
                 product(keys, a.size, count, transposed(by_w), row(q, start), by_k, start > 0);
                 product(count, a.size, keys, by_w, k, row(by_q, start), source > 0);
             }
-            finish_keys(by_k, gradient(a.by_keys, source));
-            finish_keys(by_v, gradient(a.by_values, source));
+            write_gradient(by_k, gradient(a.by_keys, source));
+            write_gradient(by_v, gradient(a.by_values, source));
         }
         copy_result(by_q, query_rows(a.by_q), a.queries);
     }
 
-    // Write the gradients of the keys, and zeros for the padding.
-    void finish_keys(Matrix from, T *to) const {
+    // Write the gradients of the keys or of the values of a source, and zeros for the padding.
+    void write_gradient(Matrix from, T *to) const {
         copy_result(from, to, keys);
         memset(to + keys * a.size, 0, (a.length - keys) * a.size * sizeof(T));
     }

@@ -257,7 +257,7 @@ static void attend_keys_values_and_tokens(
                 for (Int j = 0; j < size; j++) to[j] += context[j];
                 if (!weights) continue;
                 float *w = weights + (r * heads + h) * (source_length + length);
-                // For every small number, exp_ returns about 2e-38. Such a weight is recorded as 0.
+                // For every x below -87, exp_ returns about 2e-38. Such a weight is recorded as 0.
                 const auto weight = [&](float x) { return x > 3e-38f ? x * inverse : 0; };
                 for (Int s = 0; s < source_length; s++) *w++ = s < end ? weight(scores[s]) : 0;
                 for (Int t = 0; t < length; t++) *w++ = weight(scores[first_token + t]);
