@@ -123,7 +123,7 @@ def usable(layer: TransformerLayer, x: Tensor) -> bool:
 
 def start(
     layers: Sequence[DecoderLayer],
-    kind: type[DecoderLayer],
+    layer_class: type[DecoderLayer],
     sources: Sequence[Sequence[Tensor]],
     mask: Tensor,
     restart: Callable[[], State],
@@ -131,10 +131,10 @@ def start(
     """Return the state of one empty hypothesis of each sentence.
 
     Each layer has n ``sources`` (B, S, width), one for each of its ``source_maps``. ``mask`` is
-    (B, S). Kernels compute layers that are exactly of the class ``kind``. If they cannot compute
-    all layers, the result is that of ``restart``, which ``SharedState`` describes.
+    (B, S). Kernels compute layers of exactly the class ``layer_class``. If they cannot compute all
+    layers, the result is that of ``restart``, which ``SharedState`` describes.
     """
-    if not all(is_exactly(layer, kind) for layer in layers):
+    if not all(is_exactly(layer, layer_class) for layer in layers):
         return restart()
     first_sources = (tensors[0] for tensors in sources)
     if not all(map(_kernels_can_compute, layers, first_sources)):

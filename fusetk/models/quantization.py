@@ -83,8 +83,8 @@ def to_int8(model: Seq2Seq) -> Seq2Seq:
     _replace_maps(model, Int8KernelLinear if uses_kernels(torch.int8, "maps") else Int8Linear)
     if is_exactly(model.output, OutputProjection):
         in_kernels = uses_kernels(torch.int8, "projection")
-        kind: Any = Int8KernelLinear if in_kernels else Int8Linear
-        model.output = kind(model.output.weight, model.output.bias)
+        map_class: Any = Int8KernelLinear if in_kernels else Int8Linear
+        model.output = map_class(model.output.weight, model.output.bias)
     return model
 
 
@@ -110,8 +110,8 @@ def _projection(model: Seq2Seq, dtype: torch.dtype) -> Any:
     replaceable = is_exactly(output, OutputProjection) or is_exactly(output, NormedLinear)
     if not replaceable or not uses_kernels(dtype, "projection"):
         return None
-    kind = ScreenedLinear if screens[dtype] else KernelLinear
-    return kind(output.weight.to(dtype), output.bias)
+    map_class = ScreenedLinear if screens[dtype] else KernelLinear
+    return map_class(output.weight.to(dtype), output.bias)
 
 
 def _kernel_bf16(weight: Tensor, bias: Tensor | None) -> KernelLinear:

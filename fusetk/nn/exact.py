@@ -7,12 +7,12 @@ from torch import nn
 M = TypeVar("M", bound=nn.Module)
 
 
-def is_exactly(module: object, kind: type[M]) -> TypeGuard[M]:
+def is_exactly(module: object, cls: type[M]) -> TypeGuard[M]:
     """Whether an object is a module of exactly this class, not of a subclass, and not patched.
 
     Only then other code, such as a fused kernel, may compute the module.
     """
-    return type(module) is kind and isinstance(module, nn.Module) and not is_patched(module)
+    return type(module) is cls and isinstance(module, nn.Module) and not is_patched(module)
 
 
 def is_patched(module: nn.Module) -> bool:
