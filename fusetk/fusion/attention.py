@@ -3,10 +3,10 @@
 At one position, let z^l be the output of layer l, and E^l its embedding. Hop p = 1, ..., n_hop
 computes
 
-    y^l   = z^l + E^l                  the layer with its embedding             (Equation 4)
-    e^l   = W2 sigma(W1 y^l)           the energies of layer l, one for each hop   (Equation 5)
-    a^l_p = softmax over l of e^l_p    the weight of layer l in hop p           (Equation 6)
-    s_p   = sum over l of a^l_p y^l    the weighted sum of the layers in hop p  (Equation 7)
+    y^l   = z^l + E^l                  the layer with its embedding               (Equation 4)
+    e^l   = W2 sigma(W1 y^l)           the energies of layer l, one for each hop  (Equation 5)
+    a^l_p = softmax over l of e^l_p    the weight of layer l in hop p             (Equation 6)
+    s_p   = sum over l of a^l_p y^l    the weighted sum of the layers in hop p    (Equation 7)
 
 and phi(Z) = LN(FNN([s_1; ...; s_n_hop])); the base class applies LN. With ``feature_wise`` each
 feature of y^l has its own energy and its own weight. With ``independent_w1: hops`` the energy of

@@ -207,8 +207,8 @@ class LayerFusion(Fusion):
 def share_layer_embedding(a: Fusion, b: Fusion) -> None:
     """Make two fusions share one new layer embedding (MLRF section 3.2).
 
-    They share none unless both have one, the widths are equal, and at least one layer number is
-    fused by both.
+    This has no effect unless both have a layer embedding of the same width, and at least one layer
+    number is fused by both.
     """
     vectors_a = a.layer_embedding
     vectors_b = b.layer_embedding

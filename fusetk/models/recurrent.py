@@ -368,7 +368,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         return self.project.weight, self.decoder.input_weight
 
     def _derive(self) -> Tensor:
-        """With ``project_context``, ``_decoder_input`` is the product of two matrices."""
+        """Return ``_decoder_input`` for ``project_context``, the product of two matrices."""
         assert self.project is not None
         return self.project.weight.mT @ self.decoder.input_weight[0]
 

@@ -135,7 +135,7 @@ class StackOutput(NamedTuple):
 
     @property
     def layer_states(self) -> tuple[Any, ...]:
-        """The state of each layer, without added summary layers, which have none."""
+        """The states that are not None, in the order of the layers."""
         return tuple(state for state in self.states if state is not None)
 
 

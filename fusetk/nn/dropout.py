@@ -11,7 +11,9 @@ from fusetk.nn.dropout_mask import DropoutMask, in_units, scale, threshold
 
 
 class Dropout(nn.Module):
-    """Dropout: in training, an element is 0 with probability ``rate``, else times 1 / (1 - rate).
+    """Dropout, which changes its input in training only.
+
+    An element becomes 0 with probability ``rate``. Otherwise it is multiplied by 1 / (1 - rate).
 
     On CPU, PyTorch draws one float for each element in one thread. This can take longer than the
     layer itself. Here a seed is drawn, and a ``DropoutMask`` follows from it. Therefore the rate is

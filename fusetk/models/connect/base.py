@@ -112,7 +112,7 @@ class LayerInputs(NamedTuple):
     """Separate inputs of a layer, each (..., D)."""
 
     query: Tensor
-    """From which self-attention computes its queries."""
+    """The input from which self-attention computes its queries."""
     key: Tensor
     value: Tensor
     residual: Tensor

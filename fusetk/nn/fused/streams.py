@@ -194,10 +194,7 @@ def _normed_products_arguments(
 
 
 def sinkhorn_is_usable(logits: Tensor) -> bool:
-    """Whether ``sinkhorn`` is exact for these logits: their exponentials do not underflow.
-
-    The backward pass computes the iterations again.
-    """
+    """Whether ``sinkhorn`` is exact for these logits: their exponentials do not underflow."""
     if not usable(logits) or not logits.numel():
         return False
     smallest, largest = logits.detach().aminmax()
@@ -205,7 +202,10 @@ def sinkhorn_is_usable(logits: Tensor) -> bool:
 
 
 def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
-    """Return a nearly doubly stochastic matrix for each matrix of logits (..., n, n)."""
+    """Return a nearly doubly stochastic matrix for each matrix of logits (..., n, n).
+
+    The backward pass computes the iterations again.
+    """
     return _SinkhornFunction.apply(logits, iterations)
 
 

@@ -18,14 +18,14 @@ FORWARD, BACKWARD, VALUES_BACKWARD = range(3)
 def struct(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
     """Define a C struct. Each item of ``fields`` has the names of members and their type.
 
-    A struct has no other attributes: to set one raises AttributeError.
+    A struct has no other attributes: setting one raises AttributeError.
     """
     members = [(member, kind) for names, kind in fields for member in names.split()]
     return type(name, (ctypes.Structure,), {"_fields_": members, "__slots__": ()})
 
 
 def fill(arguments: Any, **members: Any) -> Any:
-    """Set members of a struct, which is returned. A tensor is replaced by its address.
+    """Set members of a struct and return it. For a tensor, the member is its address.
 
     The struct does not keep the tensors: the caller keeps them until the kernel has returned.
     """
