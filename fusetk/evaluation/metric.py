@@ -12,6 +12,7 @@ To add a metric to fusetk, write a subclass of ``Metric`` in a file and add it t
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def score_of(metric: Metric, rows: Sequence[StatisticsRow]) -> Score:
     """Return the score of the lines with these rows, under the name of the metric.
 
     The value may be NaN. Raises DataError if the metric, which may be a class outside fusetk, does
-    not return a ``Score`` with a number as value.
+    not return a ``Score`` whose value is a number that a float can store.
     """
     score: Any = metric.score(rows)
     if not isinstance(score, Score):
@@ -149,11 +150,10 @@ def score_of(metric: Metric, rows: Sequence[StatisticsRow]) -> Score:
             f"the method score of the metric {metric.name} returned {type(score).__name__}: return "
             "a fusetk.evaluation.metric.Score"
         )
-    try:
-        value = float(score.value)  # JSON cannot store numbers of NumPy
-    except (TypeError, ValueError):
+    if not _is_number(score.value):
         raise DataError(
-            f"the score of the metric {metric.name} is {score.value!r}, not a number: correct its "
-            "method value or score"
-        ) from None
+            f"the score of the metric {metric.name} is {shortened(score.value)}, not a number that "
+            "a float can store: correct its method value or score"
+        )
+    value = float(score.value)  # JSON cannot store numbers of NumPy
     return replace(score, metric=metric.name, value=value)

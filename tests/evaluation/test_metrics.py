@@ -466,6 +466,12 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "class NoNumber(Errors):\n"
         "    def score(self, rows):\n"
         "        return Score(self.name, 'errors', 'a', '', 'version:1', len(rows))\n"
+        "class DigitScore(Errors):\n"
+        "    def score(self, rows):\n"
+        "        return Score(self.name, 'errors', '1', '', 'version:1', len(rows))\n"
+        "class LargeScore(Errors):\n"
+        "    def score(self, rows):\n"
+        "        return Score(self.name, 'errors', 10**400, '', 'version:1', len(rows))\n"
         "class Tensors(Errors):\n"
         "    def statistics(self, hypotheses):\n"
         "        import torch\n"
@@ -503,7 +509,9 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("outside_metrics:Large", "outside_metrics:Large returned rows with values that are not"),
         ("outside_metrics:Flat", "outside_metrics:Flat returned values instead of rows as"),
         ("outside_metrics:Numbers", "score of the metric outside_metrics:Numbers returned float"),
-        ("outside_metrics:NoNumber", "outside_metrics:NoNumber is 'a', not a number: correct"),
+        ("outside_metrics:NoNumber", "outside_metrics:NoNumber is 'a', not a number that a float"),
+        ("outside_metrics:DigitScore", "outside_metrics:DigitScore is '1', not a number that a"),
+        ("outside_metrics:LargeScore", r"LargeScore is 10+\.\.\.0+, not a number that a float can"),
         ("outside_metrics:Other", "is not a subclass of fusetk.evaluation.metric.Metric"),
         ("outside_metrics:Exits", "cannot be built with .*: SystemExit: 3"),
         ("outside_metrics:Incomplete", "cannot be built with .*: TypeError: Can't instantiate"),
