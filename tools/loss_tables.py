@@ -81,10 +81,11 @@ def _loss_in(run: SavedRun, epoch: int) -> float | None:
     Returns None if the epoch has not ended, or if a loss is not finite. Each loss of the curve is
     the mean of the updates since the one before it.
     """
+    curve = run.result.train_curve
     updates, ends, losses = (
-        np.array(run.result.train_curve[name], dtype=float) for name in ("update", "epoch", "loss")
+        np.array(curve.get(name, []), dtype=float) for name in ("update", "epoch", "loss")
     )
-    if epoch not in ends:
+    if "loss" not in curve or epoch not in ends:  # a column without a finite number is not saved
         return None
     chosen = (epoch - 1 < ends) & (ends <= epoch)
     mean = np.average(losses[chosen], weights=np.diff(updates, prepend=0)[chosen])
@@ -103,7 +104,8 @@ def tuning_table(tables: Sequence[ResultTable], key: str, epochs: int) -> str:
         by_seed: dict[int, dict[Any, float]] = {}
         for run in row.runs + row.other_runs:  # a trial is after a complete training
             others = [name for name in run.result.overrides if name != key]
-            value, loss = flat_values(run.result.config).get(key), _lowest_loss(run, epochs)
+            value = flat_values(run.result.config).get(key)
+            loss = min((loss for end, loss in run.losses if end <= epochs), default=None)
             if value is not None and loss is not None and all(map(END_KEY.fullmatch, others)):
                 by_seed.setdefault(run.result.seed, {})[value] = loss
         several = [losses for _, losses in sorted(by_seed.items()) if len(losses) > 1]
@@ -126,14 +128,6 @@ def tuning_table(tables: Sequence[ResultTable], key: str, epochs: int) -> str:
             ]
         )
     return markdown_rows(["", *map(str, values)], lines)
-
-
-def _lowest_loss(run: SavedRun, epochs: int) -> float | None:
-    """Return the lowest loss of the validations in the first epochs; None if there is none."""
-    curve = run.result.valid_curve
-    ends = zip(curve["epoch"], curve["loss"], strict=True)
-    losses = [loss for end, loss in ends if end is not None and end <= epochs and loss is not None]
-    return min(losses, default=None)
 
 
 def loss_counts(tables: Sequence[ResultTable]) -> str:

@@ -40,6 +40,13 @@ class SavedRun(NamedTuple):
         name = "update" if metric == "loss" else metric
         return bool(self.result.valid_curve.get(name))
 
+    @property
+    def losses(self) -> list[tuple[float, float]]:
+        """The number of epochs and the loss of each validation, if both are known."""
+        curve = self.result.valid_curve
+        pairs = zip(curve.get("epoch", []), curve.get("loss", []), strict=False)
+        return [(end, loss) for end, loss in pairs if end is not None and loss is not None]
+
     def loss_at(self, epoch: float) -> float | None:
         """Return the validation loss after a number of epochs.
 
@@ -47,12 +54,7 @@ class SavedRun(NamedTuple):
         the first three epochs, this is too high, by some hundredths. Returns None before the first
         validation and after the last one.
         """
-        curve = self.result.valid_curve
-        points = [
-            (end, loss)
-            for end, loss in zip(curve.get("epoch", []), curve.get("loss", []), strict=False)
-            if end and loss is not None
-        ]
+        points = [(end, loss) for end, loss in self.losses if end]  # 0 has no logarithm
         if not points or not points[0][0] <= epoch <= points[-1][0]:
             return None
         epochs, losses = np.array(points).T

@@ -653,6 +653,10 @@ def test_a_table_of_training_losses_is_inserted(results: Path) -> None:
     assert cells[0][:2] == ["mean training loss in epoch", "1"]
     first = (4 * 2 + 2 * 3) / 5
     assert cells[2] == ["fused", f"{(first + 2 * first) / 2:.3f}", *["-"] * (len(cells[0]) - 2)]
+    file = results / "fused.seed2.json"
+    diverged = {name: column for name, column in curve.items() if name != "loss"}
+    write_result(file, read_result(file), train_curve=diverged)
+    assert f"| fused |{' - |' * (len(cells[0]) - 1)}" in updated(text, results.parent)
 
 
 def test_a_table_of_tuned_values_is_inserted(results: Path) -> None:
@@ -667,6 +671,8 @@ def test_a_table_of_tuned_values_is_inserted(results: Path) -> None:
         overrides = {**result.overrides, **more}
         curve = {"update": [1, 2, 3, 4], "epoch": [1.0, 2.0, 3.0, 4.0], "loss": losses}
         write_result(path, result, valid_curve=curve, overrides=overrides)
+    other = results / "other.seed1.json"
+    write_result(other, read_result(other), valid_curve={"update": [1], "epoch": [1.0]})  # all NaN
     text = f"{MARKERS.format(f'{results.name} tuning {key} 2')}{END}\n"
     lines = updated(text, results.parent).splitlines()
     recipe = read_result(results / "fused.seed1.json")
