@@ -145,7 +145,7 @@ def _read_n_best(
             if pair is None:
                 raise DataError(
                     f"its source, line {source.num_read} of {source_name}, is blank, so it has no "
-                    "score"
+                    "score: remove the entry"
                 )
             if f"{feature}=" in fields[2].split():
                 raise _feature_exists(feature)
@@ -206,7 +206,7 @@ class _SourceLines:
             if self.num_read < number:
                 raise DataError(
                     f"{self.name} has {quantity(self.num_read, 'line')}, so it has no line for ID "
-                    f"{line_id}, counted from 0"
+                    f"{line_id}, counted from 0: give the source of the list"
                 )
             ids = self.translator.encode("source", skipped[-1], self.tokenized)
             self.ids = self.translator.truncate([*ids, EOS], self.num_read)
@@ -270,7 +270,7 @@ class ScoreFormat(NamedTuple):
     as_json: bool
 
     def format(
-        self, first: int, rows: Sequence[RescoreRow], scored: "Sequence[ScoredTarget | None]"
+        self, first: int, rows: Sequence[RescoreRow], scored: Sequence[ScoredTarget | None]
     ) -> Iterator[str]:
         """Format each row; ``first`` is the number of the first row, from 0."""
         remaining = iter(scored)

@@ -303,8 +303,8 @@ def test_a_text_with_bars_in_an_n_best_list(trained, files):
             "2 ||| hund ||| x= 1 ||| 1\n0 ||| hund ||| x= 1 ||| 1\n",
             "line 2: ID 0 comes after ID 2",
         ),
-        ("6 ||| hund ||| x= 1 ||| 1\n", "has 6 lines, so it has no line for ID 6, counted from 0"),
-        ("1 ||| hund ||| x= 1 ||| 1\n", "line 1: its source, line 2 of "),
+        ("6 ||| hund ||| x= 1 ||| 1\n", "it has no line for ID 6, counted from 0: give the source"),
+        ("1 ||| hund ||| x= 1 ||| 1\n", "is blank, so it has no score: remove the entry"),
         (
             "0 ||| hund ||| Rescore= 1 ||| 1\n",
             "line 1: this line already has Rescore; choose another name with --feature",
