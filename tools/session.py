@@ -88,7 +88,7 @@ def picture(lines: Sequence[str], columns: int, title: str) -> str:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Record the command and write the picture."""
     parser = argparse.ArgumentParser(description="record a terminal session as an SVG picture")
     parser.add_argument("output", type=Path)
     parser.add_argument("command", nargs=argparse.REMAINDER)
@@ -103,7 +103,8 @@ def main() -> None:
         sys.exit(status)
     typed = options.typed or " ".join(options.command)
     lines = [line for line in final_lines(output) if not re.search(options.omit, line)]
-    options.output.write_text(picture([f"$ {typed}", *lines], options.columns, typed))
+    svg = picture([f"$ {typed}", *lines], options.columns, typed)
+    options.output.write_text(svg, encoding="utf-8")
 
 
 if __name__ == "__main__":
