@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Train the systems of the evidence on Multi30k: all trainings of the plan that have no result yet.
+# Train the systems of the evidence on Multi30k or IWSLT14: all trainings of the task's plan that
+# have no result yet.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/common.sh"

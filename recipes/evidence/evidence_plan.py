@@ -199,7 +199,7 @@ class Results:
         return known is None or manifest.training_fingerprint(prepared) in known
 
     def has(self, job: Job, own: Values) -> bool:
-        """Return whether a training is done; ``own`` has the values of its recipe.
+        """Whether a training is done; ``own`` has the values of its recipe.
 
         A trial needs only its losses. A complete training also needs all scores, unless it has
         diverged.
@@ -350,7 +350,7 @@ def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
 
 
 def _follows_plan(key: str, overrides: Collection[str], tuned: Collection[str]) -> bool:
-    """Return whether the plan can cause the override of ``key``: it is tuned, or its component is.
+    """Whether the plan can cause the override of ``key``: it is tuned, or its component is.
 
     If the kind of a component is tuned, the keys of the chosen kind are in ``overrides``, too.
     """
