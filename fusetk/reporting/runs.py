@@ -212,7 +212,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 # Scores -------------------------------------------------------------------------------------------
 
 
-def score_columns(runs: Iterable[MeasuredRun], sets: Sequence[str] = ()) -> list[ScoreColumn]:
+def score_columns(runs: Iterable[MeasuredRun], sets: Sequence[str]) -> list[ScoreColumn]:
     """Return the columns of all recorded scores.
 
     They are sorted by test set in the order of ``sets``, then by checkpoint with ``best`` first,

@@ -157,10 +157,11 @@ class PaperTable:
 def read_rows(paths: Iterable[Path], run_folders: Iterable[Path] = ()) -> list[PaperRow]:
     """Return the rows of the configs in files and folders, in the order of their tables.
 
-    Configs without ``paper.row`` are ignored. So are, in a folder, the configs of runs, and all
-    configs in ``run_folders``, because they repeat those of the rows. If a config names a file of
-    published tables, the rows of other authors in its table are included. Raises ConfigError if no
-    row is left, if two configs describe the same row, or if a `paper` has an unknown key.
+    Configs without ``paper.row`` are ignored. In a folder, the configs of runs and those in
+    ``run_folders`` are also ignored, because they repeat the configs of the rows. If a config names
+    a file of published tables, the rows of other authors in its table are included. Raises
+    ConfigError if no row is left, if two configs describe the same row, or if a `paper` has an
+    unknown key.
     """
     from fusetk import config as configs
 
