@@ -70,8 +70,9 @@ def read(run: Path) -> list[ScoreRecord]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
+        problem = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
         raise DataError(
-            f"{path} is damaged ({one_line(error)}): repair it, or remove it and score again"
+            f"{path} is damaged ({problem}): repair it, or remove it and score again"
         ) from None
     raise DataError(
         f"{path} was written by another version of fusetk (format {version!r}; this version reads "

@@ -567,14 +567,19 @@ def test_scores_are_recorded_even_if_the_reader_has_gone(folder: Path) -> None:
             ["--run", "mapping", "--set-name", "test", "--checkpoint", "best"],
             "scores.json is damaged (its scores are not a list)",
         ),
+        (
+            ["--run", "empty", "--set-name", "test", "--checkpoint", "best"],
+            "scores.json is damaged ('format' is missing)",
+        ),
     ],
 )
 def test_mistakes_in_recording(folder: Path, arguments: list[str], said: str) -> None:
-    for name in ("bare", "damaged", "mapping"):
+    for name in ("bare", "damaged", "mapping", "empty"):
         Path(name).mkdir()
         Path(name, "config.yaml").write_text("{}")
     Path("damaged/scores.json").write_text("{")
     Path("mapping/scores.json").write_text('{"format": 1, "scores": {}}')
+    Path("empty/scores.json").write_text("{}")
     result = run("hyp", "ref", *arguments)
     assert result.exit_code == 2 and said in result.stderr and result.stdout == ""
     assert Path("damaged/scores.json").read_text() == "{" and not Path("run/scores.json").exists()
