@@ -21,6 +21,7 @@ from fusetk.evaluation.forward_trace import (
 )
 from fusetk.fusion.base import Fusion, fusions_of_stacks
 from fusetk.models.stack import stacks_of
+from fusetk.trace import MODEL_SIDES
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -38,7 +39,7 @@ class FusionTrace(NamedTuple):
     learned: dict[str, np.ndarray]  # "weights" (L,) of layers, "betas" (nodes,) of a tree or chain
 
 
-def find_fusions(model: nn.Module, sides: Sequence[str] = ("encoder", "decoder")) -> list[Fusion]:
+def find_fusions(model: nn.Module, sides: Sequence[str] = MODEL_SIDES) -> list[Fusion]:
     """Return the fusions of several layers on these sides.
 
     Raises DataError if there are none.
