@@ -187,13 +187,13 @@ def _layer_weights(traced: ForwardTrace) -> dict[tuple[str, str, str], dict[int,
     """Return the recorded weights of ``connect`` and ``attend``: those of each layer by number.
 
     A key has the side, the site, and the name of the input if a layer has several. Raises DataError
-    if a layer has more weights than outputs below it.
+    if weights have a wrong shape, or if a layer has more weights than outputs below it.
     """
     recorded: dict[tuple[str, str, str], dict[int, np.ndarray]] = {}
     for name, values in traced.recorded.items():
         if match := _LAYER.fullmatch(name):
             side, site, layer, layer_input = match.groups(default="")
-            number, weights = int(layer), _checked_array(values)
+            number, weights = int(layer), _checked_weights(name, values)
             if site == "connect" and weights.shape[-1] > number:
                 raise DataError(
                     f"{name} was recorded with {weights.shape[-1]} weights, but layer {number} "
@@ -210,7 +210,9 @@ def _sublayer_readings(traced: ForwardTrace, side: str, stack: Stack | None) -> 
         match = _SUBLAYER.fullmatch(name)
         if match and match[1] == side:
             kinds = by_sublayer.setdefault(int(match[3] or 0), {})
-            kinds[(match[4] or ".sources")[1:]] = _checked_array(values)
+            kind = (match[4] or ".sources")[1:]
+            is_sources = kind == "sources"
+            kinds[kind] = _checked_weights(name, values) if is_sources else _checked_array(values)
     if not by_sublayer:
         return []
     output = by_sublayer.pop(0, None)
@@ -324,6 +326,19 @@ def expand_streams(sublayers: Sequence[dict[str, np.ndarray]]) -> list[np.ndarra
         streams = np.concatenate((mixed, np.broadcast_to(write, shape)[..., None]), -1)
     assert streams is not None
     return [*weights, streams.mean(-2)]
+
+
+def _checked_weights(name: str, values: Tensor) -> np.ndarray:
+    """Return the recorded weights of n outputs, (n,) or (B, T, n), as an array.
+
+    Raises DataError if they have another number of dimensions.
+    """
+    if values.ndim not in (1, 3):
+        raise DataError(
+            f"{name} was recorded with the shape {tuple(values.shape)}; it must be (n,) or "
+            "(B, T, n), the weights of n outputs: correct the call of trace.record"
+        )
+    return _checked_array(values)
 
 
 def _checked_array(values: Tensor) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Pictures of connections: expanded weights, means over positions, and weights at each token."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -250,6 +251,27 @@ def test_a_connection_outside_may_read_every_source(monkeypatch: pytest.MonkeyPa
     reading = readings["encoder.residual"]
     assert list(reading.columns) == ["l0", *list(reading.rows)[:-1]]
     assert not any(name.startswith("b") for name in reading.columns)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 1), (1, 3, 1, 1)])
+def test_weights_with_a_wrong_number_of_dimensions_are_refused(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    message = rf"layer1.* was recorded with the shape {re.escape(str(shape))}; it must be \(n,\)"
+    monkeypatch.setattr(
+        ScalarMix,
+        "forward",
+        lambda self, layers: (trace.record(self.name, torch.ones(shape)), layers[-1])[1],
+    )
+    with pytest.raises(DataError, match=message):
+        connect.panels(noisy({"connect": "linear"}, {}))
+    monkeypatch.setattr(
+        LaurelWeightsResidual,
+        "after",
+        lambda self, stream, y: (trace.record(self.name, torch.ones(shape)), stream + y)[1],
+    )
+    with pytest.raises(DataError, match=message.replace("layer1.*", "sublayer1")):
+        connect.panels(noisy({"residual": "laurel-weights"}, {}))
 
 
 def test_a_record_of_too_many_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
