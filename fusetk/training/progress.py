@@ -13,7 +13,7 @@ from fusetk.errors import FusetkError, class_name
 from fusetk.processes import World
 from fusetk.runs import STATE
 from fusetk.training.config import EndConfig
-from fusetk.training.schedule import Schedule
+from fusetk.training.schedule import Schedule, rate_of_update
 from fusetk.training.validation_config import ValidationConfig, is_lowest_best, ranking_key
 from fusetk.weights import damaged, read_state
 
@@ -151,8 +151,8 @@ def _rate_fell_below(limit: float, progress: Progress, schedule: Schedule) -> bo
     """Whether the rate of the next update is below a limit, and not rising."""
     if not progress.stage_update:
         return False
-    rate = schedule.rate(progress.stage_update, progress.schedule_state)
-    next_rate = schedule.rate(progress.stage_update + 1, progress.schedule_state)
+    rate = rate_of_update(schedule, progress.stage_update, progress.schedule_state)
+    next_rate = rate_of_update(schedule, progress.stage_update + 1, progress.schedule_state)
     return next_rate < limit and next_rate <= rate
 
 
@@ -170,23 +170,23 @@ def update_schedule(
 ) -> str | None:
     """Give the schedule the result of a validation, and store its new state in ``progress``.
 
-    ``is_tie``: the value equals the best one of the run, and the loss is lower.
-    Returns a message if the learning rate changes, else None. Raises FusetkError if a schedule
-    outside fusetk fails, or if JSON cannot represent its state.
+    ``is_tie`` says that the value equals the best one of the run and the loss is lower. Returns a
+    message if the learning rate changes, else None. Raises FusetkError if a schedule outside fusetk
+    fails, or if JSON cannot represent its state.
     """
     update = progress.stage_update + 1
-    rate = schedule.rate(update, progress.schedule_state)
+    rate = rate_of_update(schedule, update, progress.schedule_state)
     name = class_name(schedule)
     before, epoch = progress.schedule_state, progress.stage_epoch
+    method = "after_validation(state, value, lower_is_better, epoch)"
+    if is_tie:
+        method = "after_tie(state, value, epoch)"
     try:
         if is_tie:
             state = schedule.after_tie(before, value, epoch)
         else:
             state = schedule.after_validation(before, value, is_lowest_best(metric), epoch)
     except (Exception, SystemExit) as error:
-        method = "after_tie(state, value, epoch)"
-        if not is_tie:
-            method = "after_validation(state, value, lower_is_better, epoch)"
         raise FusetkError(
             f"the method {method} of the schedule {name} failed: {outside_error(error)}"
         ) from error
@@ -194,10 +194,10 @@ def update_schedule(
         progress.schedule_state = json.loads(json.dumps(dict(state)))
     except (TypeError, ValueError) as error:
         raise FusetkError(
-            f"the schedule {name} has a state that a checkpoint cannot hold ({error}): return a "
-            "dict that JSON can represent from after_validation"
+            f"the schedule {name} has a state that a checkpoint cannot hold ({error}): let its "
+            f"method {method} return a dict that JSON can represent"
         ) from None
-    new_rate = schedule.rate(update, progress.schedule_state)
+    new_rate = rate_of_update(schedule, update, progress.schedule_state)
     return None if new_rate == rate else f"learning rate {rate:.3e} -> {new_rate:.3e}"
 
 

@@ -36,9 +36,10 @@ from fusetk.train import train
 from fusetk.training import gradients, loop, optim
 from fusetk.training.average import average
 from fusetk.training.checkpoint import load_optimizer, optimizer_tensors
+from fusetk.training.config import EndConfig
 from fusetk.training.optim import build, configured_by
 from fusetk.training.optimizer_check import OptimizerCheck
-from fusetk.training.progress import Progress, update_schedule
+from fusetk.training.progress import Progress, stage_ended, update_schedule
 from fusetk.training.schedule import (
     INITIAL_STATE,
     Schedule,
@@ -588,6 +589,17 @@ def test_a_schedule_that_fails_after_a_validation_is_named(
         update_schedule(Progress(), Own(0.5), "loss", 1.0)
 
 
+def test_a_schedule_that_fails_with_its_new_state_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Own, "rate", lambda self, update, state: 0.5 / (not state))
+    said = "test_outside:Own failed for update {} .* ZeroDivisionError"
+    progress = Progress(stage_update=1)
+    with pytest.raises(FusetkError, match=said.format(2)):
+        update_schedule(progress, Own(0.5), "loss", 1.0)
+    assert progress.schedule_state
+    with pytest.raises(FusetkError, match=said.format(1)):
+        stage_ended(EndConfig(rate=0.1), progress, Own(0.5))
+
+
 def test_a_schedule_reads_only_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = iter((0.5, 0.25))
     monkeypatch.setattr(Own, "rate", lambda self, update, state: next(rates))
@@ -632,10 +644,13 @@ def test_a_schedule_and_a_model_that_cannot_be_built_are_named(toy: Path, others
         build_model(load(toy, [f"model.kind={others}:NoModule"]), 20, 20)
 
 
-def test_the_state_of_a_schedule_is_plain() -> None:
+def test_the_state_of_a_schedule_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress()
     with pytest.raises(FusetkError, match=r"test_outside:Own has a state that a checkpoint"):
         update_schedule(progress, Own(np.float32(0.5)), "loss", 1.0)
+    monkeypatch.setattr(Own, "after_tie", lambda self, state, value, epoch: {"seen": {value}})
+    with pytest.raises(FusetkError, match=r"method after_tie\(state, value, epoch\) return"):
+        update_schedule(progress, Own(0.5), "loss", 1.0, is_tie=True)
     with pytest.raises(FusetkError, match="NoneType"):
         update_schedule(progress, Own(0.0), "loss", 1.0)
     assert update_schedule(progress, Own(0.5), "loss", 1.0) is None
