@@ -28,6 +28,7 @@ from fusetk.decoding.requests import Request
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.translate import Translation, Translator
 from fusetk.errors import (
+    WARNING,
     CheckpointError,
     ConfigError,
     DataError,
@@ -259,7 +260,7 @@ def load_model(
     steps = outside_kinds([step.step for step in recipe.data.steps])
     update = state.get("progress", {}).get("update")  # a mean of checkpoints has none
     for module in changed_modules(run, outside | steps, update):
-        report(f"warning: the code of the module {module} was changed after the training")
+        report(f"{WARNING}the code of the module {module} was changed after the training")
     pipeline = Pipeline.load(run / TEXT)
     with nullcontext() if outside else _NoRandomWeights():
         model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
@@ -339,7 +340,7 @@ def load_ensemble(
         models = [convert(model) for model in models]
     on_cpu = next(models[0].parameters()).device.type == "cpu"
     if on_cpu and precision != "fp32" and slower_than_float32(WEIGHT_TYPES[precision]):
-        report(f"warning: {precision} is slower than fp32 on this processor: use precision fp32")
+        report(f"{WARNING}{precision} is slower than fp32 on this processor: use precision fp32")
     return Ensemble(models, first, loaded[0].recipe)
 
 

@@ -236,7 +236,7 @@ def _speed_warning(recipe: Recipe, execution: Execution) -> list[str]:
         return []
     if not slower_than_float32(torch.bfloat16, training=True):
         return []
-    return ["warning: bf16 is slower than fp32 on this processor: use training.precision fp32"]
+    return [f"{WARNING}bf16 is slower than fp32 on this processor: use training.precision fp32"]
 
 
 def _end(progress: Progress, run: Path) -> list[str]:
@@ -245,7 +245,7 @@ def _end(progress: Progress, run: Path) -> list[str]:
     if progress.best is not None:
         return [f"done: {updates}; best at update {progress.best_update}; {run}"]
     return [
-        f"warning: {NO_BEST}, so the checkpoints cannot be used: {RESTART}",
+        f"{WARNING}{NO_BEST}, so the checkpoints cannot be used: {RESTART}",
         f"done: {updates}; none is the best; {run}",
     ]
 
@@ -294,7 +294,7 @@ def _build_model(
         if kinds:
             verified = model if shards else model.to(execution.device)
             warnings += verify(verified, *sizes, kinds, resuming)
-            lines += [f"warning: {warning}" for warning in warnings]
+            lines += [f"{WARNING}{warning}" for warning in warnings]
         if recipe.training.validation.share_pairs:
             check_shares(model)
         if recipe.training.cuda_graphs:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.vocab import Vocabulary
-from fusetk.errors import CheckpointError, ConfigError, first_names
+from fusetk.errors import WARNING, CheckpointError, ConfigError, first_names
 from fusetk.runs import EMA, MODEL, TEXT, find_checkpoint
 from fusetk.weights import read_state, read_weights, saved_tensors
 
@@ -59,7 +59,7 @@ class StartReport(NamedTuple):
             ("of the run are not used, because the model does not have them", self.unused),
         ):
             if names:
-                lines.append(f"warning: {first_names(names)} {words}")
+                lines.append(f"{WARNING}{first_names(names)} {words}")
         return lines
 
 
