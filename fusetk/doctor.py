@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fusetk import __version__, machine
+from fusetk.errors import quantity
 from fusetk.files import cache_folders
 from fusetk.nn.fused import build, enabled
 from fusetk.processor import control_group_memory, instructions, processor
@@ -135,7 +136,7 @@ def _cache_state(folder: Path) -> str:
         if folder.exists():
             if not _can_be_written(folder):
                 return UNUSABLE
-            return f"{sum(path.is_file() for path in folder.iterdir())} files"
+            return quantity(sum(path.is_file() for path in folder.iterdir()), "file")
         existing = next(parent for parent in folder.parents if parent.exists())
         return "does not exist" if _can_be_written(existing) else UNUSABLE
     except OSError:  # a folder above it cannot be entered

@@ -348,9 +348,10 @@ def check_raw(raw: bool, paths: Sequence[str | Path], loaded: Sequence[Loaded]) 
     """Raise ConfigError if ``raw`` has no effect: no model has a moving average of its weights."""
     if raw and not any(system.has_average for system in loaded):
         names = join_names([str(path) for path in paths])
+        verb = "has" if len(paths) == 1 else "have"
         raise ConfigError(
-            f"{names} has no moving average of the weights (training.ema), so --raw (raw=True in "
-            "Python) has no effect: omit --raw"
+            f"{names} {verb} no moving average of the weights (training.ema), so --raw (raw=True "
+            "in Python) has no effect: omit --raw"
         )
 
 

@@ -100,6 +100,8 @@ def test_cache_folders_that_cannot_be_reached(
     monkeypatch.undo()
     assert doctor._cache_state(tmp_path / "home" / "cache") == "does not exist"
     assert doctor._cache_state(tmp_path) == "0 files"
+    (tmp_path / "kernel.so").touch()
+    assert doctor._cache_state(tmp_path) == "1 file"
 
 
 @pytest.mark.parametrize(

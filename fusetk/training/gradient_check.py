@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fusetk.data.sampler import Indices
-from fusetk.errors import FusetkError, TrainingDiverged, join_names
+from fusetk.errors import FusetkError, TrainingDiverged, first_names, join_names
 from fusetk.processes import ALONE, World
 from fusetk.runs import CHECKPOINTS
 from fusetk.training.log import Log
@@ -89,11 +89,11 @@ class GradientCheck:
         infinite = dict.fromkeys(chain(*self.world.all_gather(names)))
         progress.skipped += 1
         progress.skipped_ever += 1
-        pairs = ", ".join(str(int(i) + 1) for i in np.concatenate(batches)[:10])
+        pairs = first_names([str(i + 1) for i in np.concatenate(batches)], 10)
         losses = f"not finite: {', '.join(infinite)}; " if infinite else ""
         self.log.line(
             f"update {progress.update + 1} skipped: its gradient is not finite "
-            f"({losses}prepared training pairs {pairs}, ...; "
+            f"({losses}prepared training pairs {pairs}; "
             f"{progress.skipped} in a row, {progress.skipped_ever} in total)"
         )
         if progress.skipped >= self.max_skipped:

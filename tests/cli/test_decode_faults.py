@@ -143,6 +143,11 @@ def test_invalid_options(trained, options, reason):
     assert reason in said("-m", trained, *options)
 
 
+def test_the_error_for_raw_names_all_models(trained):
+    reason = f"{trained} and {trained} have no moving average of the weights"
+    assert reason in said("-m", trained, "-m", trained, "--raw")
+
+
 def test_the_model_of_an_ensemble_without_the_layer_of_an_alignment_is_named(trained, tmp_path):
     deep = make_run(tmp_path / "deep", layers=2)
     pipeline = Pipeline.load(trained / TEXT)

@@ -347,7 +347,7 @@ def test_a_skipped_update_names_the_losses_that_are_not_finite(
         check = GradientCheck("fp32", 5, tmp_path, log, world)
         losses = {"decoder.a": torch.tensor(math.nan), "decoder.b": torch.tensor(1.0)}
         check.check(Progress(), math.nan, [torch.arange(2).numpy()], losses)
-    said = f"(not finite: {named}; prepared training pairs 1, 2"
+    said = f"(not finite: {named}; prepared training pairs 1, 2; "
     assert said in (tmp_path / "log.txt").read_text()
 
 

@@ -89,7 +89,7 @@ def test_skipped_updates_are_counted_and_end_a_run(precision: str) -> None:
     progress.update += 1
     with pytest.raises(FusetkError, match="2 updates in a row after update 7 had no finite"):
         check.check(progress, math.inf, batches)
-    assert "prepared training pairs 1, 2, 3" in log.lines[0]
+    assert "prepared training pairs 1, 2, 3; " in log.lines[0]
 
 
 def test_an_fp16_overflow_lowers_the_scale_and_is_no_failure() -> None:
