@@ -231,10 +231,10 @@ def _check_residuals(model: Seq2Seq) -> None:
             )
         check_shape(module.after(before[1], y), x.shape[:-1], module.width, module)
         if x._version:
-            raise in_place_error(module)
+            raise _in_place_error(module)
 
 
-def in_place_error(module: nn.Module) -> ConfigError:
+def _in_place_error(module: nn.Module) -> ConfigError:
     """Return the error for a module that changes its input."""
     return ConfigError(
         f"{class_name(module)} changes its input in place: compute a new tensor, because other "
@@ -254,7 +254,7 @@ def _check_layers(model: Seq2Seq, pairs: Pairs) -> None:
 
     def after(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
         if versions_of(arguments) != versions[module]:
-            raise in_place_error(module)
+            raise _in_place_error(module)
 
     kinds = (Fusion, SourcesConnection)
     readers = [m for m in model.modules() if isinstance(m, kinds) and is_outside(m)]
@@ -284,7 +284,7 @@ def _check_sources(model: Seq2Seq) -> None:
         versions = [layer._version for layer in layers]
         sources = module.checked_sources(memory)
         if versions != [layer._version for layer in layers]:
-            raise in_place_error(module)
+            raise _in_place_error(module)
         if module.reads_output:
             continue
         changed = memory._replace(output=memory.output + 1)

@@ -17,7 +17,7 @@ from fusetk.models.residual import Residual, StreamEnds
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.reserved import replaced_attributes
 from fusetk.nn.shape_check import is_outside
-from fusetk.training.verify_training import leaves
+from fusetk.training.verify_training import leaves, own_attributes
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def wrong_attributes(model: Seq2Seq) -> Iterator[str]:
                 "give your attribute another name; to change the computation, override the method "
                 "that reads it"
             )
-        for name, value in _own_attributes(module):
+        for name, value in own_attributes(module):
             if any(isinstance(array, np.ndarray) and array.ndim for array in leaves(value)):
                 yield (
                     f"{class_name(module)}.{name} has a NumPy array, which checkpoints do not "
@@ -103,7 +103,7 @@ def _unregistered(module: nn.Module, parameters: set[int], registered: set[int])
 
     ``parameters`` are the ids of the model's parameters; ``registered`` includes its buffers.
     """
-    for name, value in _own_attributes(module):
+    for name, value in own_attributes(module):
         if any(id(weight) not in parameters for weight in _weights(value)):
             yield (
                 f"{class_name(module)}.{name} has weights that are not registered, so they are "
@@ -119,12 +119,6 @@ def _unregistered(module: nn.Module, parameters: set[int], registered: set[int])
                 "checkpoints do not have it and it does not move to a GPU: use "
                 "self.register_buffer"
             )
-
-
-def _own_attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return the attributes of a module that not every module has, without those of ``reserve``."""
-    usual = {*vars(nn.Module()), "_reserved"}
-    return [(name, value) for name, value in vars(module).items() if name not in usual]
 
 
 def _weights(value: Any) -> Iterator[Tensor]:

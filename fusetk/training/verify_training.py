@@ -1,4 +1,4 @@
-"""Check before training that the passes of a model in training mode keep the rules.
+"""Check the passes of a model before training: stored values, random numbers, gradients, losses.
 
 It is a part of ``fusetk.training.verify``.
 """
@@ -255,13 +255,17 @@ def check_stored_values(model: Seq2Seq, pairs: Pairs, mode: str) -> None:
 
 def attributes(model: Seq2Seq) -> dict[tuple[nn.Module, str], list[Any]]:
     """Return the leaves of each attribute of modules outside fusetk (see ``leaves``)."""
-    usual = vars(nn.Module()).keys()
     return {
         (module, name): list(leaves(value))
         for module in filter(is_outside, model.modules())
-        for name, value in vars(module).items()
-        if name not in usual
+        for name, value in own_attributes(module)
     }
+
+
+def own_attributes(module: nn.Module) -> list[tuple[str, Any]]:
+    """Return the attributes of a module that not every module has, without those of ``reserve``."""
+    usual = {*vars(nn.Module()), "_reserved"}
+    return [(name, value) for name, value in vars(module).items() if name not in usual]
 
 
 def leaves(value: Any) -> Iterator[Any]:
