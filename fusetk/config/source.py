@@ -271,6 +271,11 @@ def _remove_other_names(document: Document, place: Place, new: Set[str], aliases
                 _forget_origins(document, (*place, other_name))
 
 
+def dotted(place: Sequence[str | int]) -> str:
+    """Return a place as it is written in an override: ``a.b.0``."""
+    return ".".join(map(str, place))
+
+
 def mapping_at(values: Any, place: Sequence[str | int]) -> dict[Any, Any]:
     """Return the mapping at a place of nested mappings; an empty one if there is none."""
     for key in place:
@@ -350,8 +355,8 @@ def _override(
     name, equals, text = override.partition("=")
     if not equals or not name:
         raise ConfigError(f"--set {override}: write it as section.key=value")
-    if (dotted := re.sub(r"\[(\d+)\]", r".\1", name)) != name:
-        raise ConfigError(f"--set {override}: write an index after a dot: {dotted}={text}")
+    if (corrected := re.sub(r"\[(\d+)\]", r".\1", name)) != name:
+        raise ConfigError(f"--set {override}: write an index after a dot: {corrected}={text}")
     try:
         _, value = load_yaml(text)
     except RecursionError:
@@ -373,7 +378,7 @@ def _override(
         container = container[key]
         path.append(key)
         if not isinstance(container, dict | list):
-            place = ".".join(map(str, path))
+            place = dotted(path)
             raise ConfigError(f"--set {override}: {place} is {container!r}, which has no {last!r}")
     key = _key_in(container, last, path, override, alternatives)
     others = alternatives.get(tuple(path), set())
@@ -397,13 +402,12 @@ def _key_in(
     if not isinstance(container, list):
         return part
     if not re.fullmatch("[0-9]{1,9}", part) or int(part) >= len(container):
-        place = ".".join(map(str, path))
         if re.fullmatch("-?[0-9]+", part):
             advice = f"{_index_advice(len(container))} instead of {part!r}"
         else:
             advice = _key_advice(container, path, override, alternatives)
         items = quantity(len(container), "item")
-        raise ConfigError(f"--set {override}: {place} is a list of {items}; {advice}")
+        raise ConfigError(f"--set {override}: {dotted(path)} is a list of {items}; {advice}")
     return int(part)
 
 
@@ -416,7 +420,7 @@ def _key_advice(
     """
     name, _, value = override.partition("=")
     keys = name.split(".")[len(path) :]
-    place = ".".join(map(str, path))
+    place = dotted(path)
     if container and all(isinstance(item, dict) for item in container):
         key = f"{place}.0.{'.'.join(keys)}"
         return f"write an index before {keys[0]!r}, such as {key}={value}"

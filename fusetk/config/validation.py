@@ -21,7 +21,7 @@ from fusetk.config.schema import (
     outside_error,
     outside_kinds,
 )
-from fusetk.config.source import Document, Place, long_form
+from fusetk.config.source import Document, Place, dotted, long_form
 from fusetk.errors import ConfigError, FusetkError, ImportFailed
 
 C = TypeVar("C", bound=Config)
@@ -77,7 +77,7 @@ def unused_values(document: Document, parsed: Config) -> Iterator[str]:
         others = {key: value for key, value in old.items() if key != "kind"}
         unused = list(_unused(others, written, now.model_dump(mode="json"), place))
         if unused:
-            name = _dotted((*place, "kind"))
+            name = dotted((*place, "kind"))
             yield (
                 f"{document.where((*place, 'kind')).text}: {name} is {written['kind']}, not "
                 f"{old['kind']} as in {origin}, so values of the other config are not used: "
@@ -102,7 +102,7 @@ def _unused(
         old_value = None if now[key] is None and value in NULL_WORDS else value
         if not has_key and old_value != now[key]:
             before, after = (messages.shown(each) for each in (value, now[key]))
-            yield f"{_dotted(below)} {before} (now {after})"
+            yield f"{dotted(below)} {before} (now {after})"
 
 
 def config_error(
@@ -228,10 +228,10 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
     path = (*(part for part in known if not NOT_KEYS.fullmatch(str(part))), *unknown)
     classes, keys = _walk(config, path[:-1])
     place = _as_written(document, (*base, *keys, *path[-1:]), classes)
-    name = _dotted(place)
+    name = dotted(place)
     if error["type"] == "extra_forbidden":
         related = _related_keys(config, base, path)
-        elsewhere = [_dotted(other) for other, _ in related if other[-1] == path[-1]]
+        elsewhere = [dotted(other) for other, _ in related if other[-1] == path[-1]]
         reason = "unknown key" + _hint(name, config, classes, elsewhere)
     elif error["type"] == "choice" and (site := _kind_advice(config, base, path, error["input"])):
         reason = site
@@ -265,15 +265,11 @@ def _origins_of_named_keys(document: Document, section: Place, text: str) -> lis
     origins = []
     for place, origin in document.origins.items():
         below = place[len(section) :]
-        key = re.escape(_dotted(below))
+        key = re.escape(dotted(below))
         named = re.search(rf"^{key}(?![\w.])|(?<![\w.])(?<!\d ){key}(: | \d)", text)
         if below and place[: len(section)] == section and named:
             origins.append(origin.text)
     return list(dict.fromkeys(origins))
-
-
-def _dotted(place: Place) -> str:
-    return ".".join(str(part) for part in place)
 
 
 def _reason(error: Any, path: Place, classes: Sequence[type[BaseModel]]) -> str:
@@ -388,9 +384,9 @@ def _kind_advice(config: type[BaseModel], base: Place, path: Place, value: Any) 
         written = (*place, "kind") if keeps_options else place
         longer = [name for table in tables for name in table if name.startswith(f"{kind}-")]
         if longer and place[-1] == key:
-            return f"unknown kind {name!r}: write {_dotted(written)}: {' or '.join(longer)}"
+            return f"unknown kind {name!r}: write {dotted(written)}: {' or '.join(longer)}"
         if any(kind in table for table in tables):
-            return f"{what} a kind of `{place[-1]}`: write {_dotted(written)}: {kind}"
+            return f"{what} a kind of `{place[-1]}`: write {dotted(written)}: {kind}"
     return None
 
 
