@@ -85,7 +85,7 @@ class Execution(NamedTuple):
     matmul_note: str  # how products are computed, for the log
 
 
-def train(recipe: Recipe, run: Path, device: str = "auto", quiet: bool = False) -> None:
+def train(recipe: Recipe, run: Path, device: str = fusetk.DEVICE, quiet: bool = False) -> None:
     """Train a recipe in a run folder, from the start or from its last checkpoint.
 
     Raises DataError or ConfigError if data, config and run do not fit together; then nothing is
