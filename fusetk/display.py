@@ -86,7 +86,7 @@ class Task:
 
 
 class Display:
-    """Shows the progress of the current task on standard error. Use it as a context manager.
+    """Progress of the current task on standard error. Use it as a context manager.
 
     On a terminal, the last line is a bar with rate and time left. Elsewhere, a line is printed if
     there was none for ``INTERVAL`` seconds, so short work prints none.

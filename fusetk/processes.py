@@ -248,7 +248,7 @@ def local_device(name: str) -> str:
 
     If several processes run and ``name`` is auto or cuda, each process of a host gets a GPU
     ``cuda:N``. Otherwise ``name`` is returned. Raises ConfigError if torchrun started more
-    processes on this host than it has GPUs.
+    processes on this host than it has GPUs, unless this process sees a single GPU.
     """
     if world_size() == 1 or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name

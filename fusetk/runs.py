@@ -417,7 +417,7 @@ def _may_precede_run(path: Path) -> bool:
 
 
 class RunLock:
-    """Within this context, after ``take``, no other process trains in the run folder."""
+    """Context in which, after ``take``, no other process trains in the run folder."""
 
     def __init__(self, run: Path):
         self.run = run

@@ -208,8 +208,7 @@ def _train(
 
 
 def _check_same_files(recipe: Recipe, prepared: Mapping[str, Any], world: World) -> None:
-    """Raise ConfigError if the processes have different configs, prepared data, versions of fusetk
-    or modules outside fusetk.
+    """Raise ConfigError if the processes do not have the same config, prepared data and code.
 
     Hosts may have different copies of the files.
     """

@@ -272,12 +272,12 @@ KEYS_BY_KIND = {
 
 
 def fusetk_key(name: str) -> str | None:
-    """Return the key for what another toolkit calls ``name`` (a key or an option), or None."""
+    """Return the key of fusetk for ``name``, a key or an option of another toolkit, or None."""
     return FOREIGN_KEYS.get(option_as_key(name))
 
 
 def system_kind(name: str) -> str:
-    """Return the kind of a system of a paper, or ``name`` itself if it is no such system."""
+    """Return the kind of the system ``name`` of a paper, or ``name`` if it is not such a system."""
     return SYSTEM_KINDS.get(re.sub("[_ ]", "-", name.lower()), name)
 
 

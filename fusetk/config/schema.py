@@ -322,7 +322,7 @@ def _option_that_cannot_be_stored(values: Config) -> tuple[str, str] | None:
 
 
 class component:
-    """Annotate a field that holds the config of one class in ``table``, named by its key ``kind``.
+    """Annotation of a field with the config of one class in ``table``, named by its key ``kind``.
 
     ``fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)]`` accepts the ``Config``
     of each fusion. ``fuse: average`` is short for ``fuse: {kind: average}``. ``description`` names

@@ -38,7 +38,7 @@ class _Graph(NamedTuple):
 
 
 class CudaGraphs:
-    """Adds the gradients of batches. Records the passes of a shape when it occurs again.
+    """The CUDA graphs of a training. The passes of a shape are recorded when it occurs again.
 
     The first pass of a shape runs without a graph, so that all kernels are loaded and each
     parameter that gets a gradient has a tensor for it. The kernels of a graph add to these tensors.

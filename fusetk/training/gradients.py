@@ -22,7 +22,7 @@ from fusetk.training.update import accumulate_gradients, length_multiple
 
 
 class BatchSplitter:
-    """Splits batches until they are smaller than the smallest batch that did not fit into memory.
+    """Division of batches into parts smaller than the smallest batch that did not fit into memory.
 
     ``notify`` receives messages for the log. With ``sharded``, all processes must compute the same
     number of batches, so batches cannot be split.
@@ -92,7 +92,7 @@ def seed_of_update(seed: int, updates: int, rank: int) -> int:
 
 
 class GradientComputer:
-    """Computes this process' part of the gradients of an update."""
+    """Computation of this process' part of the gradients of an update."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ def signals_handled(handler: Callable[[int, FrameType | None], object]) -> Itera
 
 
 class Stop:
-    """Within this context the first of ``SIGNALS`` is recorded in ``signal``.
+    """Context in which the first of ``SIGNALS`` is recorded in ``signal``.
 
     A SIGINT after one of them ends the program.
     """
