@@ -172,7 +172,9 @@ def layer_options(config: Options, side: BlockStackConfig, layer: int) -> Option
     if not side.ffn_growth:
         return config
     place = (2 * layer - (side.layers - 1)) / (side.layers - 1)  # from -1 to 1
-    ffn = max(1, round(config.ffn * (1 + side.ffn_growth * place)))
+    moved = round(config.ffn * side.ffn_growth * place)
+    most = config.ffn - 1  # each layer keeps one hidden unit
+    ffn = config.ffn + max(-most, min(moved, most))
     return config.model_copy(update={"ffn": ffn})
 
 

@@ -190,5 +190,7 @@ def test_higher_feed_forward_layers_are_wider() -> None:
     for layers in (5, 24):
         assert sum(widths(layers, 0.5)) == layers * 512
     assert sum(widths(4, 0.5, 9)) == 4 * 9  # two widths are halves
+    assert sum(widths(12, 0.5, 341)) == 12 * 341  # halves that are not exact in floating point
+    assert widths(2, 0.9, 3) == [1, 5]  # a layer has at least one hidden unit
     with pytest.raises(ValueError, match="ffn_growth has no effect on a stack of one layer"):
         widths(1, 0.5)
