@@ -92,6 +92,35 @@ def test_two_processes_resume_an_output(ended: dict[str, list[EndedProcess]]) ->
     assert first.out == ended["text"][0].out
 
 
+@pytest.mark.parametrize(
+    ("options", "streams"),
+    [
+        ([], "standard input and standard output"),
+        (["-i", "in.de"], "standard output"),
+        (["-o", "out.en"], "standard input"),
+        (["-i", "in.de", "-o", "out.en"], ""),
+    ],
+)
+def test_a_restart_by_torchrun_needs_files(
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    streams: str,
+) -> None:
+    """The process before the restart has read some lines, and has written some translations."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    Path("in.de").write_text("Hund\nein Hund\n")
+    Path("out.en").write_text("before\n")
+    command = ["decode", "-m", str(trained), "-d", "cpu", *options]
+    result = CliRunner().invoke(main, command, input="Hund\n")
+    assert bool(result.exit_code) == bool(streams), result.output
+    assert f"cannot begin again with {streams}: name files" in result.stderr or not streams
+    lines = Path("out.en").read_text().splitlines()
+    assert lines == ["before"] if streams else len(lines) == 2
+
+
 def test_the_error_names_the_process_that_failed(ended: dict[str, list[EndedProcess]]) -> None:
     first, second = ended["broken process"]
     assert first.code == second.code == 2
