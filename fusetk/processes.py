@@ -3,7 +3,6 @@
 This module does not depend on models.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -12,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from fusetk.errors import ConfigError, FusetkError, first_line, out_of_memory
+from fusetk.parent import end_with_torchrun
 
 Value = TypeVar("Value")
 TIMEOUT = timedelta(minutes=10)  # longest time that a process waits for the others
@@ -120,8 +120,7 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # torch sends pickled objects through the current device
         options["device_id"] = device
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        _end_with_parent()
+    end_with_torchrun()
     backend = "nccl" if device.type == "cuda" else "gloo"
     process = f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -204,12 +203,6 @@ def _agree_on_prefix(store: dist.Store, rank: int, size: int) -> str:
             )
         time.sleep(0.05)
     return name
-
-
-def _end_with_parent() -> None:
-    """Let the system send SIGTERM to this process when its launcher ends (on Linux only)."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def end_process() -> None:

@@ -17,7 +17,8 @@ ALLOWED = {
     "config": set(),
     "papers": set(),
     "runs": set(),
-    "processes": set(),
+    "parent": set(),
+    "processes": {"parent"},
     "priority": set(),
     "processor": set(),
     "spinning": set(),
@@ -52,6 +53,7 @@ ALLOWED = {
     "exploring": {"serving", "system", "plotting", "evaluation", "decoding", "models", "data"},
     "datasets": {"data"},
     "experiment": {
+        "parent",
         "machine",
         "resume",
         "recipe",

@@ -15,6 +15,7 @@ from fusetk.cli import streams
 from fusetk.cli.common_options import print_traceback, with_common_options
 from fusetk.cli.parameters import check_utf8
 from fusetk.errors import EXIT_INTERRUPTED, ConfigError, FusetkError, OutputDiskFull, first_line
+from fusetk.parent import end_with_torchrun
 from fusetk.priority import apply_nice_to_session
 
 COLLECT_AFTER = 10_000  # new objects between two runs of the garbage collector
@@ -73,6 +74,7 @@ class _LazyGroup(click.Group):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         _collect_less_garbage()
+        end_with_torchrun()  # also during the imports of a command, which take seconds
         apply_nice_to_session()
         with streams.guarded():
             try:

@@ -1,18 +1,17 @@
 """Child processes of an experiment: commands on one or several devices, and signals."""
 
-import ctypes
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 
 from fusetk.errors import EX_DIVERGED, FusetkError, Interrupted
+from fusetk.parent import ends_with_parent
 from fusetk.training.signals import signals_handled
 
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
 # After a signal, torchrun kills processes that have not ended within 30 seconds. This is too short
 # for a checkpoint on a slow disk. New versions of torch read the number of seconds from a variable.
 TORCHRUN_PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
@@ -91,14 +90,3 @@ def call(words: Sequence[str], locks: Sequence[int] = ()) -> None:
         raise Interrupted(f"stopped by {name}: run the same command again to continue")
     if code:
         raise StepFailed(words, code)
-
-
-def ends_with_parent() -> Callable[[], object] | None:
-    """Return the function by which a child process gets SIGTERM when its parent is killed.
-
-    Return None on systems other than Linux.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    set_option = ctypes.CDLL(None).prctl  # loaded before the fork
-    return lambda: set_option(PR_SET_PDEATHSIG, signal.SIGTERM)

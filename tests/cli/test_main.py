@@ -1,10 +1,14 @@
 """The complete command: help, one-line user errors, exit codes."""
 
+import ctypes
 import errno
+import importlib
 import json
 import logging
 import os
 import re
+import signal
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -425,6 +429,27 @@ def test_no_more_threads_than_processors(name: str, monkeypatch: pytest.MonkeyPa
             "the number of processors that this process may use\n"
         )
         assert result.stderr == (said if "1000" in "".join(words) else "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such signal")
+def test_a_process_ends_with_torchrun_during_its_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    class Library:
+        @staticmethod
+        def prctl(*arguments: int) -> None:
+            calls.append(arguments)
+
+    def import_module(name: str) -> None:
+        calls.append(name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library)
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    CliRunner().invoke(main, ["train"])
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    CliRunner().invoke(main, ["train"])
+    assert calls == ["fusetk.cli.train", (1, signal.SIGTERM), "fusetk.cli.train"]
 
 
 def test_only_commands_that_share_their_work_start_in_several_processes(
