@@ -1,4 +1,9 @@
-"""Structs for calls of the compiled kernels."""
+"""Structs for calls of the compiled kernels, and the memory of the kernels."""
+
+import re
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 import torch
@@ -6,10 +11,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fusetk.errors import FusetkError
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding, recurrence_loop, streams
-from fusetk.nn.fused.build import EFFECTS, library
+from fusetk.nn.fused.build import EFFECTS, FOLDER, library
+from fusetk.nn.fused.recurrence_cpu import CellArguments
 from fusetk.nn.fused.structs import INT, POINTER, computes, fill, struct
+from fusetk.nn.fused.transformer import _Residual
 
 PAIR = struct("PAIR", ("count", INT), ("x y", POINTER))
 
@@ -55,3 +63,32 @@ def test_recorded_operations_read_their_inputs(trace) -> None:
     with torch.no_grad():
         recorded = trace(ffn, x)
         torch.testing.assert_close(recorded(y), ffn(y))
+
+
+NO_MEMORY = r"fusetk: there is not enough memory \(a kernel needs \d+ bytes\): end other programs\n"
+CALL = "import ctypes, sys; ctypes.CDLL(sys.argv[1])[sys.argv[2]](sys.stdin.buffer.read(), 0)"
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "arguments"),
+    [
+        ("recurrence", "cell", CellArguments(threads=1, width=1 << 50)),
+        ("transformer", "residual", _Residual(threads=1, width=1 << 50)),
+    ],
+    ids=["Scratch", "Words"],
+)
+def test_a_kernel_without_enough_memory_ends_with_a_message(
+    source: str, function: str, arguments: Any
+) -> None:
+    """The tensors have no rows, so a kernel that ignores the missing memory does nothing."""
+    if (kernels := library(source)) is None:
+        pytest.skip("there is no C++ compiler")
+    words = [sys.executable, "-S", "-c", CALL, kernels._name, function]
+    done = subprocess.run(words, input=bytes(arguments), capture_output=True)
+    assert done.returncode == FusetkError.exit_code
+    assert re.fullmatch(NO_MEMORY, done.stderr.decode())
+
+
+def test_one_function_allocates_the_memory_of_the_kernels() -> None:
+    sources = [path.read_text() for suffix in ("h", "cpp") for path in FOLDER.glob(f"*.{suffix}")]
+    assert re.findall(r"\w*alloc\(", "".join(sources)) == ["aligned_alloc("]

@@ -357,7 +357,7 @@ static void best_of_unknown(
     for (Int r = 0; r < rows; r++) unknown += token[r] == UNKNOWN;
     if (!unknown) return;
     Scratch inputs(unknown * width), logits(unknown), log_z(unknown);
-    Int *tokens = (Int *)malloc(2 * unknown * sizeof(Int)), *only = tokens + unknown;
+    Int *tokens = (Int *)allocate(2 * unknown * sizeof(Int)), *only = tokens + unknown;
     Int i = 0;
     for (Int r = 0; r < rows; r++) {
         if (token[r] != UNKNOWN) continue;

@@ -442,7 +442,7 @@ struct Rows<Bf16> {
     const float *scale;
     Rows(Int threads, Int rows, Int width, const float *x) : scale(0) {
         const Int stored = stored_width<Bf16>(width);
-        at = (Bf16 *)malloc(up(rows, BLOCK_ROWS) * stored * sizeof(Bf16));
+        at = (Bf16 *)allocate(up(rows, BLOCK_ROWS) * stored * sizeof(Bf16));
 #pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
         for (Int r = 0; r < up(rows, BLOCK_ROWS); r++) {
             const Int used = r < rows ? width : 0;
@@ -464,7 +464,7 @@ struct Rows<int8_t> {
     const float *scale;
     Rows(Int threads, Int rows, Int width, const float *x) : scales(rows), scale(scales.at) {
         const Int stored = stored_width<int8_t>(width);
-        at = (Int8Input *)malloc(rows * stored * sizeof *at);
+        at = (Int8Input *)allocate(rows * stored * sizeof *at);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
         {
             Scratch scratch(stored / 4);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #ifdef _OPENMP
@@ -15,11 +16,26 @@ static int omp_get_thread_num() { return 0; }
 typedef int64_t Int;
 typedef uint16_t Bf16;
 
-// Memory of one thread, aligned to cache lines. It is on the heap, because long sentences would
-// need a large stack.
+// Return memory on the heap, aligned to cache lines. Without enough memory, the process ends with a
+// message and the exit status of FusetkError: a thread of OpenMP cannot raise an error of Python.
+static inline void *allocate(Int bytes) {
+    void *at = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!at && bytes)
+#pragma omp critical(allocate)
+    {
+        fprintf(
+            stderr, "fusetk: there is not enough memory (a kernel needs %lld bytes): end other "
+            "programs\n", (long long)bytes
+        );
+        _Exit(2);
+    }
+    return at;
+}
+
+// Memory of one thread. It is on the heap, because long sentences would need a large stack.
 struct Scratch {
     float *at;
-    explicit Scratch(Int size) : at((float *)aligned_alloc(64, (size + 15) / 16 * 64)) {}
+    explicit Scratch(Int size) : at((float *)allocate(size * sizeof(float))) {}
     ~Scratch() { free(at); }
 };
 
@@ -42,7 +58,7 @@ struct Buffer {
         if (sizes[i] < size) {
             free(blocks[i]);
             sizes[i] = size + size / 2;
-            blocks[i] = (float *)malloc(sizes[i] * sizeof(float));
+            blocks[i] = (float *)allocate(sizes[i] * sizeof(float));
         }
         return blocks[i];
     }

@@ -28,7 +28,8 @@ static inline T random_word(uint64_t seed, T number) {
 // words more, and the last vector of 8 words may have 7 that are not needed.
 struct Words {
     uint64_t *at;
-    explicit Words(Int elements) : at((uint64_t *)malloc((elements / 4 + 10) * sizeof(uint64_t))) {}
+    explicit Words(Int elements)
+        : at((uint64_t *)allocate((elements / 4 + 10) * sizeof(uint64_t))) {}
     ~Words() { free(at); }
 };
 
