@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fusetk import __version__, machine
-from fusetk.errors import quantity
+from fusetk.errors import first_line, quantity
 from fusetk.files import cache_folders
 from fusetk.nn.fused import build, enabled
 from fusetk.processor import control_group_memory, instructions, processor
@@ -112,9 +112,13 @@ def _memory() -> dict[str, float | None]:
 
 
 def _gpus() -> list[str]:
+    """Return the name and the memory of each GPU, or the reason why CUDA fails."""
     if not torch.cuda.is_available():
         return []
-    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    try:
+        properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    except RuntimeError as error:
+        return [f"cannot be used ({first_line(error)})"]
     return [f"{gpu.name}, {gpu.total_memory / 1e9:.0f} GB" for gpu in properties]
 
 

@@ -123,6 +123,18 @@ def test_the_memory_is_that_of_the_container(
     assert doctor._memory() == {"total": None, "available": None}
 
 
+def test_gpus_that_cuda_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver may fail although it counts the GPUs."""
+
+    def fail(index: int) -> None:
+        raise RuntimeError("CUDA error: initialization error\nCompile with TORCH_USE_CUDA_DSA.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
+    assert doctor._gpus() == ["cannot be used (CUDA error: initialization error)"]
+
+
 def test_advice_with_disabled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("FUSETK_KERNELS", "off")
