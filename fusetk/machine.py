@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from fusetk.errors import ConfigError, quantity
+from fusetk.errors import ConfigError, first_line, quantity
 from fusetk.files import cache_folders, locked, read_json, replace_file
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.fused import products
@@ -49,7 +49,7 @@ def device_of(name: str) -> torch.device:
 
     Also limit PyTorch's threads to the processors that this process may use, unless OMP_NUM_THREADS
     is set. For ``cpu``, also configure the memory allocator, adapt spinning to other programs and
-    use ``chosen_ways``. Raises ConfigError if the device does not exist or is not supported.
+    use ``chosen_ways``. Raises ConfigError if the device does not exist, is not supported or fails.
     """
     name = without_auto(name)
     try:
@@ -64,6 +64,14 @@ def device_of(name: str) -> torch.device:
             f"there is no device {name}: this machine has "
             f"{quantity(torch.cuda.device_count(), 'CUDA device')}"
         )
+    if device.type == "cuda":
+        try:
+            torch.empty(1, device=device)
+        except RuntimeError as error:  # for example, another program uses the GPU alone
+            raise ConfigError(
+                f"device {name} cannot be used ({first_line(error)}): end other programs on it, or "
+                "choose another device"
+            ) from None
     _limit_threads()
     if device.type == "cpu":
         configure_allocator()

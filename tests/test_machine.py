@@ -362,6 +362,16 @@ def test_a_device_with_a_large_number_is_refused(
         device_of(name)
 
 
+def test_a_gpu_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nCompile")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "empty", fail)
+    with pytest.raises(ConfigError, match=r"device cuda:1 cannot be used \(CUDA error: .*\): end"):
+        device_of("cuda:1")
+
+
 @pytest.mark.parametrize("training, inference", [("oneDNN", "MKL"), ("MKL", "oneDNN")])
 def test_training_and_inference_have_their_own_products(
     training: str, inference: str, monkeypatch: pytest.MonkeyPatch
