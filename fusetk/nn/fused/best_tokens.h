@@ -172,7 +172,7 @@ static void read_logits(
     Int threads, Int rows, const Rows<T> &x, const Map<T> &map, const TokenRules &rules,
     Begin begin, Finish finish
 ) {
-    const Int blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;  // of rows
+    const Int unit = map.unit(), units = (rows + unit - 1) / unit;
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
         Scratch logits(CHUNK * BLOCK);
@@ -180,8 +180,8 @@ static void read_logits(
         map.begin();
 #pragma omp for schedule(static)
         for (Int thread = 0; thread < threads; thread++) {
-            const Int last = smaller(rows, (thread + 1) * blocks / threads * BLOCK_ROWS);
-            for (Int first = thread * blocks / threads * BLOCK_ROWS; first < last; first += CHUNK) {
+            const Int last = smaller(rows, (thread + 1) * units / threads * unit);
+            for (Int first = thread * units / threads * unit; first < last; first += CHUNK) {
                 const Int end = smaller(last, first + CHUNK);
                 for (Int r = first; r < end; r++) begin(choices[r - first], r);
                 for (Int j = 0; j < map.size; j += BLOCK) {

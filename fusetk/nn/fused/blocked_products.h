@@ -32,7 +32,8 @@ enum { MOST_ROWS = 6, MOST_SUMS = 6 };
 #else
 enum { MOST_ROWS = 3, MOST_SUMS = 3 };
 #endif
-// A chunk of CHUNK rows consists of whole tiles of MOST_ROWS rows.
+// A product of int8 has INT8_ROWS rows in registers. A chunk of CHUNK rows has whole tiles of both.
+enum { INT8_ROWS = REGISTERS == 1 ? 8 : 4 };
 enum { BLOCK_ROWS = 32, CHUNK = 64 / MOST_ROWS * MOST_ROWS };
 
 // In a larger function, GCC may keep the sums of a product in memory, which takes twice the time.
@@ -40,6 +41,18 @@ enum { BLOCK_ROWS = 32, CHUNK = 64 / MOST_ROWS * MOST_ROWS };
 
 static inline Int smaller(Int a, Int b) { return a < b ? a : b; }
 static inline Int up(Int n, Int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// A division of rows into chunks of nearly equal height: whole units of rows, and the rest of the
+// rows in the last chunk. A chunk has at most CHUNK rows, or one unit.
+struct Chunks {
+    Int rows, unit, units, count;
+
+    Chunks(Int rows, Int unit)
+        : rows(rows), unit(unit), units((rows + unit - 1) / unit),
+          count((units * unit + CHUNK - 1) / CHUNK) {}
+
+    Int start(Int chunk) const { return smaller(rows, units * chunk / count * unit); }
+};
 
 template <class T>
 static inline Int stored_width(Int width) {
@@ -390,7 +403,7 @@ static inline void block(
     Int rows, Int width, const Int8Input *x, const int8_t *groups, const Epilogue &finish, bool,
     float *out, Int stride
 ) {
-    int8_block<REGISTERS == 1 ? 8 : 4>(0, rows, width, x, groups, finish, out, stride);
+    int8_block<INT8_ROWS>(0, rows, width, x, groups, finish, out, stride);
 }
 
 #endif
@@ -499,6 +512,11 @@ struct Map {
     // Most rows of `compute`. float_block keeps a part of W in the cache for all of them.
     enum { ROWS = sizeof(T) == sizeof(float) ? CHUNK : BLOCK_ROWS };
 
+    // Number of rows whose products are computed together in registers
+    Int unit() const {
+        return use_tiles ? BLOCK_ROWS : sizeof(T) == 1 ? INT8_ROWS : MOST_ROWS;
+    }
+
     // out (rows, BLOCK) from output n on, for the rows of x from `first` on. The rows of `out` have
     // `stride` numbers. There are at most ROWS rows.
     void compute(
@@ -530,11 +548,12 @@ struct Map {
     void operator()(Int rows, const Rows<T> &x, float *out) const {
         begin();
         // A chunk of the rows stays in the cache while all outputs are computed.
+        const Chunks chunks(rows, unit());
 #pragma omp for collapse(2) schedule(static)
-        for (Int chunk = 0; chunk < rows; chunk += CHUNK)
+        for (Int chunk = 0; chunk < chunks.count; chunk++)
             for (Int n = 0; n < size; n += BLOCK) {
-                const Int end = smaller(rows, chunk + CHUNK);
-                for (Int r = chunk; r < end; r += ROWS)
+                const Int end = chunks.start(chunk + 1);
+                for (Int r = chunks.start(chunk); r < end; r += ROWS)
                     compute(r, smaller(end - r, ROWS), x, n, out + r * size + n, size);
             }
         end();

@@ -195,11 +195,9 @@ static void matmul(
     const Int lines = lines_of<T>(depth);
     const Int panel = smaller(up(size, BLOCK), PANEL / lines / BLOCK * BLOCK);
     Scratch blocks(panel * lines);
-    // Chunks have nearly the same number of tiles. Each thread gets the same number of chunks, if
-    // there are enough tiles.
-    const Int all_tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, most = CHUNK / MOST_ROWS;
-    const Int needed = (all_tiles + most - 1) / most;
-    const Int chunks = all_tiles < 2 * threads ? needed : up(needed, threads);
+    Chunks chunks(rows, MOST_ROWS);
+    if (chunks.units >= 4 * threads)  // then each thread gets the same number of chunks
+        chunks.count = up(chunks.count, threads);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
         // A copy of a chunk of A, if A is stored by columns: the numbers of a row are far from each
@@ -218,11 +216,10 @@ static void matmul(
                 Lines<T> copy = {};
                 Int copied_chunk = -1;
 #pragma omp for collapse(2) schedule(static)
-                for (Int chunk = 0; chunk < chunks; chunk++)
+                for (Int chunk = 0; chunk < chunks.count; chunk++)
                     for (Int n = 0; n < columns; n += BLOCK) {
-                        const Int row = all_tiles * chunk / chunks * MOST_ROWS;
-                        const Int end = all_tiles * (chunk + 1) / chunks * MOST_ROWS;
-                        const Int chunk_rows = smaller(end, rows) - row;
+                        const Int row = chunks.start(chunk);
+                        const Int chunk_rows = chunks.start(chunk + 1) - row;
                         const Matrix<T> from = a.part(row, start);
                         if (a.step != 1 && copied_chunk != chunk) {
                             copy = copy_to_tiles(from, chunk_rows, part, tiles.at);
