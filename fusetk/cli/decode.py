@@ -1,6 +1,5 @@
 """``fusetk decode``."""
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -18,9 +17,8 @@ from fusetk.cli.memory import memory_advice
 from fusetk.cli.options import check_ensemble, use_threads
 from fusetk.cli.parameters import flag_of, select
 from fusetk.cli.sections import NegativeNumbers
-from fusetk.data.text import display_name
 from fusetk.decoding.formats import OutputFormat
-from fusetk.decoding.output_file import STANDARD_OUTPUT, OutputFile, open_output
+from fusetk.decoding.output_file import OutputFile, open_output
 from fusetk.decoding.requests import DecodeInputs
 from fusetk.decoding.translate_lines import (
     InputRange,
@@ -31,8 +29,7 @@ from fusetk.decoding.translate_lines import (
     translate_input,
 )
 from fusetk.display import Display, Task
-from fusetk.errors import ConfigError, join_names
-from fusetk.files import is_stream
+from fusetk.errors import ConfigError
 from fusetk.runs import find_checkpoint
 
 if TYPE_CHECKING:
@@ -62,7 +59,7 @@ def command(**values: Any) -> None:
     """
     import torch
 
-    from fusetk.decoding.distributed import INPUT_TIMEOUT, all_succeed
+    from fusetk.decoding.distributed import INPUT_TIMEOUT, all_succeed, check_restart
     from fusetk.processes import connect, end_process
 
     options = select(DecodeOptions, values)
@@ -89,7 +86,7 @@ def command(**values: Any) -> None:
         def prepare() -> tuple[LineTranslator, InputRange, OutputFile | None]:
             lines = InputRange()
             if world.first:
-                _check_restart(inputs, target)
+                check_restart(inputs.files, target)
                 dictionary = options.replace_unknown
                 lines = input_range(inputs, target, output_format, options.resume, dictionary)
             # A class outside fusetk may print. Standard output has only translations.
@@ -116,23 +113,6 @@ def command(**values: Any) -> None:
     if speed:
         report(str(speed))
     end_process()
-
-
-def _check_restart(inputs: DecodeInputs, target: str) -> None:
-    """Raise ConfigError if torchrun restarted the command, and it cannot begin again.
-
-    The process before the restart has read a part of a stream, or may have written to one.
-    """
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        return
-    streams = [display_name(path) for path in inputs.files if is_stream(path)]
-    if is_stream(target):
-        streams.append(STANDARD_OUTPUT if target == "-" else target)
-    if streams:
-        raise ConfigError(
-            f"torchrun restarted fusetk decode, which cannot begin again with {join_names(streams)}"
-            ": name files with -i and -o; --resume then keeps the complete lines"
-        )
 
 
 def _agree_on_checkpoints(world: "World", models: Sequence[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 Rank 0 reads and writes. Each rank translates a part of every chunk.
 """
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +11,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
+from fusetk.data.text import display_name
+from fusetk.decoding.output_file import STANDARD_OUTPUT
 from fusetk.decoding.requests import Request
-from fusetk.errors import FusetkError, first_line
+from fusetk.errors import ConfigError, FusetkError, first_line, join_names
+from fusetk.files import is_stream
 from fusetk.processes import World
 
 Value = TypeVar("Value")
@@ -35,6 +39,23 @@ Translate = Callable[[Sequence[int], Sequence[Request]], ChunkOutput]  # gets li
 
 class ProcessFailed(FusetkError):
     """A process has failed or has ended, so all processes end."""
+
+
+def check_restart(inputs: Sequence[str], target: str) -> None:
+    """Raise ConfigError if torchrun restarted the command and it reads or writes a stream.
+
+    Before the restart, the command has read a part of the stream, or may have written to it.
+    """
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return
+    streams = [display_name(path) for path in inputs if is_stream(path)]
+    if is_stream(target):
+        streams.append(STANDARD_OUTPUT if target == "-" else target)
+    if streams:
+        raise ConfigError(
+            f"torchrun restarted fusetk decode, which cannot begin again with {join_names(streams)}"
+            ": name files with -i and -o; --resume then keeps the complete lines"
+        )
 
 
 def translate_chunks(
