@@ -29,7 +29,7 @@ def similar_names(path: Path, number: int = 3) -> list[str]:
 
 
 def is_stream(path: str | Path) -> bool:
-    """Whether an input, such as a pipe, can be read only once."""
+    """Whether a path is standard input or output (-), a pipe or a device."""
     file = Path(path)
     return str(path) == "-" or (file.exists() and not (file.is_file() or file.is_dir()))
 
