@@ -32,7 +32,7 @@ enum { MOST_ROWS = 6, MOST_SUMS = 6 };
 #else
 enum { MOST_ROWS = 3, MOST_SUMS = 3 };
 #endif
-// A product of int8 has INT8_ROWS rows in registers. A chunk of CHUNK rows has whole tiles of both.
+// A product of int8 has INT8_ROWS rows in registers. CHUNK is a multiple of MOST_ROWS.
 enum { INT8_ROWS = REGISTERS == 1 ? 8 : 4 };
 enum { BLOCK_ROWS = 32, CHUNK = 64 / MOST_ROWS * MOST_ROWS };
 
@@ -43,7 +43,7 @@ static inline Int smaller(Int a, Int b) { return a < b ? a : b; }
 static inline Int up(Int n, Int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // A division of rows into chunks of nearly equal height: whole units of rows, and the rest of the
-// rows in the last chunk. A chunk has at most CHUNK rows, or one unit.
+// rows in the last chunk. A chunk has at most CHUNK rows, rounded up to whole units.
 struct Chunks {
     Int rows, unit, units, count;
 
