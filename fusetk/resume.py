@@ -123,8 +123,8 @@ def _newer_than_link(run: Path, link: Path) -> Path | None:
 def check_config(recipe: Recipe, run: Path, option: str) -> None:
     """Raise ConfigError if the config of an existing run does not fit ``recipe``.
 
-    Raise it, too, if prep would replace the prepared text of the run. The error names ``option``,
-    which gives another place for the run. Another process may train in the run. Raises
+    Also raise ConfigError if prep would replace the prepared text of the run. The error names
+    ``option``, which gives another place for the run. Another process may train in the run. Raises
     CheckpointError if the last checkpoint is damaged.
     """
     if last := _newest_checkpoint(run):
