@@ -97,8 +97,9 @@ class HyperResidual(MixedStreams):
     first. A new model computes the function of the plain pre-norm model, up to the epsilon of the
     layer normalisation: B is 1, A_r is the identity, and sub-layer k reads stream k mod n. The
     output of a layer is the sum of the streams, n times that of the plain model. So the functions
-    of models differ if their fusion is ``ffn`` or ``attention`` or has the aggregation
-    ``concat-ffn`` or ``ewp-ffn`` or a layer embedding, unless it has ``norm_layers``.
+    differ with ``fuse: attention``, ``aggregation: ewp-ffn`` or ``layer_embedding: true``, and with
+    ``init: mlrf`` also with ``fuse: ffn`` or ``aggregation: concat-ffn``, unless the fusion has
+    ``norm_layers: true``.
 
     The paper also rescales the initial weights of output matrices by sqrt(n). Its text does not say
     in which direction, so this is omitted. The paper excludes A_m, A_r and B from weight decay;
