@@ -174,8 +174,8 @@ def _cost_columns(table: ResultTable) -> list[TableColumn]:
 
 
 def _curve_metrics(table: ResultTable) -> list[CurveMetric]:
-    """Return the loss, and BLEU if a validation computed it."""
-    with_bleu = any(run.best("bleu") is not None for run in table.runs)
+    """Return the loss, and BLEU if a row and its baseline computed it in validations."""
+    with_bleu = any(table.seconds_to_best(row, "bleu") is not None for row in table.rows)
     return ["loss", "bleu"] if with_bleu else ["loss"]
 
 

@@ -306,12 +306,13 @@ def test_time_to_the_bleu_of_the_baseline(results: Path) -> None:
     assert "time to baseline's BLEU" not in output(results)
     assert as_json(results)["fused"]["seconds_to_bleu_of_baseline"] is None
     curves = {
-        "plain.seed1": [10.0, 11.0, 12.0],
-        "fused.seed1": [11.0, 12.0, 13.0, 14.0],
         "fused.seed2": [30.0, 30.0, 30.0, 30.0],
         "other.seed1": [5.0, None, 13.9],  # compared with fused
+        "plain.seed1": [10.0, 11.0, 12.0],
+        "fused.seed1": [11.0, 12.0, 13.0, 14.0],
     }
     for stem, bleu in curves.items():
+        assert stem == "fused.seed1" or "time to baseline's BLEU" not in output(results)
         path = results / f"{stem}.json"
         result = read_result(path)
         write_result(path, result, valid_curve={**result.valid_curve, "bleu": bleu})
