@@ -4,8 +4,8 @@ The command replaces the text between two markers by a table. The first marker n
 results, relative to the file, and the kind of the table:
 
 - no kind: all tables of the folder, with titles and notes.
-- ``main OTHER ...``: a short table of the first system and those with the highest scores and enough
-  seeds. Each other folder adds a column of differences.
+- ``main OTHER ...``: a short table of the first system and those with the highest scores, first
+  those with enough seeds. Each other folder adds a column of differences.
 - ``overview OTHER ...``: the difference of each system to its baseline in each of these folders.
 - ``significance OTHER ...``: the systems that differ significantly with all, some or no seeds.
 - ``power OTHER ...``: how often the rule of a gain finds a true difference.

@@ -69,16 +69,15 @@ def main_table(tables: Sequence[ResultTable]) -> str:
 def _best(heads: Sequence[str], rows: list[list[str]], bases: Mapping[str, str]) -> list[list[str]]:
     """Return the first row, those with the highest first scores, and their baselines, in order.
 
-    A system needs enough seeds for the rule of a gain.
+    Systems with enough seeds for the rule of a gain precede the others.
     """
     column, gain = heads.index("Δ") - 1, heads.index("gain")
 
-    def score(row: list[str]) -> float:
+    def key(row: list[str]) -> tuple[bool, float]:
         number = re.match(r"[\d.]+", row[column])
-        return float(number[0]) if number else 0.0
+        return not row[gain].startswith("open"), float(number[0]) if number else 0.0
 
-    complete = [row for row in rows[1:] if not row[gain].startswith("open")]
-    best = sorted(complete, key=score, reverse=True)[: MAIN_ROWS - 1]
+    best = sorted(rows[1:], key=key, reverse=True)[: MAIN_ROWS - 1]
     names = {name for row in [rows[0], *best] for name in (row[0], bases.get(row[0]))}
     return [row for row in rows if row[0] in names]
 

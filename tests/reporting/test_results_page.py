@@ -451,6 +451,15 @@ def test_the_short_table_has_no_column_of_configs() -> None:
     ]
 
 
+def test_the_short_table_prefers_systems_with_enough_seeds() -> None:
+    heads = ["", "score", "Δ", "gain"]
+    rows = [["plain", "10", "", ""]]
+    rows += [[f"open{i}", f"{20 + i}", "+9", "open: 1 of 3 seeds"] for i in range(4)]
+    rows += [["low", "9", "-1", "no"], ["high", "11 ±1", "+1", "yes"]]
+    names = [row[0] for row in system_tables._best(heads, rows, {})]
+    assert names == ["plain", "open2", "open3", "low", "high"]
+
+
 def test_tables_are_inserted_between_markers(results: Path) -> None:
     parts = [f"{MARKERS.format(results.name + main)}old\n{END}\n" for main in ("", " main")]
     new = updated(f"Before\n{parts[0]}Between\n{parts[1]}After\n", results.parent)
