@@ -339,6 +339,35 @@ def test_new_models_compute_the_function_of_the_plain_model(
     torch.testing.assert_close(logits(successor), logits(plain), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("init", "fuse", "is_equal"),
+    [
+        ("xavier", {"kind": "ffn", "layer_embedding": False}, True),
+        ("mlrf", {"kind": "ffn", "layer_embedding": False}, False),
+        ("mlrf", {"kind": "ffn", "layer_embedding": False, "norm_layers": True}, True),
+        ("xavier", {"kind": "ffn"}, False),
+        ("xavier", {"kind": "ffn", "norm_layers": True}, True),
+        ("xavier", {"kind": "attention"}, False),
+        ("xavier", {"kind": "attention", "norm_layers": True}, True),
+        ("xavier", {"kind": "iterative", "aggregation": "concat-ffn"}, True),
+        ("mlrf", {"kind": "iterative", "aggregation": "concat-ffn"}, False),
+        ("xavier", {"kind": "iterative", "aggregation": "ewp-ffn"}, False),
+        ("xavier", {"kind": "iterative", "aggregation": "ewp-ffn", "norm_layers": True}, True),
+    ],
+    ids=str,
+)
+def test_fusions_of_new_hyper_connected_models(
+    init: str, fuse: dict[str, Any], is_equal: bool
+) -> None:
+    """Some fusions need ``norm_layers``, because each layer's output is n times the plain one."""
+    plain = model(encoder={"fuse": fuse}, init=init)
+    successor = with_weights_of(
+        model(encoder={"fuse": fuse, "residual": "hyper"}, init=init), plain
+    )
+    difference = (logits(successor) - logits(plain)).abs().max()
+    assert (difference < 1e-9) == is_equal
+
+
 def test_equal_weights_are_the_mean_of_the_sources() -> None:
     """Attention residuals with a query of 0, in any model."""
     module = Chain("attention-residual", {}, "pre").double()
