@@ -243,6 +243,7 @@ SYSTEM_KINDS = {
     "rtal": "tree",
     "same-layer": "layerwise",
     "shallowrnmt": "recurrent",
+    "svformer": "value-residual",
 }
 COUNTS_TOKENS = (
     "a number of target tokens; to count sentences, also set training.stages.0.batch.unit=sentences"

@@ -28,11 +28,16 @@ from fusetk.nn.grouped_attention import GroupedSelfAttention
 from fusetk.nn.inference_linear import ALL, InferenceLinear, KernelLinear, linear_part
 from fusetk.nn.output import PIECE
 from fusetk.nn.packed_layout import PackedLayout
-from fusetk.nn.value_residual import ValueResidualAttention
+from fusetk.nn.value_residual import SharedValueAttention, ValueResidualAttention
 
 # Padding is removed if the real tokens are less than this fraction. The removal copies rows.
 MIN_REAL = 0.9
-SELF_ATTENTIONS = SelfAttention, GroupedSelfAttention, ValueResidualAttention
+SELF_ATTENTIONS = (
+    SelfAttention,
+    GroupedSelfAttention,
+    ValueResidualAttention,
+    SharedValueAttention,
+)
 
 Part = tuple[slice, slice]  # sentences and positions of a tensor (B, S, ...)
 

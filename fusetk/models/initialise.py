@@ -69,7 +69,7 @@ def _attention_matrices(module: nn.Module) -> Iterator[Tensor]:
     """Yield the parts of an attention's weights that are one projection each: (D, D_in)."""
     if isinstance(module, SelfAttention):
         weight = module.project.weight.detach()
-        yield from torch.split(weight, [module.width, module.keys_width, module.keys_width])
+        yield from torch.split(weight, module.projection_widths)
     elif isinstance(module, KeysValues):
         yield from module.weight.detach().chunk(2)
     elif isinstance(module, CrossAttention):

@@ -157,6 +157,11 @@ class SelfAttention(nn.Module):
         self.project = nn.Linear(width, 3 * width, bias)
         self.out = nn.Linear(width, width, bias)
 
+    @property
+    def projection_widths(self) -> list[int]:
+        """Features of the queries, keys and values, the parts of the result of ``project``."""
+        return [self.width, self.keys_width, self.keys_width]
+
     def forward(self, x: Tensor, mask: Tensor | PackedLayout | None) -> Tensor:
         """x (B, T, D), mask that broadcasts to (B, H, T, T) -> (B, T, D).
 

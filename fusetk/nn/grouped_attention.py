@@ -61,8 +61,9 @@ class GroupedSelfAttention(SelfAttention):
         self.groups = groups or heads
         self.keys_width = width // heads * self.groups
         self.rotary = rotary
-        if self.groups != heads:
-            self.project = nn.Linear(width, width + 2 * self.keys_width, bias)
+        features = sum(self.projection_widths)
+        if features != 3 * width:
+            self.project = nn.Linear(width, features, bias)
 
     def with_keys_values(
         self, x: Any, mask: Tensor | PackedLayout | None, name: str
@@ -121,22 +122,27 @@ class GroupedSelfAttention(SelfAttention):
 
         ``start`` is the position of the first token, or the positions of all tokens (T,).
         """
-        sizes = (self.width, self.keys_width, self.keys_width)
+        widths = self.projection_widths
         if isinstance(x, Tensor):
-            q, k, v = self.project(x).split(sizes, -1)
+            q, k, v = self.project(x).split(widths, -1)
         else:
             q, k, v = (
-                linear_part(self.project, part, slice(end - size, end))
-                for part, size, end in zip(x, sizes, accumulate(sizes), strict=True)
+                linear_part(self.project, part, slice(end - width, end))
+                for part, width, end in zip(x, widths, accumulate(widths), strict=True)
             )
-        if self.rotary:
-            if isinstance(start, Tensor):
-                positions = start
-            else:
-                positions = torch.arange(start, start + q.shape[1], device=q.device)
-            q = join_heads(rotate(split_heads(q, self.heads), positions))
-            k = join_heads(rotate(split_heads(k, self.groups), positions))
-        return q, k, v
+        return *self._rotated(q, k, start), v
+
+    def _rotated(self, q: Tensor, k: Tensor, start: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Return the queries and keys of ``_projections``, rotated if required."""
+        if not self.rotary:
+            return q, k
+        if isinstance(start, Tensor):
+            positions = start
+        else:
+            positions = torch.arange(start, start + q.shape[1], device=q.device)
+        q = join_heads(rotate(split_heads(q, self.heads), positions))
+        k = join_heads(rotate(split_heads(k, self.groups), positions))
+        return q, k
 
     def _mix(self, q: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:
         if self.groups != self.heads:

@@ -1,4 +1,4 @@
-"""Self-attention that adds the values of the lowest layer to its own values (ResFormer)."""
+"""Self-attention that uses the values of the lowest layer (ResFormer and SVFormer)."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from fusetk.nn.grouped_attention import GroupedSelfAttention
 
 
 class ValueInputs(NamedTuple):
-    """The input of self-attention, and the values of the lowest layer that it adds to its own."""
+    """The input of self-attention, and the values of the lowest layer that it uses."""
 
     x: Tensor
     """(B, T, D)."""
@@ -43,3 +43,16 @@ class ValueResidualAttention(GroupedSelfAttention):
 
     def _output(self, y: Tensor, x: ValueInputs, v: Tensor) -> ValueOutput:
         return ValueOutput(y, v)
+
+
+class SharedValueAttention(ValueResidualAttention):
+    """Self-attention whose values are a V_1 with a weight a; it computes no values (SVFormer)."""
+
+    @property
+    def projection_widths(self) -> list[int]:
+        return [self.width, self.keys_width]
+
+    def _projections(self, x: ValueInputs, start: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        assert x.first is not None, "a layer that uses V_1 only has a layer below it"
+        q, k = self.project(x.x).split(self.projection_widths, -1)
+        return *self._rotated(q, k, start), x.weights[0] * x.first

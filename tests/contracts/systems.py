@@ -104,6 +104,7 @@ STATIC = {"kind": "hyper", "streams": 2, "weights": "static"}
 MANIFOLD = {"kind": "manifold-hyper", "streams": 3, "iterations": 5}
 PERMUTATIONS = {"kind": "manifold-hyper", "streams": 3, "mix": "permutations"}
 BLOCKS = {"kind": "attention-residual", "block": 2}
+SHARED_VALUES = {"kind": "value-residual", "first": 1, "own": 0}
 GROUPS = {"kind": "groups", "groups": 1, "embedding": True}
 
 
@@ -169,6 +170,15 @@ SUCCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "residual value-residual": (
         "transformer",
         _sides("residual", "value-residual", {"kind": "value-residual", "learned": True}, **PRE),
+    ),
+    "residual value-residual, shared values": (
+        "transformer",
+        {
+            "encoder": {"residual": SHARED_VALUES},
+            "decoder": {"residual": SHARED_VALUES},
+            "kv_heads": 1,
+            "positions": "rotary",
+        },
     ),
     "residual value-residual with groups of heads": (
         "transformer",

@@ -15,10 +15,11 @@ from fusetk.models.transformer import Transformer, TransformerConfig
 WIDTH, HEADS, LAYERS = 8, 2, 3
 
 
-# Constant-, Learnable- and Sparse-ResFormer.
+# Constant-, Learnable- and Sparse-ResFormer, and SVFormer.
 CONSTANT = {"kind": "value-residual", "first": 2.0, "own": 1.0}
 LEARNED = {"kind": "value-residual", "learned": True}
 SPARSE = {"kind": "value-residual", "first": 5.0, "own": 1.0, "from_layer": 3}
+SHARED = {"kind": "value-residual", "first": 1.0, "own": 0}
 
 
 def build(residual: str | Mapping[str, Any], norm: str, **options: Any) -> Transformer:
@@ -59,11 +60,11 @@ def equation(model: Transformer, x: np.ndarray, norm: str) -> np.ndarray:
 
         def attention(x: np.ndarray, at: str = at) -> np.ndarray:
             nonlocal first
-            q, k, v = np.split(linear(f"{at}.attention.project", x), 3, -1)
+            q, k, v = np.split(linear(f"{at}.attention.project", x), [WIDTH, 2 * WIDTH], -1)
             first = v if first is None else first
             if int(at.removeprefix("layers.")) + 1 >= config.from_layer:
                 a, b = p.get(f"{at}.attention_residual.weights", (config.first, config.own))
-                v = a * first + b * v
+                v = a * first + b * v if b else a * first
             contexts = []
             for head in range(HEADS):
                 part = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
@@ -83,7 +84,7 @@ def equation(model: Transformer, x: np.ndarray, norm: str) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("residual", ["value-residual", CONSTANT, LEARNED, SPARSE], ids=str)
+@pytest.mark.parametrize("residual", ["value-residual", CONSTANT, LEARNED, SPARSE, SHARED], ids=str)
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_encoder_is_that_of_the_equation(residual: str | Mapping[str, Any], norm: str) -> None:
     model = build(residual, norm)
@@ -122,6 +123,17 @@ def test_one_layer_is_refused_because_it_would_be_the_plain_model() -> None:
     side = {"layers": 1, "residual": "value-residual"}
     with pytest.raises(ValueError, match="value-residual has no effect on a stack of one layer"):
         build("value-residual", "post", encoder=side, decoder=side)
+
+
+def test_layers_with_shared_values_have_no_map_of_values() -> None:
+    model = build(SHARED | {"from_layer": 3}, "pre", kv_heads=1)
+    rows = [len(layer.attention.project.weight) for layer in model.encoder.layers]
+    assert rows == [WIDTH + 2 * WIDTH // HEADS, WIDTH + 2 * WIDTH // HEADS, WIDTH + WIDTH // HEADS]
+
+
+def test_shared_values_have_no_learned_weight() -> None:
+    with pytest.raises(ValueError, match="own: 0 has no values of its own to weight: remove learn"):
+        build(SHARED | {"learned": True}, "pre")
 
 
 def test_a_start_above_the_highest_layer_is_refused() -> None:

@@ -9,7 +9,12 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.models.residual.base import Norm, ResidualConfig, StreamEnds, SubLayer
 from fusetk.models.residual.plain import PlainResidual
-from fusetk.nn.value_residual import ValueInputs, ValueOutput, ValueResidualAttention
+from fusetk.nn.value_residual import (
+    SharedValueAttention,
+    ValueInputs,
+    ValueOutput,
+    ValueResidualAttention,
+)
 
 
 class ValueResidualConfig(ResidualConfig):
@@ -18,12 +23,13 @@ class ValueResidualConfig(ResidualConfig):
     kind: str = "value-residual"
     first: float = Field(0.5, gt=0, le=1000)
     """Weight of the values of the lowest layer."""
-    own: float = Field(0.5, gt=0, le=1000)
-    """Weight of the layer's own values."""
+    own: float = Field(0.5, ge=0, le=1000)
+    """Weight of the layer's own values. 0: the layer computes no values (SVFormer, with `first:
+    1`)."""
     learned: bool = False
     """Learn the weights of each layer; `first` and `own` are the initial values."""
     from_layer: int = Field(2, ge=2)
-    """Lowest layer, counted from 1, that adds the values of layer 1 to its own."""
+    """Lowest layer, counted from 1, that uses the values of layer 1."""
 
     def check(self, norm: Norm, layers: int) -> None:
         if layers == 1:
@@ -34,6 +40,11 @@ class ValueResidualConfig(ResidualConfig):
             raise ValueError(
                 f"value-residual has no effect with from_layer: {self.from_layer} on a stack of "
                 f"{layers} layers: choose a smaller number"
+            )
+        if self.learned and self.own == 0:
+            raise ValueError(
+                "value-residual with own: 0 has no values of its own to weight: remove learned, or "
+                "choose another number for own"
             )
 
 
@@ -63,8 +74,8 @@ class ValueResidual(PlainResidual):
     ``first`` and ``own``. The residual sum of the sub-layers is the usual one. The paper has
     decoders only; here each stack has its own V_1, and attention to the source has the usual
     values. The defaults are those of the paper's Identity-ResFormer, which has the parameters of
-    the plain model, but does not compute its function. SVFormer, which uses V_1 alone in every
-    layer, is not implemented.
+    the plain model, but does not compute its function. With b = 0 and a = 1 the values of all
+    layers are V_1 (SVFormer); the other layers have no map of values.
     """
 
     Config = ValueResidualConfig
@@ -78,6 +89,8 @@ class ValueResidual(PlainResidual):
         self.layer, part = divmod(sublayer.below, per_layer)
         self.is_attention = part == 0
         self.uses_first = self.is_attention and self.layer >= config.from_layer - 1
+        if self.uses_first and config.own == 0:
+            self.attention_class = SharedValueAttention
         # A plot draws the inputs of the layers from which the values are computed.
         self.values_name = f"{sublayer.side}.connect.layer{self.layer + 1}.value"
         learned = config.learned and self.uses_first
