@@ -73,6 +73,8 @@ def test_systems_differ_by_their_connections_only(recipes: dict[str, Recipe]) ->
     assert count("manifold_hyper_lite") - plain == sublayers * (4 * d * 32 + 32 + 3)
     assert count("attention_residual") - plain == 2 * d * (sublayers + 2)
     assert count("depth_weighted") - plain == 2 * (6 * 9 // 2)
+    # Ten of twelve self-attentions have no map of values.
+    assert plain - count("shared_values") == 10 * (d * d + d)
     # The sources' norms of pre-norm models are one for each decoder layer, not one.
     norms = (6 - 1 + 7) * 2 * d
     assert count("transparent") - plain == 7 * 6 + norms
