@@ -222,7 +222,7 @@ def test_large_and_broken_numbers(monkeypatch) -> None:
     monkeypatch.setattr(recurrence.fused_recurrence, "usable", lambda *_: False)
     expected, _ = case.run(0.0, torch.float32)
     for a, b in zip(output.states, expected.states, strict=True):
-        torch.testing.assert_close(a, b, equal_nan=True, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(a, b, equal_nan=True, rtol=1e-5, atol=1e-3)
     assert output.states[0].isnan().any()
 
 
@@ -308,7 +308,7 @@ def test_without_a_compiler_single_steps_run_with_one_warning(compiler: str, tmp
     assert ("no such flag" if compiler else "no C++ compiler") in done.stdout
 
 
-NOT_OPTIMISED = ["-O0", "-fPIC", "-shared"]  # compiles in less time
+NOT_OPTIMISED = [build.LANGUAGE, "-O0", "-fPIC", "-shared"]  # compiles in less time
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ FOLDER = Path(__file__).parent
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the options are those of x86")
 @pytest.mark.parametrize("name", sorted(build.EFFECTS))
-def test_kernels_compile_without_avx512(name):
+def test_kernels_compile_without_avx512_and_with_an_old_default_language(name):
     compiler, _ = build._compiler()
     if not compiler:
         pytest.skip("there is no C++ compiler")
-    options = ["-fsyntax-only", "-march=native", "-mno-avx512f", "-fopenmp"]
+    options = ["-std=gnu++98", *build.COMMON, *build.FLAGS[0], "-mno-avx512f", "-fsyntax-only"]
     source = build.FOLDER / f"{name}.cpp"
     result = subprocess.run([*compiler, *options, source], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -36,9 +36,12 @@ FLAGS: tuple[list[str], ...] = (
     ["-march=native", "-fopenmp"],
     ["-mcpu=native", "-fopenmp"],
     ["-march=native", "-fopenmp-simd"],
+    ["-mcpu=native", "-fopenmp-simd"],
     [],
 )
-COMMON = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared"]
+LANGUAGE = "-std=gnu++17"  # the default of some compilers is C++98
+SPEED = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+COMMON = [LANGUAGE, *SPEED, "-fPIC", "-shared"]
 MAX_SECONDS = 120  # for one call of the compiler
 WAIT = 0.1  # seconds between two attempts to lock the cache folder
 LOCK = "kernels.lock"  # file in the cache folder
