@@ -19,10 +19,12 @@ from fusetk.cli.main import main
 from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import MOST_IN_BATCH, BatchConfig
 from fusetk.data.corpus import Corpus
+from fusetk.data.sampler import batches
 from fusetk.errors import ConfigError
 from fusetk.estimate import measure
 from fusetk.estimate.cost import (
     LENGTH,
+    SAMPLES,
     StageCost,
     TextLengths,
     _updates,
@@ -39,6 +41,7 @@ from fusetk.system import build_shapes
 from fusetk.training import optim
 from fusetk.training.config import MOST_UPDATES
 from tests.contracts.systems import TARGET_SIZE, build
+from tests.helpers.refusals import refused
 
 B, S, T = 3, 5, 4
 SHAPE = BatchShape([S] * B, [T] * B)
@@ -123,11 +126,19 @@ RECIPE = Path(__file__).parents[2] / "fusetk" / "demo" / "transformer.yaml"
 
 
 @pytest.mark.parametrize(
-    ("size", "unit", "pairs"),
-    [(1000, "tokens", 50), (32, "sentences", 32), (5, "tokens", 1)],
+    ("batch", "pairs"),
+    [
+        ({"size": 1000, "unit": "tokens"}, 50),
+        ({"size": 1000, "unit": "longest"}, 45),
+        ({"size": 1000, "unit": "both"}, 23),
+        ({"size": 32, "unit": "sentences"}, 32),
+        ({"size": 32, "unit": "sentences", "token_limit": 200}, 8),
+        ({"size": 5, "unit": "tokens"}, 1),
+    ],
+    ids=str,
 )
-def test_a_mean_batch_has_the_size_of_the_config(size: int, unit: str, pairs: int) -> None:
-    shape = mean_batch(BatchConfig(size=size, unit=unit), TextLengths(None, 22, 20, None))
+def test_a_mean_batch_has_the_size_of_the_config(batch: dict[str, Any], pairs: int) -> None:
+    shape = mean_batch(BatchConfig.model_validate(batch), TextLengths(None, 22, 20, None))
     assert (shape.source, shape.target) == ([22] * pairs, [20] * pairs)
 
 
@@ -139,17 +150,19 @@ def test_weights_need_the_prepared_text() -> None:
 
 
 def test_batches_of_prepared_text_are_those_of_training() -> None:
-    class Side:
-        lengths = np.array([3, 9, 4, 4, 8, 2, 7, 7], np.int32)
-
-    class Pairs:
-        source = target = Side
-        parts = ()
-
-    shapes, number = sample_batches(BatchConfig(size=10), TextLengths(Pairs(), 5.5, 5.5, 8), 1)  # type: ignore[arg-type]
-    assert number and len(shapes) <= number
-    assert all(shape.target_tokens <= 10 for shape in shapes)
-    assert all(shape.source == shape.target for shape in shapes)
+    """The first, the last, and those at equal distances between them."""
+    source, target = np.random.default_rng(1).integers(1, 10, (2, 60)).astype(np.int32)
+    corpus: Any = SimpleNamespace(
+        source=SimpleNamespace(lengths=source), target=SimpleNamespace(lengths=target), parts=()
+    )
+    config = BatchConfig(size=10)
+    shapes, number = sample_batches(config, TextLengths(corpus, 5, 5, 60), seed=3)
+    order = batches(source, target, config, 3, 0)
+    assert number == len(order) > 2 * SAMPLES
+    places = [round(i * (len(order) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)]
+    assert shapes == [
+        (source[pairs].tolist(), target[pairs].tolist()) for pairs in (order[i] for i in places)
+    ]
 
 
 def test_numbers_that_are_not_given_are_those_of_the_prepared_text(
@@ -343,9 +356,12 @@ def test_an_estimate_from_a_data_sheet_has_a_note() -> None:
 def test_the_cost_has_the_parameters_that_describe_prints() -> None:
     sizes = ("--src-vocab-size", "11", "--tgt-vocab-size", "9")
     described = CliRunner().invoke(main, ["describe", str(RECIPE), *sizes, "--json"])
-    cost = estimate(recipes.load(RECIPE), (11, 9), TextLengths(None, 6, 6, 100))
+    text = TextLengths(None, 6, 6, 100)
+    cost = estimate(recipes.load(RECIPE), (11, 9), text)
     assert cost.parameters == json.loads(described.stdout)["parameters"]
     assert cost.state >= 4 * 4 * cost.parameters  # weights, gradients, two of Adam
+    with_average = estimate(recipes.load(RECIPE, ["training.ema=0.99"]), (11, 9), text)
+    assert with_average.state == cost.state + 4 * cost.parameters
 
 
 def test_the_speed_of_this_machine_is_measured() -> None:
@@ -366,36 +382,29 @@ def test_sentences_longer_than_the_positions_are_refused(toy: Path) -> None:
     bf16 = ["--set", "training.precision=bf16"]  # pads lengths to 32, which exceeds the positions
     fits = CliRunner().invoke(main, [*command, *small, *bf16, "--src-length", "30"])
     assert fits.exit_code == 0, fits.output
-    refused = CliRunner().invoke(main, [*command, "--src-length", "31"])
-    assert refused.exit_code == 2
-    assert "sentences of 31 tokens do not fit the 30 positions of the model" in refused.stderr
+    error = refused(*command, "--src-length", "31")
+    assert "sentences of 31 tokens do not fit the 30 positions of the model" in error
     short = [*learned[:2], "--set", "model.max_positions=5"]
-    prepared = ["estimate", str(toy), "--device", "h100", *short]
-    refused = CliRunner().invoke(main, prepared)
-    assert refused.exit_code == 2 and "tokens and the model 5 positions" in refused.stderr
+    error = refused("estimate", str(toy), "--device", "h100", *short)
+    assert "tokens and the model 5 positions" in error
 
 
 def test_a_share_needs_a_known_peak() -> None:
-    result = CliRunner().invoke(main, ["estimate", str(RECIPE), "--share", "0.5"])
-    assert result.exit_code == 2 and "--share needs --device" in result.stderr
+    assert "--share needs --device" in refused("estimate", str(RECIPE), "--share", "0.5")
 
 
 def test_sentences_that_need_too_much_memory_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["estimate", str(RECIPE), "--device", "h100", "--src-vocab-size", "20"]
-    result = CliRunner().invoke(main, [*command, "--src-length", "1e9"])
-    assert result.exit_code == 2
-    assert "--src-length: must be at least 1 and at most 100000" in result.stderr
+    error = refused(*command, "--src-length", "1e9")
+    assert "--src-length: must be at least 1 and at most 100000" in error
 
     def fail(self: BatchShape, multiple: int = 1, limit: int | None = None) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(BatchShape, "batch", fail)
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == 2 and "give smaller --src-length" in result.stderr
+    assert "give smaller --src-length" in refused(*command)
 
 
 def test_a_data_sheet_is_not_measured() -> None:
-    result = CliRunner().invoke(
-        main, ["estimate", str(RECIPE), "--device", "h100", "--measure", "6"]
-    )
-    assert result.exit_code == 2 and "--measure needs --device auto, cpu or cuda" in result.stderr
+    error = refused("estimate", str(RECIPE), "--device", "h100", "--measure", "6")
+    assert "--measure needs --device auto, cpu or cuda" in error
