@@ -4,6 +4,7 @@ import copy
 import errno
 import fcntl
 import gzip
+import io
 import itertools
 import json
 import os
@@ -24,7 +25,7 @@ from subword_nmt import apply_bpe
 from fusetk.data import binarize, manifest, parallel, preprocess
 from fusetk.data import stages as build_module
 from fusetk.data.config import DataConfig
-from fusetk.data.corpus import Corpus
+from fusetk.data.corpus import Corpus, SentenceWriter, flat
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import PreparedFolder, prepare
 from fusetk.data.steps.lowercase import Lowercase
@@ -136,6 +137,29 @@ def test_what_comes_out(folder: Path) -> None:
         DataError, match=r"does not have the split 'test'; it has train, valid, test\.one"
     ):
         Corpus.open(out, "test")
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1 << 16, "<u2"), ((1 << 16) + 1, "<u4")])
+def test_ids_have_the_smallest_type_and_are_counted(size: int, dtype: str) -> None:
+    ids, offsets = io.BytesIO(), io.BytesIO()
+    writer = SentenceWriter(ids, offsets, "de", size)
+    writer.write(*flat([[5, UNK, size - 1], [], [5]]), words=3)
+    expected = [5, UNK, size - 1, EOS, EOS, 5, EOS]
+    assert np.frombuffer(ids.getvalue(), dtype).tolist() == expected
+    assert np.frombuffer(offsets.getvalue(), "<i8").tolist() == [0, 4, 5, 7]
+    assert writer.summary() == {
+        "language": "de",
+        "dtype": dtype,
+        "sentences": 3,
+        "words": 3,
+        "tokens": 4,
+        "tokens_with_end": 7,
+        "types": 2,
+        "unknown": 1,
+        "unknown_rate": 0.25,
+        "longest": 3,
+        "largest": size - 1,
+    }
 
 
 @pytest.mark.parametrize("threshold, sides", [(500, 1), (10_000, 2)])
