@@ -22,6 +22,7 @@ from fusetk.data.prepare import PreparedFolder, prepare
 from fusetk.data.text import read_lines
 from fusetk.data.vocab import EOS, UNK
 from fusetk.errors import DataError
+from tests.data.test_bpe import codes_of_version_0_1
 
 SAMPLES = 3000
 Merges = dict[tuple[str, str], int]
@@ -35,12 +36,8 @@ def words_of(letters: str, number: int = 60, longest: int = 7) -> list[str]:
 def codes_of(letters: str, version: str = "0.2", threshold: int = 0) -> BPE:
     words = Counter(words_of(letters))
     codes = bpe.learn(words, 25)
-    if version == "0.1":  # some ends of words are symbols
-        codes = [
-            line.replace("</w>", " </w>") if line.endswith("</w>") and i % 3 == 0 else line
-            for i, line in enumerate(codes[1:])
-        ]
-        codes = [line for line in codes if len(line.split(" ")) == 2]
+    if version == "0.1":
+        codes = codes_of_version_0_1(codes)
     if not threshold:
         return BPE(codes)
     counts = bpe.count_subwords(words, BPE(codes))
