@@ -17,7 +17,7 @@ random = np.random.default_rng(1)
 SOURCE, TARGET = (random.integers(1, 40, 1000).astype(np.int32) for _ in range(2))
 
 
-def test_every_pair_stands_in_one_batch_of_at_most_the_size() -> None:
+def test_every_pair_is_in_one_batch_of_at_most_the_size() -> None:
     for config in (BatchConfig(size=300), BatchConfig(size=70, unit="sentences")):
         epoch = batches(SOURCE, TARGET, config, 1, 0)
         assert sorted(np.concatenate(epoch)) == list(range(1000))
@@ -34,10 +34,6 @@ def test_batches_are_full_and_of_like_lengths() -> None:
 
 @pytest.mark.parametrize("unit", ["longest", "both"])
 def test_padded_batches_hold_at_most_the_size_and_one_more_pair_would_not_fit(unit: str) -> None:
-    def padded(pairs: np.ndarray) -> int:
-        lengths = SOURCE + TARGET if unit == "both" else np.maximum(SOURCE, TARGET)
-        return len(pairs) * int(lengths[pairs].max())
-
     lengths = SOURCE + TARGET if unit == "both" else np.maximum(SOURCE, TARGET)
     epoch = batches(SOURCE, TARGET, BatchConfig(size=300, unit=unit), 1, 0)  # type: ignore[arg-type]
     assert sorted(np.concatenate(epoch)) == list(range(1000))
@@ -45,7 +41,7 @@ def test_padded_batches_hold_at_most_the_size_and_one_more_pair_would_not_fit(un
     ranges = [(int(lengths[pairs].min()), int(lengths[pairs].max())) for pairs in in_order]
     assert all(high <= low for (_, high), (low, _) in pairwise(ranges))
     for pairs, following in zip(in_order, [*in_order[1:], None], strict=True):
-        assert padded(pairs) <= 300
+        assert len(pairs) * int(lengths[pairs].max()) <= 300
         if following is not None:
             assert (len(pairs) + 1) * int(lengths[following].min()) > 300
 
@@ -84,8 +80,8 @@ def test_only_batches_in_sentences_have_a_limit_of_tokens() -> None:
         BatchConfig(unit="longest", token_limit=100)
 
 
-def test_a_pair_that_fits_no_padded_batch_is_refused() -> None:
-    for unit, longest in (("longest", 39), ("both", int((SOURCE + TARGET).max()))):
+def test_a_pair_that_fits_no_batch_is_refused_with_the_numbers() -> None:
+    for unit, longest in (("tokens", 39), ("longest", 39), ("both", (SOURCE + TARGET).max())):
         with pytest.raises(DataError, match=f"{longest} tokens and a batch holds 20"):
             batches(SOURCE, TARGET, BatchConfig(size=20, unit=unit), 1, 0)  # type: ignore[arg-type]
 
@@ -96,7 +92,7 @@ def test_the_size_of_an_update_counts_pairs_tokens_and_padding() -> None:
     assert size == (3, 11, 17, 2 * (3 + 5) + (2 + 4))
 
 
-def test_seed_and_epoch_decide_the_order_alone() -> None:
+def test_only_seed_and_epoch_determine_the_order() -> None:
     def order(seed: int, epoch: int) -> list[list[int]]:
         return [
             list(map(int, one))
@@ -106,13 +102,8 @@ def test_seed_and_epoch_decide_the_order_alone() -> None:
     assert order(1, 3) == order(1, 3)
     assert order(1, 3) != order(1, 4) and order(1, 3) != order(2, 3)
     assert {frozenset(b) for b in order(1, 3)} != {frozenset(b) for b in order(1, 4)}, (
-        "pairs meet in new company each epoch"
+        "the batches of each epoch have other pairs"
     )
-
-
-def test_a_sentence_that_fits_no_batch_is_refused_with_the_numbers() -> None:
-    with pytest.raises(DataError, match=r"39 tokens and a batch holds 20"):
-        batches(SOURCE, TARGET, BatchConfig(size=20), 1, 0)
 
 
 def test_the_batches_of_each_update() -> None:
