@@ -11,6 +11,7 @@ from fusetk.models.coordinated import Coordinated, CoordinatedConfig
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.transformer import Transformer, TransformerConfig
 from fusetk.nn.positions import sinusoids
+from tests.helpers.equations import layer_norm, softmax
 
 SRC, TGT = [4, 7, 5, 3], [2, 6, 9, 5, 8]
 WIDTH, HEADS = 8, 2
@@ -63,8 +64,7 @@ class Equations:
         return x @ self.p[f"{name}.weight"].T + self.p[f"{name}.bias"]
 
     def norm(self, name: str, x: Any) -> Any:
-        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-        return x * self.p[f"{name}.norm.weight"] + self.p[f"{name}.norm.bias"]
+        return layer_norm(x) * self.p[f"{name}.norm.weight"] + self.p[f"{name}.norm.bias"]
 
     def sublayer(self, name: str, x: Any, function: Any) -> Any:
         return x + function(self.norm(name, x)) if self.pre else self.norm(name, x + function(x))
@@ -78,8 +78,7 @@ class Equations:
         heads = []
         for rows in np.split(np.arange(WIDTH), HEADS):
             scores = q[:, rows] @ k[:, rows].T / np.sqrt(len(rows)) + np.where(mask, 0.0, -np.inf)
-            weights = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-            heads.append(weights @ v[:, rows])
+            heads.append(softmax(scores) @ v[:, rows])
         return np.concatenate(heads, 1)
 
     def qkv(self, name: str, x: Any) -> Any:
@@ -160,8 +159,7 @@ class Equations:
                 keys, values = self.keys_values(source, x)
             z = self.target_layer(name, z, keys, values)
             x = self.source_layer(source, x) if i < 2 else x
-        top = (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + 1e-5)
-        top = top * self.p["norm.weight"] + self.p["norm.bias"] if self.pre else z
+        top = layer_norm(z) * self.p["norm.weight"] + self.p["norm.bias"] if self.pre else z
         return top @ self.p["output.weight"].T + self.p["output.bias"]
 
 

@@ -21,6 +21,7 @@ from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.transformer import Transformer, TransformerConfig
 from fusetk.models.transformer_layer import BlockStackConfig
 from fusetk.nn.attention import SelfAttention
+from tests.helpers.equations import layer_norm, sigmoid, softmax
 
 D, SUBLAYERS = 6, 5
 Vector = Any
@@ -92,19 +93,6 @@ def inputs() -> Tensor:
 
 
 # The equations ------------------------------------------------------------------------------------
-
-
-def layer_norm(x: Vector) -> Vector:
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-
-
-def softmax(x: Vector) -> Vector:
-    e = np.exp(x - x.max())
-    return e / e.sum()
-
-
-def sigmoid(x: Vector) -> Vector:
-    return 1 / (1 + np.exp(-x))
 
 
 class Reference:

@@ -23,6 +23,7 @@ from fusetk.models.transformer import (
 from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.packed_layout import PackedLayout
 from fusetk.nn.positions import Learned, Sinusoidal, sinusoids
+from tests.helpers.equations import layer_norm, softmax
 
 
 def config(**options: Any) -> TransformerConfig:
@@ -214,15 +215,6 @@ def test_only_learned_positions_have_a_longest_sentence() -> None:
     assert Learned(6, 4)(2, 2).shape == (2, 6)
     with pytest.raises(ValueError, match="max_positions"):
         Learned(6, 4)(2, 3)
-
-
-def layer_norm(x: Any) -> Any:
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-
-
-def softmax(x: Any) -> Any:
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def weights(module: torch.nn.Module) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from fusetk.errors import ConfigError
 from fusetk.models.attend import ATTENDS, OutputSource, build_attended_sources
 from fusetk.models.seq2seq import Memory
 from tests.contracts.systems import build
+from tests.helpers.equations import layer_norm
 
 D, HISTORY, LAYERS = 6, 4, 3  # width, encoder layers with the embedding, decoder layers
 
@@ -36,9 +37,7 @@ def test_each_decoder_layer_attends_to_its_own_mean() -> None:
     w = attend.weight.detach().numpy()
     weights = np.exp(w) / np.exp(w).sum(0)
     layers = [layer.numpy() for layer in memory().history]
-    normed = [
-        (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) for x in layers
-    ]
+    normed = [layer_norm(x) for x in layers]
     assert attend.widths == [D] * LAYERS and attend.weight.numel() == HISTORY * LAYERS
     for j in range(LAYERS):
         assert attend.sources_of(j) == slice(j, j + 1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.models import MODELS
 from fusetk.models.transformer import Transformer, TransformerConfig
+from tests.helpers.equations import layer_norm, softmax
 
 WIDTH, HEADS, LAYERS = 8, 2, 3
 
@@ -47,9 +48,8 @@ def equation(model: Transformer, x: np.ndarray, norm: str) -> np.ndarray:
     config = model.config.encoder.residual
     p = {name: value.detach().numpy() for name, value in model.encoder.named_parameters()}
 
-    def layer_norm(name: str, x: np.ndarray) -> np.ndarray:
-        normed = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-        return normed * p[f"{name}.norm.weight"] + p[f"{name}.norm.bias"]
+    def normed(name: str, x: np.ndarray) -> np.ndarray:
+        return layer_norm(x) * p[f"{name}.norm.weight"] + p[f"{name}.norm.bias"]
 
     def linear(name: str, x: np.ndarray) -> np.ndarray:
         return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
@@ -68,8 +68,8 @@ def equation(model: Transformer, x: np.ndarray, norm: str) -> np.ndarray:
             contexts = []
             for head in range(HEADS):
                 part = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
-                scores = np.exp(q[:, part] @ k[:, part].T / np.sqrt(WIDTH // HEADS))
-                contexts.append(scores / scores.sum(-1, keepdims=True) @ v[:, part])
+                scores = q[:, part] @ k[:, part].T / np.sqrt(WIDTH // HEADS)
+                contexts.append(softmax(scores) @ v[:, part])
             return linear(f"{at}.attention.out", np.concatenate(contexts, -1))
 
         def feed_forward(x: np.ndarray, at: str = at) -> np.ndarray:
@@ -78,9 +78,9 @@ def equation(model: Transformer, x: np.ndarray, norm: str) -> np.ndarray:
         for name, f in (("attention", attention), ("ffn", feed_forward)):
             residual = f"{at}.{name}_residual"
             if norm == "pre":
-                x = x + f(layer_norm(residual, x))
+                x = x + f(normed(residual, x))
             else:
-                x = layer_norm(residual, x + f(x))
+                x = normed(residual, x + f(x))
     return x
 
 

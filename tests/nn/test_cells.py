@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fusetk.nn.cells import Cell, InputCell, Transition
+from tests.helpers.equations import sigmoid
 
 KINDS = ["gru", "lau", "l-gru", "t-gru"]
 
@@ -23,10 +24,6 @@ def one_step(
     module: Cell, x: torch.Tensor | None, h: torch.Tensor, factors: torch.Tensor | None = None
 ) -> torch.Tensor:
     return module(None if x is None else x @ module.input, h @ module.state, h, factors)
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
 
 
 def normed(x: np.ndarray, gain: np.ndarray, shift: np.ndarray) -> np.ndarray:
