@@ -9,7 +9,6 @@ import torch
 from fusetk import trace
 from fusetk.models.coordinated import Coordinated, CoordinatedConfig
 from fusetk.models.residual.plain import PlainResidual
-from fusetk.models.transformer import Transformer, TransformerConfig
 from fusetk.nn.positions import sinusoids
 from tests.helpers.equations import layer_norm, softmax
 
@@ -17,25 +16,12 @@ SRC, TGT = [4, 7, 5, 3], [2, 6, 9, 5, 8]
 WIDTH, HEADS = 8, 2
 
 
-def make(kind: str = "coordinated", **options: Any) -> Any:
+def make(**options: Any) -> Any:
     """Build three layers in float64, with noise added to every initial weight."""
-    depth: dict[str, Any] = (
-        {"stack": {"layers": 3}}
-        if kind == "coordinated"
-        else {side: {"layers": 2} for side in ("encoder", "decoder")}
-    )
-    for key in depth:
-        depth[key] = {**depth[key], **options.pop(key, {})}
-    Config, Model = (
-        (CoordinatedConfig, Coordinated)
-        if kind == "coordinated"
-        else (TransformerConfig, Transformer)
-    )
-    config = Config.model_validate(
-        {"kind": kind, "width": WIDTH, "heads": HEADS, "ffn": 12, **depth, **options}
-    )
+    sizes = {"width": WIDTH, "heads": HEADS, "ffn": 12, "stack": {"layers": 3}}
+    config = CoordinatedConfig.model_validate({**sizes, **options})
     torch.manual_seed(1)
-    model: Any = Model(config, 13, 11).double().eval()
+    model: Any = Coordinated(config, 13, 11).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -300,54 +286,3 @@ def test_every_residual_connection_is_initialised(
 def test_own_cross_weights_need_two_sublayers() -> None:
     with pytest.raises(ValueError, match="no effect with mixed_attention: true"):
         make(cross_weights="own")
-
-
-# Options of the Transformer
-
-
-def test_layerwise_attention_reads_the_encoder_layer_of_the_same_height() -> None:
-    """Only the highest decoder layer reads the output of the highest encoder layer."""
-    model, ids = make("transformer", decoder={"attend": "layerwise"}), torch.tensor([SRC])
-    layers: list[Any] = [layer.cross for layer in model.decoder.layers]
-    sources_read: list[Any] = []
-    for cross in layers:
-        cross.keys_values = lambda sources, original=cross.keys_values: (
-            sources_read.append(sources),
-            original(sources),
-        )[1]
-    memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
-    model.start(memory)
-    assert [len(sources) for sources in sources_read] == [1, 1]
-    assert torch.equal(sources_read[0][0], memory.history[1])
-    assert torch.equal(sources_read[1][0], memory.history[2])
-
-
-def test_layerwise_attention_needs_stacks_of_one_depth() -> None:
-    for layers in (1, 3):
-        message = f"as many encoder layers as decoder layers, but there are 2 and {layers}"
-        with pytest.raises(ValueError, match=message):
-            make("transformer", decoder={"attend": "layerwise", "layers": layers})
-    summed = {"connect": {"kind": "dense", "growth": 4, "summary_every": 1}}
-    with pytest.raises(ValueError, match="hide some of them"):
-        make("transformer", encoder=summed, decoder={"attend": "layerwise"})
-
-
-@pytest.mark.parametrize(("kind", "gates"), [("scalar", 1), ("vector", WIDTH)])
-def test_a_context_gate_weighs_source_against_target(kind: str, gates: int) -> None:
-    gate = make("transformer", context_gate=kind).decoder.layers[0].gate
-    t, s = np.random.default_rng(1).normal(size=(2, 5, WIDTH))
-    weight, bias = gate.map.weight.detach().numpy(), gate.map.bias.detach().numpy()
-    assert weight.shape == (gates, 2 * WIDTH)
-    g = 1 / (1 + np.exp(-(t @ weight[:, :WIDTH].T + s @ weight[:, WIDTH:].T + bias)))
-    gated = gate(torch.tensor(t), torch.tensor(s)).detach().numpy()
-    np.testing.assert_allclose(gated, (1 - g) * t + g * s, rtol=1e-12)
-
-
-def test_an_open_context_gate_is_the_plain_transformer() -> None:
-    gated, plain = make("transformer", context_gate="scalar"), make("transformer")
-    plain.load_state_dict(
-        {name: value for name, value in gated.state_dict().items() if ".gate." not in name}
-    )
-    for layer in gated.decoder.layers:
-        torch.nn.init.constant_(layer.gate.map.bias, 1e3)
-    np.testing.assert_allclose(logits(gated), logits(plain), rtol=1e-9)

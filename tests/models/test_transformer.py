@@ -1,4 +1,4 @@
-"""The Transformer: parameter counts of papers, equations in NumPy float64, refused sizes."""
+"""The Transformer: parameter counts of papers, equations in NumPy float64, options, errors."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from fusetk.errors import ConfigError
 from fusetk.models.block_model import TransformerEmbedding
 from fusetk.models.stack import Layer
 from fusetk.models.transformer import (
-    ContextGate,
     Transformer,
     TransformerConfig,
     TransformerDecoderLayer,
@@ -23,7 +22,7 @@ from fusetk.models.transformer import (
 from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.packed_layout import PackedLayout
 from fusetk.nn.positions import Learned, Sinusoidal, sinusoids
-from tests.helpers.equations import layer_norm, softmax
+from tests.helpers.equations import layer_norm, sigmoid, softmax
 
 
 def config(**options: Any) -> TransformerConfig:
@@ -352,8 +351,53 @@ def test_tensor2tensor_treats_queries_keys_and_values_as_three_matrices(
     assert not layer.attention.project.bias.any()
 
 
-def test_the_context_gate_weights_the_source_by_g() -> None:
-    gate = ContextGate(5, 5)
-    target, source = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
-    g = torch.sigmoid(gate.map(torch.cat((target, source), -1)))
-    torch.testing.assert_close(gate(target, source), (1 - g) * target + g * source)
+@pytest.mark.parametrize(("kind", "gates"), [("scalar", 1), ("vector", 8)])
+def test_a_context_gate_weighs_source_against_target(kind: str, gates: int) -> None:
+    model: Any = Transformer(config(context_gate=kind), 13, 11).double()
+    gate = model.decoder.layers[0].gate
+    nn.init.normal_(gate.map.bias)
+    t, s = np.random.default_rng(1).normal(size=(2, 5, 8))
+    w = weights(gate.map)
+    assert w["weight"].shape == (gates, 2 * 8)
+    g = sigmoid(t @ w["weight"][:, :8].T + s @ w["weight"][:, 8:].T + w["bias"])
+    gated = gate(torch.tensor(t), torch.tensor(s)).detach().numpy()
+    np.testing.assert_allclose(gated, (1 - g) * t + g * s, rtol=1e-12)
+
+
+def test_an_open_context_gate_is_the_plain_transformer() -> None:
+    gated: Any = Transformer(config(context_gate="scalar"), 13, 11).eval()
+    plain = Transformer(config(), 13, 11).eval()
+    plain.load_state_dict(
+        {name: value for name, value in gated.state_dict().items() if ".gate." not in name}
+    )
+    for layer in gated.decoder.layers:
+        nn.init.constant_(layer.gate.map.bias, 1e3)
+    src, tgt = torch.tensor([[4, 7, 5, 3]]), torch.tensor([[2, 6, 9]])
+    torch.testing.assert_close(gated(src, src > 0, tgt), plain(src, src > 0, tgt))
+
+
+def test_layerwise_attention_reads_the_encoder_layer_of_the_same_height() -> None:
+    """Only the highest decoder layer reads the output of the highest encoder layer."""
+    model: Any = Transformer(config(decoder={"layers": 2, "attend": "layerwise"}), 13, 11).eval()
+    sources_read: list[Any] = []
+    for layer in model.decoder.layers:
+        layer.cross.keys_values = lambda sources, original=layer.cross.keys_values: (
+            sources_read.append(sources),
+            original(sources),
+        )[1]
+    src = torch.tensor([[4, 7, 5, 3]])
+    memory = model.encode(src, src > 0)
+    model.start(memory)
+    assert [len(sources) for sources in sources_read] == [1, 1]
+    assert torch.equal(sources_read[0][0], memory.history[1])
+    assert torch.equal(sources_read[1][0], memory.history[2])
+
+
+def test_layerwise_attention_needs_stacks_of_one_depth() -> None:
+    for layers in (1, 3):
+        message = f"as many encoder layers as decoder layers, but there are 2 and {layers}"
+        with pytest.raises(ValueError, match=message):
+            config(decoder={"layers": layers, "attend": "layerwise"})
+    encoder = {"layers": 2, "connect": {"kind": "dense", "growth": 4, "summary_every": 1}}
+    with pytest.raises(ValueError, match="hide some of them"):
+        config(encoder=encoder, decoder={"layers": 2, "attend": "layerwise"})
