@@ -234,9 +234,9 @@ def test_initial_weights_are_those_of_the_paper(biases: bool) -> None:
             "only the first state of the decoder would depend",
         ),
         ({"heads": 3}, "not a multiple of heads 3"),
-        ({"encoder": {"cell": "t-gru"}}, "gru"),
-        ({"decoder": {"fuse": {"kind": "tree", "leaves": 8}}}, "leaves"),
-        ({"encoder": {"connect": "dense"}}, "connect"),
+        ({"encoder": {"cell": "t-gru"}}, "Input should be 'gru', 'lau' or 'l-gru'"),
+        ({"decoder": {"fuse": {"kind": "tree", "leaves": 8}}}, "fuse: tree has 8 leaves, and this"),
+        ({"encoder": {"connect": "dense"}}, r"encoder\.connect\n  Extra inputs are not permitted"),
         (
             {
                 "linear_bias": False,
@@ -262,5 +262,8 @@ def test_a_single_linear_map_can_be_without_bias(cell: str) -> None:
 def test_heads_must_divide_the_width_that_is_attended_to() -> None:
     with pytest.raises(ConfigError, match="not a multiple of heads 16"):
         make(heads=16, embedding=6, decoder={"attend": "dense-concat"})
+
+
+def test_one_matrix_for_both_sides_needs_one_vocabulary() -> None:
     with pytest.raises(ConfigError, match="one vocabulary"):
         make(tie="all")

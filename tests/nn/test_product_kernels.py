@@ -189,7 +189,7 @@ def test_torch_computes_sums_with_factors_or_a_matrix(calls):
 
 @pytest.mark.parametrize(("a", "b"), [((100, 50), (40, 50)), ((100, 50), (50,))])
 def test_wrong_shapes_are_errors(a, b, calls):
-    with pytest.raises(RuntimeError, match=r"size|2"):
+    with pytest.raises(RuntimeError, match="mat2"):
         torch.mm(torch.ones(a), torch.ones(b))
     assert not calls
 
