@@ -23,6 +23,7 @@ from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.packed_layout import PackedLayout
 from fusetk.nn.positions import Learned, Sinusoidal, sinusoids
 from tests.helpers.equations import layer_norm, sigmoid, softmax
+from tests.helpers.threads import torch_threads
 
 
 def config(**options: Any) -> TransformerConfig:
@@ -190,16 +191,12 @@ def test_gradients_of_learned_positions_do_not_depend_on_the_order_of_threads() 
     ids = torch.randint(4, 20, (sentences, length))
     layout = PackedLayout.of(torch.arange(sentences * length), ids.shape)
     weights = torch.randn(1, sentences * length, size)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        gradients = []
+    gradients = []
+    with torch_threads(2):
         for _ in range(40):
             embedding.zero_grad()
             (embedding(ids, layout=layout) * weights).sum().backward()
             gradients.append([parameter.grad for parameter in embedding.parameters()])
-    finally:
-        torch.set_num_threads(before)
     for others in gradients[1:]:
         assert all(map(torch.equal, gradients[0], others))
 

@@ -9,9 +9,12 @@ from torch import Tensor
 from fusetk.nn.conv import GatedConvolution
 from fusetk.nn.fused import convolution as fused_convolution
 
-pytestmark = pytest.mark.skipif(
-    not fused_convolution.usable(torch.ones(1)), reason="there are no compiled kernels"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not fused_convolution.usable(torch.ones(1)), reason="there are no compiled kernels"
+    ),
+    pytest.mark.usefixtures("two_threads"),  # they share more than 8192 numbers
+]
 WIDTH, OUT = 19, 11
 
 
@@ -28,7 +31,7 @@ def values_and_gradients(conv: GatedConvolution, x: Tensor, *arguments: object) 
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("length", [1, 2, 250])
 @pytest.mark.parametrize("kernel, before", [(1, 0), (2, 0), (3, 1), (3, 2), (5, 4)])
 def test_a_convolution_equals_that_of_float64(
     kernel: int, before: int, length: int, rate: float
@@ -123,7 +126,7 @@ def plain_attention(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) ->
     return torch.einsum("bnqs, bnse -> bqe", weights, values)
 
 
-@pytest.mark.parametrize("queries", [0, 1, 7, 70])  # the kernel computes 64 queries at a time
+@pytest.mark.parametrize("queries", [0, 1, 7, 90])  # the kernel computes 64 queries at a time
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_to_some_of_the_sources(queries: int, dtype: torch.dtype) -> None:
     torch.manual_seed(1)

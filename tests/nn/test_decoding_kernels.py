@@ -16,6 +16,7 @@ from fusetk.nn.fused import build
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import Bf16Linear, KernelLinear, linear_part
 from fusetk.nn.int8 import Int8KernelLinear, Int8Linear, ScreenedLinear, integer_product
+from tests.helpers.threads import torch_threads
 
 pytestmark = pytest.mark.skipif(
     build.library("decoding") is None, reason="there is no C++ compiler"
@@ -497,20 +498,17 @@ def test_nan_is_not_lost(place):
 def test_threads_give_the_same_bits():
     logits = torch.randn(40, 500)
     x, blocked = torch.randn(70, 32), fused_decoding.to_blocks(torch.randn(200, 32))
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
+    forbidden = torch.tensor([0])
+    results = []
+    for threads in (1, 2):
+        with torch_threads(threads):
             results.append(
-                fused_decoding.best_tokens(logits.clone(), None, torch.tensor([0]), None, 5)
+                [
+                    *fused_decoding.best_tokens(logits.clone(), None, forbidden, None, 5),
+                    fused_decoding.product(x, blocked),
+                    *fused_decoding.best_tokens_of_map(x, blocked, None, forbidden, None, 5),
+                ]
             )
-            results[-1] += (fused_decoding.product(x, blocked),)
-            results[-1] += fused_decoding.best_tokens_of_map(
-                x, blocked, None, torch.tensor([0]), None, 5
-            )
-    finally:
-        torch.set_num_threads(before)
     assert all(map(torch.equal, *results))
 
 

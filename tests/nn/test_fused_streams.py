@@ -12,9 +12,12 @@ from fusetk.nn.combine import add_weighted_sums, weighted_sums
 from fusetk.nn.feature_buffer import FeatureBuffer
 from fusetk.nn.fused import streams as fused_streams
 
-pytestmark = pytest.mark.skipif(
-    not fused_streams.usable(torch.ones(1)), reason="there are no compiled kernels"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not fused_streams.usable(torch.ones(1)), reason="there are no compiled kernels"
+    ),
+    pytest.mark.usefixtures("two_threads"),  # they share more than 64 positions
+]
 D = 37
 
 
@@ -37,6 +40,10 @@ def assert_equal(
         torch.testing.assert_close(got, right.float(), rtol=1e-4, atol=1e-4)
 
 
+def plain_sums(weights: Tensor, x: Tensor, write: Tensor, y: Tensor) -> Tensor:
+    return weights @ x + write.unsqueeze(-1) * y.unsqueeze(-2)
+
+
 @pytest.mark.parametrize("leading", [(70,), (2, 40), (1, 0), (3,)])
 @pytest.mark.parametrize("same", [False, True], ids=["by position", "same"])
 def test_weighted_sums(leading: tuple[int, ...], same: bool) -> None:
@@ -45,22 +52,14 @@ def test_weighted_sums(leading: tuple[int, ...], same: bool) -> None:
     x, y = normal(*leading, 4, D), normal(*leading, D)
     weights, write = normal(*before, 3, 4), normal(*before, 3)
     assert_equal(fused_streams.weighted_sums, torch.matmul, weights, x)
-    assert_equal(
-        fused_streams.weighted_sums,
-        lambda weights, x, write, y: weights @ x + write.unsqueeze(-1) * y.unsqueeze(-2),
-        *(weights, x, write, y),
-    )
+    assert_equal(fused_streams.weighted_sums, plain_sums, weights, x, write, y)
 
 
 @pytest.mark.parametrize("shape", [(2, 1, D), (2, 5, 1)])
 def test_an_output_of_another_shape_is_broadcast(shape: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     x, y, weights, write = normal(2, 5, 4, D), normal(*shape), normal(3, 4), normal(3)
-    assert_equal(
-        add_weighted_sums,
-        lambda weights, x, write, y: weights @ x + write.unsqueeze(-1) * y.unsqueeze(-2),
-        *(weights, x, write, y),
-    )
+    assert_equal(add_weighted_sums, plain_sums, weights, x, write, y)
 
 
 @pytest.mark.parametrize("columns", [3, 5])
@@ -76,11 +75,8 @@ def test_another_number_of_weights_than_of_layers_is_an_error(columns: int) -> N
 
 def test_one_weight_of_the_output_is_broadcast() -> None:
     torch.manual_seed(1)
-    assert_equal(
-        add_weighted_sums,
-        lambda weights, x, write, y: weights @ x + write.unsqueeze(-1) * y.unsqueeze(-2),
-        *(normal(3, 4), normal(2, 5, 4, D), normal(1), normal(2, 5, D)),
-    )
+    inputs = normal(3, 4), normal(2, 5, 4, D), normal(1), normal(2, 5, D)
+    assert_equal(add_weighted_sums, plain_sums, *inputs)
 
 
 def test_sources_of_different_shapes_are_broadcast() -> None:

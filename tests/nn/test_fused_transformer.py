@@ -22,6 +22,7 @@ fused = pytest.mark.skipif(
     not fused_transformer.usable(torch.zeros(1)), reason="there is no C++ compiler"
 )
 DROPOUT_MASKS = [None, DropoutMask(12345, 13_107)]
+pytestmark = pytest.mark.usefixtures("two_threads")  # they share more than 8192 numbers
 
 
 def dropped(x: torch.Tensor, dropout_mask: DropoutMask | None) -> torch.Tensor:
@@ -41,10 +42,11 @@ def compare(results, tensors, tolerance=1e-5) -> None:
 
 
 @fused
+@pytest.mark.parametrize("leading", [(2, 5), (400,)], ids=["few rows", "many rows"])
 @pytest.mark.parametrize("normalised", [True, False])
 @pytest.mark.parametrize("dropout_mask", DROPOUT_MASKS)
-def test_residual_sum(dropout_mask, normalised) -> None:
-    x, y = (torch.randn(2, 5, 22, requires_grad=True) for _ in range(2))
+def test_residual_sum(dropout_mask, normalised, leading) -> None:
+    x, y = (torch.randn(*leading, 22, requires_grad=True) for _ in range(2))
     norm = nn.LayerNorm(22) if normalised else None
     expected = x + dropped(y, dropout_mask)
     tensors = [x, y]
@@ -57,7 +59,7 @@ def test_residual_sum(dropout_mask, normalised) -> None:
 
 
 @fused
-@pytest.mark.parametrize("leading", [(3, 7), ()], ids=["positions", "one vector"])
+@pytest.mark.parametrize("leading", [(3, 7), (), (500,)], ids=["few rows", "vector", "many rows"])
 @pytest.mark.parametrize("dropout_mask", DROPOUT_MASKS)
 def test_feed_forward(dropout_mask, leading) -> None:
     x = torch.randn(*leading, 10, requires_grad=True)

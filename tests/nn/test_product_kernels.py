@@ -11,6 +11,7 @@ from fusetk.nn.fused import products
 from fusetk.nn.fused.products import available
 from fusetk.nn.output import OutputProjection
 from fusetk.training.loss import loss
+from tests.helpers.threads import torch_threads
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no C++ compiler")
 
@@ -80,11 +81,9 @@ def test_products_with_transposed_factors(rows, columns, count, dtype):
 def test_results_do_not_depend_on_the_number_of_threads(dtype, by_columns):
     a, b = matrix(300, 1500, by_columns, dtype), torch.randn(1500, 100).to(dtype)
     results = []
-    threads = torch.get_num_threads()
     for number in (1, 2, 3):
-        torch.set_num_threads(number)
-        results.append(products.matmul(a, b))
-    torch.set_num_threads(threads)
+        with torch_threads(number):
+            results.append(products.matmul(a, b))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 

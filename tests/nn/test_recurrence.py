@@ -25,6 +25,7 @@ from fusetk.nn.fused import build
 from fusetk.nn.fused.recurrence_buffers import ForwardBuffers
 from fusetk.nn.recurrence import DecoderAttention, RecurrenceOutput, run_recurrence
 from fusetk.nn.step_layout import StepLayout
+from tests.helpers.threads import torch_threads
 
 LENGTHS = torch.tensor([5, 1, 7, 7, 3])
 WIDTH, READ, CONTEXT, SOURCE = 16, 6, 24, 3
@@ -198,16 +199,24 @@ def transitions(case: Case) -> list[Transition]:
 
 
 @fused
+@pytest.mark.usefixtures("two_threads")
 def test_many_rows_are_shared_between_threads() -> None:
-    """Equal rows give equal results, alone in one thread and among many in several threads."""
+    """Equal rows give equal results and gradients, alone in one thread and among many in two."""
     torch.manual_seed(2)
     first = randomised(Transition("l-gru", 1, READ, 64))
     x, h = torch.randn(1, 2, READ), torch.randn(1, 2, 64)
-    alone = run_recurrence(first, x @ first.input_weight, h, [2], Dropout(0.0)).states
-    many_x = x.repeat(1, 300, 1) @ first.input_weight
-    many = run_recurrence(first, many_x, h.repeat(1, 300, 1), [600], Dropout(0.0)).states
+
+    def run(copies: int) -> tuple[list[Tensor], list[Tensor]]:
+        many_x = x.repeat(1, copies, 1) @ first.input_weight
+        many_h = h.repeat(1, copies, 1)
+        states = run_recurrence(first, many_x, many_h, [2 * copies], Dropout(0.0)).states
+        mean = states[-1].sum() / copies
+        return list(states), list(torch.autograd.grad(mean, list(first.parameters())))
+
+    (alone, grads), (many, many_grads) = run(1), run(300)
     for a, b in zip(alone, many, strict=True):
         close(b.view(300, 2, 64), a.expand(300, 2, 64), 3e-6)
+    close_all(many_grads, grads, 1e-5)
 
 
 @fused
@@ -571,11 +580,9 @@ def test_without_a_home_kernels_are_temporary_files(home, tmp_path, monkeypatch)
 
 @fused
 @pytest.mark.parametrize("threads", [1, 2])
-def test_threads(threads: int, monkeypatch) -> None:
-    """With enough rows for several threads, each run gives the same bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+def test_each_run_with_some_threads_gives_the_same_bits(threads: int, monkeypatch) -> None:
+    """The attention has enough rows and features for several threads."""
+    with torch_threads(threads):
         case = Case("l-gru", attention=True, width=512)
         output, grads = case.run(0.1, torch.float32)
         second, second_grads = case.run(0.1, torch.float32)
@@ -584,8 +591,6 @@ def test_threads(threads: int, monkeypatch) -> None:
         monkeypatch.setattr(recurrence.fused_recurrence, "usable", lambda *_: False)
         expected, expected_grads = case.run(0.1, torch.float32)
         close_all([*output.states, *grads], [*expected.states, *expected_grads], 1e-3)
-    finally:
-        torch.set_num_threads(before)
 
 
 @fused
