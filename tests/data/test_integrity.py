@@ -30,7 +30,7 @@ from fusetk.training.validation import Validator
 
 @pytest.fixture
 def recipe(toy: Path, tmp_path: Path) -> Recipe:
-    """The toy task with BPE, in a folder that may be spoilt."""
+    """The toy task with BPE, in a folder that the test may change."""
     made = load(toy, [f"data.folder={tmp_path / 'prepared'}", "data.bpe={merges: 30}"])
     prepare(made.data)
     return made
@@ -48,7 +48,7 @@ def edit(recipe: Recipe, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Other content, and the time of the change as it was."""
+    """Write other content, but keep the time of the last change."""
     stat = path.stat()
     path.write_bytes(content)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -68,7 +68,7 @@ def refused(recipe: Recipe, run: Path, said: str) -> None:
     "name",
     ["text/vocab.de", "text/vocab.en", "text/bpe.codes", "text/pipeline.json", "valid.en.txt"],
 )
-def test_text_files_of_another_folder(recipe: Recipe, tmp_path: Path, name: str) -> None:
+def test_changed_text_files_are_refused(recipe: Recipe, tmp_path: Path, name: str) -> None:
     path = folder(recipe) / name
     lines = path.read_bytes().split(b"\n")
     replace(path, b"\n".join([*lines[:2], lines[3], lines[2], *lines[4:]]))  # as many bytes
@@ -91,7 +91,7 @@ def test_text_files_of_another_folder(recipe: Recipe, tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("name", ["train.de.ids", "train.en.offsets", "valid.de.ids"])
 @pytest.mark.parametrize("more", [-2, 8])
-def test_corpora_that_are_cut_or_longer(
+def test_corpora_of_another_size_are_refused(
     recipe: Recipe, tmp_path: Path, name: str, more: int
 ) -> None:
     path = folder(recipe) / name
@@ -109,7 +109,7 @@ def test_corpora_that_are_cut_or_longer(
 
 
 @pytest.mark.parametrize(("place", "value"), [(0, 1), (-1, 7), (5, 10**6), (5, -3)])
-def test_an_index_that_does_not_fit_the_ids(
+def test_an_index_that_does_not_fit_the_ids_is_refused(
     recipe: Recipe, tmp_path: Path, place: int, value: int
 ) -> None:
     path = folder(recipe) / "train.de.offsets"
@@ -127,7 +127,7 @@ def test_an_index_that_does_not_fit_the_ids(
         Corpus.open(folder(recipe), "train")
 
 
-def test_sides_of_unequal_numbers_of_sentences(recipe: Recipe) -> None:
+def test_sides_of_unequal_numbers_of_sentences_are_refused(recipe: Recipe) -> None:
     edit(
         recipe,
         lambda data: data["splits"]["train"].update(
@@ -167,8 +167,10 @@ def test_large_files_are_known_by_pieces(
             integrity.check_files(folder(recipe), data)
 
 
-def test_a_corpus_replaced_under_a_resumed_run(recipe: Recipe, tmp_path: Path) -> None:
-    """The manifest, and so the fingerprint, is as it was; sizes and times are, too."""
+def test_a_corpus_that_was_replaced_is_refused_by_a_resumed_run(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    """The manifest, and so the fingerprint, is unchanged. So are the sizes and times of files."""
     train_module.train(recipe, tmp_path / "run", "cpu", quiet=True)
     path = folder(recipe) / "train.en.ids"
     content = path.read_bytes()
@@ -183,7 +185,7 @@ def test_a_corpus_replaced_under_a_resumed_run(recipe: Recipe, tmp_path: Path) -
     train_module.train(more, tmp_path / "run", "cpu", quiet=True)
 
 
-def test_a_folder_that_was_copied_is_as_good(recipe: Recipe, tmp_path: Path) -> None:
+def test_training_accepts_a_copied_folder(recipe: Recipe, tmp_path: Path) -> None:
     shutil.copytree(folder(recipe), tmp_path / "copy", copy_function=shutil.copyfile)
     there = recipe.model_copy(
         update={"data": recipe.data.model_copy(update={"folder": str(tmp_path / "copy")})}
@@ -194,7 +196,7 @@ def test_a_folder_that_was_copied_is_as_good(recipe: Recipe, tmp_path: Path) -> 
 # Ids ---------------------------------------------------------------------------------------------
 
 
-def test_the_largest_id_is_noted(recipe: Recipe) -> None:
+def test_the_largest_id_is_recorded(recipe: Recipe) -> None:
     data = manifest.read(folder(recipe))
     for split in ("train", "valid"):
         corpus = Corpus.open(folder(recipe), split)
@@ -203,7 +205,7 @@ def test_the_largest_id_is_noted(recipe: Recipe) -> None:
             assert sentences.entries == data["vocabulary"][side]
 
 
-def test_a_vocabulary_of_another_size(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_vocabulary_of_another_size_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     size = len(Pipeline.load(folder(recipe) / "text").source_vocab)
     edit(recipe, lambda data: data["vocabulary"].update(source=size + 3))
     refused(
@@ -213,7 +215,7 @@ def test_a_vocabulary_of_another_size(recipe: Recipe, tmp_path: Path) -> None:
     )
 
 
-def test_ids_that_the_vocabulary_has_not(recipe: Recipe, tmp_path: Path) -> None:
+def test_ids_that_the_vocabulary_does_not_have_are_refused(recipe: Recipe, tmp_path: Path) -> None:
     path = folder(recipe) / "train.de.ids"
     ids = np.frombuffer(path.read_bytes(), "<u2").copy()
     ids[100] = 999
@@ -233,7 +235,7 @@ def test_ids_that_the_vocabulary_has_not(recipe: Recipe, tmp_path: Path) -> None
 
 
 def test_a_batch_with_an_id_out_of_range_is_refused() -> None:
-    """Before it becomes an error of the device."""
+    """Otherwise, it becomes an error of the device."""
     ids, offsets = np.array([5, 8, EOS, 4, EOS], np.uint16), np.array([0, 3, 5])
     source, target = (Sentences(ids, offsets, entries, "train.de.ids") for entries in (8, 9))
     assert collate(Corpus(target, target), np.array([0, 1])).src.shape == (2, 3)
@@ -247,7 +249,7 @@ def test_a_batch_with_an_id_out_of_range_is_refused() -> None:
 # Sizes -------------------------------------------------------------------------------------------
 
 
-def test_an_empty_validation_set(recipe: Recipe) -> None:
+def test_an_empty_validation_set_is_refused(recipe: Recipe) -> None:
     data = manifest.read(folder(recipe))
     for side, language in (("source", "de"), ("target", "en")):
         data["splits"]["valid"][side].update(sentences=0, tokens_with_end=0)
@@ -266,7 +268,7 @@ def test_an_empty_validation_set(recipe: Recipe) -> None:
         )
 
 
-def test_a_batch_that_does_not_hold_the_longest_sentence(
+def test_a_batch_size_below_the_longest_sentence_is_refused(
     recipe: Recipe, toy: Path, tmp_path: Path
 ) -> None:
     longest = int(Corpus.open(folder(recipe), "train").target.lengths.max())
@@ -366,8 +368,8 @@ def test_a_run_keeps_its_prepared_text_and_says_that_the_raw_text_changed(
     assert f"{tmp_path / 'train.de'} changed since" in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_text_that_moved_or_is_not_here_is_no_change(moved: Recipe, tmp_path: Path) -> None:
-    """A prepared folder is all that training needs, on another machine, too."""
+def test_text_that_moved_or_is_missing_has_not_changed(moved: Recipe, tmp_path: Path) -> None:
+    """Training on another machine needs only the prepared folder."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for path in tmp_path.glob("*.??"):
@@ -429,18 +431,11 @@ def test_missing_codes_do_not_hide_changed_ones(moved: Recipe, tmp_path: Path) -
         first.unlink(missing_ok=True)
 
 
-def test_train_prepares_on_demand(moved: Recipe, tmp_path: Path, toy: Path) -> None:
-    overrides = [
-        f"data.train=[{tmp_path / 'train'}]",
-        f"data.valid=[{tmp_path / 'valid'}]",
-        f"data.folder={tmp_path / 'prepared'}",
-    ]
-    options = [
-        item
-        for override in [*overrides, "data.steps=[{step: lowercase}]"]
-        for item in ("--set", override)
-    ]
-    command = ["train", str(toy), "--run", str(tmp_path / "run"), "-d", "cpu", "-q", *options]
+def test_train_prepares_on_demand(moved: Recipe, tmp_path: Path) -> None:
+    config = tmp_path / "moved.yaml"
+    config.write_text(sections.dump(moved))
+    command = ["train", str(config), "--run", str(tmp_path / "run"), "-d", "cpu", "-q"]
+    command += ["--set", "data.steps=[{step: lowercase}]"]
     stopped = CliRunner().invoke(main, command)
     assert stopped.exit_code == 2 and "train with --prep" in stopped.output
     assert CliRunner().invoke(main, [*command, "--prep"], catch_exceptions=False).exit_code == 0

@@ -26,6 +26,7 @@ from fusetk.data import binarize, manifest, parallel, preprocess
 from fusetk.data import stages as build_module
 from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus, SentenceWriter, flat
+from fusetk.data.parallel import chunks
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import PreparedFolder, prepare
 from fusetk.data.steps.lowercase import Lowercase
@@ -103,7 +104,7 @@ def lines(path: Path) -> list[str]:
     return list(read_lines(path, bom=False))
 
 
-def test_what_comes_out(folder: Path) -> None:
+def test_prepared_text_ids_and_counts_agree(folder: Path) -> None:
     manifest = prepare(config(folder))
     out = folder / "out"
     pipeline = Pipeline.load(out / "text")
@@ -208,7 +209,7 @@ def test_jobs_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ]
     write(folder, "train", sentences(1, 200) + sentences(1, 50) + sentences(5, 100))
     for module in (preprocess, binarize):
-        monkeypatch.setattr(module, "chunks", lambda items, size: small_chunks(items, size, 1000))
+        monkeypatch.setattr(module, "chunks", lambda items, size: chunks(items, size, 1000))
     monkeypatch.setattr(parallel, "MIN_ITEMS", 0)
     results = []
     options = {"steps": steps, "valid": {"sample": 30}, "bpe": {"merges": 20, "joint": False}}
@@ -219,12 +220,6 @@ def test_jobs_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
             (contents(folder / str(jobs)), manifest.data["fingerprint"], manifest.splits)
         )
     assert results[0] == results[1]
-
-
-def small_chunks(items: Any, size: Any, limit: int) -> Any:
-    from fusetk.data.parallel import chunks
-
-    return chunks(items, size, limit)
 
 
 def test_a_dead_worker_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +274,7 @@ def test_a_sample_goes_to_validation(folder: Path) -> None:
         prepare(config(folder, valid={"sample": 301}))
 
 
-def test_truecase_is_learned_where_it_stands_and_undone(folder: Path) -> None:
+def test_truecase_is_learned_after_earlier_steps_and_undone(folder: Path) -> None:
     write(
         folder,
         "train",
@@ -347,7 +342,7 @@ def test_the_source_is_not_a_further_reference(folder: Path) -> None:
     assert config(folder, source="en1a", target="en1").target == "en1"
 
 
-def test_vocabularies(folder: Path) -> None:
+def test_vocabularies_have_the_size_or_the_threshold(folder: Path) -> None:
     joint = prepare(config(folder, bpe=None, vocabulary={"joint": True, "size": 30}))
     assert joint.data["vocabulary"]["source"] == joint.data["vocabulary"]["target"] == 30
     pipeline = Pipeline.load(folder / "out" / "text")
@@ -371,7 +366,7 @@ def test_again_with_another_ending_of_a_vocabulary(folder: Path) -> None:
     assert made("vocab.yml") == (["vocabulary", "ids.train", "ids.valid"], ["b", "a"])
 
 
-def test_pairs_of_too_many_subwords(folder: Path) -> None:
+def test_pairs_of_too_many_subwords_are_dropped(folder: Path) -> None:
     manifest = prepare(config(folder, bpe={"merges": 10, "max_subwords": 25}))
     train = manifest.splits["train"]
     corpus = Corpus.open(folder / "out", "train")
@@ -386,7 +381,7 @@ def test_pairs_of_too_many_subwords(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dropout", [0, 1])
-def test_all_pairs_of_too_many_subwords(folder: Path, dropout: float) -> None:
+def test_only_pairs_of_too_many_subwords_are_an_error(folder: Path, dropout: float) -> None:
     write(folder, "train", [("abc", "abc")] * 2)
     longest = 2 if dropout else 1  # merges join two of the three characters, dropout none
     subwords = {"merges": 1, "max_subwords": longest, "dropout": dropout}
@@ -501,7 +496,7 @@ def test_again_with_a_changed_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["binarize.learn_bpe", "os.replace"])
-def test_killed_and_run_again(folder: Path, place: str) -> None:
+def test_a_killed_prep_continues(folder: Path, place: str) -> None:
     chosen = config(folder)
     code = f"""
 import os, signal
@@ -556,7 +551,9 @@ prepare(DataConfig.model_validate_json({second.model_dump_json()!r}))
     assert contents(folder / "out") == contents(folder / "fresh")
 
 
-def test_killed_at_a_change_keeps_what_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prep_that_fails_keeps_the_old_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare(config(folder))
     before = contents(folder / "out")
     building = folder / "out" / build_module.BUILDING
@@ -640,7 +637,7 @@ def test_an_interruption_with_other_validation_text(
 # Refused -----------------------------------------------------------------------------------------
 
 
-def test_two_at_once(folder: Path) -> None:
+def test_a_second_prep_at_the_same_time_is_refused(folder: Path) -> None:
     prepare(config(folder))
     with open(folder / "out" / build_module.LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -698,14 +695,14 @@ def test_a_folder_that_cannot_be_written(
         (b"\n" * 304, r"all 304 training pairs were dropped \(304 empty\)"),
     ],
 )
-def test_bad_training_text(folder: Path, content: bytes, message: str) -> None:
+def test_bad_training_text_is_refused(folder: Path, content: bytes, message: str) -> None:
     (folder / "train.de").write_bytes(content)
     with pytest.raises(DataError, match=message):
         prepare(config(folder))
     assert not (folder / "out" / "manifest.json").exists()
 
 
-def test_bad_places(folder: Path) -> None:
+def test_wrong_names_and_steps_are_refused(folder: Path) -> None:
     with pytest.raises(
         DataError, match=r"neither .*trian\.de nor trian\.de\.gz exists; did you mean train\.de"
     ):
@@ -891,7 +888,7 @@ def test_only_the_target_of_a_test_text_may_be_blank(folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_no_permission(folder: Path) -> None:
+def test_a_folder_without_permission_is_an_error(folder: Path) -> None:
     (folder / "out").mkdir(mode=0o500)
     with pytest.raises(DataError, match="cannot be written: Permission denied"):
         prepare(config(folder))

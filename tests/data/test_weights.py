@@ -16,10 +16,12 @@ from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus
 from fusetk.data.corpus_weights import CorpusPart, WeightedSpan, find, sampling_spans
 from fusetk.data.parallel import chunks
+from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import prepare
 from fusetk.data.sampler import batches
 from fusetk.errors import ConfigError, DataError
 from fusetk.recipe import Recipe, load
+from fusetk.training.loop import Trainer
 from tests.helpers import forks
 
 PREFIXES = ["/texts/raw/news", "/texts/raw/web", "/texts/old/news", "/texts/raw/subtitles"]
@@ -64,7 +66,7 @@ def test_names_of_none_or_of_several_are_refused() -> None:
         find("eb", PREFIXES)
 
 
-def test_shares_are_stretches_and_none_where_all_weigh_one() -> None:
+def test_each_corpus_has_a_span_unless_all_weights_are_one() -> None:
     assert (
         sampling_spans(PARTS, None)
         == sampling_spans(PARTS, {})
@@ -87,7 +89,7 @@ def test_two_names_of_one_corpus_are_refused() -> None:
         sampling_spans(PARTS, {"web": 2, "raw/web": 1})
 
 
-def test_weights_that_leave_nothing_are_refused_with_the_numbers() -> None:
+def test_weights_that_leave_no_pair_are_refused_with_the_numbers() -> None:
     for weights in (
         {"raw/news": 0, "old/news": 0, "web": 0, "subtitles": 0},
         {"raw/news": 0, "old/news": 0, "web": 0},
@@ -102,27 +104,28 @@ SOURCE, TARGET = (np.random.default_rng(1).integers(1, 40, 3000).astype(np.int32
 SIZE = BatchConfig(size=300)
 
 
-def counted(given: list[WeightedSpan], seed: int = 1, epoch: int = 0) -> np.ndarray:
-    epoch_batches = list(batches(SOURCE, TARGET, SIZE, seed, epoch, given))
-    assert max(int(TARGET[one].sum()) for one in epoch_batches) <= SIZE.size
+def occurrences(spans: list[WeightedSpan], seed: int = 1, epoch: int = 0) -> np.ndarray:
+    """Return the number of occurrences of each pair in an epoch."""
+    epoch_batches = list(batches(SOURCE, TARGET, SIZE, seed, epoch, spans))
+    assert max(int(TARGET[pairs].sum()) for pairs in epoch_batches) <= SIZE.size
     return np.bincount(np.concatenate(epoch_batches), minlength=len(TARGET))
 
 
-def test_a_pair_comes_as_often_as_its_corpus_weighs() -> None:
+def test_the_weight_of_a_corpus_is_the_mean_number_of_occurrences() -> None:
     spans = [
         WeightedSpan(0, 1000, 2.75),
         WeightedSpan(1500, 2500, 0.5),
         WeightedSpan(2500, 3000, 1),
-    ]  # nothing of 1000 to 1500
-    first = counted(spans)
+    ]  # the pairs 1000 to 1499 have no span
+    first = occurrences(spans)
     assert set(first[:1000]) == {2, 3} and 700 < (first[:1000] == 3).sum() < 800
     assert not first[1000:1500].any()
     assert set(first[1500:2500]) == {0, 1} and 450 < first[1500:2500].sum() < 550
     assert set(first[2500:]) == {1}
-    assert np.array_equal(first, counted(spans))
-    for other in (counted(spans, epoch=1), counted(spans, seed=2)):
+    assert np.array_equal(first, occurrences(spans))
+    for other in (occurrences(spans, epoch=1), occurrences(spans, seed=2)):
         assert not np.array_equal(first, other) and set(other[:1000]) == {2, 3}
-    mean = np.mean([counted(spans, epoch=epoch)[:1000] for epoch in range(200)])
+    mean = np.mean([occurrences(spans, epoch=epoch)[:1000] for epoch in range(200)])
     assert mean == pytest.approx(2.75, abs=0.01)
 
 
@@ -146,7 +149,7 @@ def test_an_epoch_has_at_least_one_pair() -> None:
 
 
 def write(folder: Path, name: str, count: int, seed: int) -> str:
-    """A corpus whose source words all begin with its name."""
+    """Write a corpus whose words begin with its name, and return its prefix."""
     choose = random.Random(seed)
     lines = [
         [f"{name}{choose.choice('abcdefgh')}" for _ in range(choose.randint(0, 12))]
@@ -203,8 +206,6 @@ def test_pairs_of_each_corpus_are_counted(
     assert manifest.splits["train"]["corpora"] == [
         {"prefix": part.prefix, "pairs": part.pairs} for part in corpus.parts
     ]
-    from fusetk.data.pipeline import Pipeline
-
     vocabulary = Pipeline.load(tmp_path / "out" / "text").source_vocab
     firsts = [vocabulary.decode(ids)[0][0] for ids in corpus.source]
     assert firsts == [
@@ -213,7 +214,7 @@ def test_pairs_of_each_corpus_are_counted(
     assert 0 < corpus.parts[2].pairs < 150
 
 
-def test_a_corpus_that_is_named_once_more_is_read_once_more(tmp_path: Path) -> None:
+def test_a_corpus_that_is_named_twice_is_read_twice(tmp_path: Path) -> None:
     first = write(tmp_path, "x", 50, 1)
     values = {
         "source": "de",
@@ -247,9 +248,7 @@ def two(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def seen(recipe: Recipe, run: Path) -> list[np.ndarray]:
-    """The pairs of each update of a run."""
-    from fusetk.training.loop import Trainer
-
+    """Train, and return the pairs of each update."""
     updates: list[np.ndarray] = []
     plain = Trainer._update
     with pytest.MonkeyPatch.context() as patched:
@@ -265,8 +264,9 @@ def seen(recipe: Recipe, run: Path) -> list[np.ndarray]:
     return updates
 
 
-def test_two_prefixes_are_one_text(toy: Path, two: list[str], tmp_path: Path) -> None:
-    """Nothing but what is noted differs from the same text in one file: the run is the same."""
+def test_a_run_on_two_files_equals_that_on_one_file_with_the_same_text(
+    toy: Path, two: list[str], tmp_path: Path
+) -> None:
     train_module.train(load(toy), tmp_path / "one", "cpu", quiet=True)
     train_module.train(
         load(toy, [*two, "training.stages.0.weights={first: 1}"]),
@@ -319,7 +319,9 @@ def test_weighted_runs_resume_to_the_bit(toy: Path, two: list[str], tmp_path: Pa
         )
 
 
-def test_weighted_runs_of_two_processes_are_one(toy: Path, two: list[str], tmp_path: Path) -> None:
+def test_a_weighted_run_of_two_processes_equals_that_of_one(
+    toy: Path, two: list[str], tmp_path: Path
+) -> None:
     overrides = [*two, "training.stages.0.weights={first: 0.3, second: 1.7}", "model.dropout=0"]
     overrides += ["training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
     train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
