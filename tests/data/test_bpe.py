@@ -1,4 +1,4 @@
-"""Byte pair encoding gives what subword-nmt gives."""
+"""Byte pair encoding computes the same as subword-nmt."""
 
 import io
 import os
@@ -139,7 +139,7 @@ def test_both_ways_of_merging_agree() -> None:
             assert bpe.merge(word, merges, ranks) == bpe.merge_short(list(word), merges)
 
 
-def test_a_very_long_word() -> None:
+def test_a_very_long_word_is_split() -> None:
     codes = BPE(bpe.learn(counts_of(text(3)), 100))
     word = "".join(random.Random(1).choices("abcde", k=200_000))
     assert bpe.join(codes.line(word)) == word
@@ -149,7 +149,7 @@ def test_a_very_long_word() -> None:
     ("name", "language"),
     [("multi30k/val", "de"), ("multi30k/val", "en"), ("iwslt14_sample/valid", "de")],
 )
-def test_real_text(name: str, language: str) -> None:
+def test_real_text_is_split_as_subword_nmt_does(name: str, language: str) -> None:
     root = os.environ.get("FUSETK_TEST_DATA")
     if not root:
         pytest.skip("FUSETK_TEST_DATA does not name the folder of real text")
@@ -167,7 +167,7 @@ def test_spaces_around_a_line_remain_as_with_subword_nmt() -> None:
         assert bpe.with_margins(BPE(codes).line, line) == subword_nmt.process_line(line)
 
 
-def test_joined() -> None:
+def test_subwords_are_joined() -> None:
     assert bpe.join("a@@ b c@@ d@@ ") == "ab cd"
     assert bpe.join("a@@ b@@") == "ab"
     assert bpe.join("x@@y @@ z") == "x@@y z"
@@ -178,7 +178,7 @@ def test_text_without_pairs_gives_no_merges() -> None:
     assert bpe.learn({"a\r": 5, "xy": 3}, 10) == ["#version: 0.2", "x y</w>"]
 
 
-def test_malformed_files(tmp_path: Path) -> None:
+def test_malformed_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "codes"
     path.write_text("#version: 0.2\na b\na b c\n")
     with pytest.raises(DataError, match="codes, line 3: 'a b c' is not a merge of two symbols"):

@@ -145,7 +145,7 @@ def test_the_cache_changes_nothing(p: float, monkeypatch: pytest.MonkeyPatch) ->
     assert all(result == results[0] for result in results)
 
 
-def test_a_very_long_word() -> None:
+def test_a_very_long_word_is_split() -> None:
     codes = codes_of("abcd")
     word = "".join(random.Random(1).choices("abcd", k=20_000))
     split = DropoutBPE(codes, 0.1)
@@ -366,7 +366,7 @@ def test_a_damaged_segmentation_is_an_error(folder: Path) -> None:
         ({"segmentations": 0}, "greater than or equal to 1"),
     ],
 )
-def test_wrong_settings(folder: Path, keys: dict[str, Any], error: str) -> None:
+def test_wrong_settings_are_refused(folder: Path, keys: dict[str, Any], error: str) -> None:
     with pytest.raises(ValidationError, match=error):
         prepared(folder, "out", **keys)
 

@@ -16,7 +16,9 @@ from fusetk.data.text import count_tokens
         *[((2, 5), "length ratio"), ((5, 2), "length ratio"), ((7, 6), "too long")],
     ],
 )
-def test_reasons(lengths: tuple[int, int], reason: str) -> None:
+def test_the_lengths_determine_the_reason_to_drop_a_pair(
+    lengths: tuple[int, int], reason: str
+) -> None:
     step = Filter(step="filter", min_length=2, max_length=6, max_ratio=2)
     assert step.length_reason(*lengths) == reason
     assert step.drop_reason(*("a " * length for length in lengths)) == reason

@@ -24,7 +24,7 @@ def lengths(count: int, most: int) -> tuple[np.ndarray, np.ndarray]:
 def plain(
     source: np.ndarray, target: np.ndarray, config: BatchConfig, seed: int, epoch: int
 ) -> list[np.ndarray]:
-    """The order of an epoch as runs have had it from the first: a list of all batches."""
+    """Return all batches of an epoch in the order of the first version, whose runs still resume."""
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
     order = generator.permutation(len(target))
     s, t = source[order], target[order]
@@ -70,7 +70,7 @@ def test_the_order_is_the_plain_one_over_many_blocks(monkeypatch: pytest.MonkeyP
     assert same(batches(source, target, SIZES[0], 1, 0), plain(source, target, SIZES[0], 1, 0))
 
 
-def test_lengths_too_great_for_one_number_are_sorted_all_the_same() -> None:
+def test_lengths_too_large_for_one_number_have_the_plain_order() -> None:
     source, target = lengths(500, 60_000)
     config = BatchConfig(size=200_000)
     assert same(batches(source, target, config, 1, 0), plain(source, target, config, 1, 0))
@@ -100,7 +100,7 @@ def test_batches_are_made_when_they_are_read_and_slices_share_the_order() -> Non
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_updates_go_on_from_a_position(accumulate: int) -> None:
+def test_updates_continue_from_a_position(accumulate: int) -> None:
     """A resumed run reads the rest of the epoch's updates."""
     every = list(batches(*lengths(1000, 40), BatchConfig(size=300), 1, 0))
     updates = update_batches(every, accumulate)
@@ -115,7 +115,7 @@ def test_updates_go_on_from_a_position(accumulate: int) -> None:
         )
 
 
-def test_lengths_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_are_computed_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = np.cumsum([0, *random.integers(1, 50, 1000)])
     whole = Sentences(np.zeros(offsets[-1], np.uint16), offsets).lengths
     monkeypatch.setattr(corpora, "BLOCK", 96)
@@ -123,8 +123,8 @@ def test_lengths_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch) -> No
     assert np.array_equal(whole, np.diff(offsets)) and whole.dtype == np.int32
 
 
-def test_memory_of_an_order_is_a_few_numbers_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An int32 of each is kept, and 20 bytes at most are needed on the way."""
+def test_an_order_needs_little_memory_for_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order keeps an int32 for each pair. To make it needs at most 20 bytes for each."""
     monkeypatch.setattr(sampler, "BLOCK", 1 << 14)
     source, target = lengths(1_000_000, 50)
     tracemalloc.start()

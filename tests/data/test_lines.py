@@ -1,4 +1,4 @@
-"""Reading and writing of text: what ends a line, and what is said of files that cannot be used."""
+"""Reading and writing of text: the ends of lines, and errors about files that cannot be used."""
 
 import errno
 import gzip
@@ -29,7 +29,7 @@ def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x", "x.gz"])
-def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
+def test_written_lines_are_read_unchanged(tmp_path: Path, name: str) -> None:
     lines = ["", ODD, " ä ", "", "last"]
     with writer(tmp_path / name) as file:
         file.writelines(line + "\n" for line in lines)
@@ -47,7 +47,7 @@ def test_a_pipe_is_not_opened_before_it_is_read(tmp_path: Path) -> None:
     check_inputs_and_output([tmp_path / "pipe"], tmp_path / "out")
 
 
-def test_a_mark_alone_is_no_line(tmp_path: Path) -> None:
+def test_a_byte_order_mark_alone_is_not_a_line(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\xef\xbb\xbf")
     assert list(read_lines(tmp_path / "x")) == []
 
@@ -106,7 +106,7 @@ def test_lines_before_the_damage_of_gzip_are_counted(tmp_path: Path) -> None:
         assert len(read) == (0 if name == "block.gz" else number)
 
 
-def test_missing_files_and_folders(tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_errors(tmp_path: Path) -> None:
     (tmp_path / "train.dee").write_text("x\n")
     (tmp_path / "folder.de").mkdir()
     with pytest.raises(
@@ -158,7 +158,7 @@ def test_unequal_counts_name_the_place(tmp_path: Path) -> None:
         list(read_pairs(FilePair(source, target)))
 
 
-def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(DataError, match="cannot be written: Not a directory"),

@@ -247,7 +247,7 @@ def test_results_are_checked(step: dict[str, Any], message: str, folder: Path) -
         prepare(config(folder, [step]))
 
 
-def test_a_subclass_of_a_step(folder: Path) -> None:
+def test_a_step_may_be_a_subclass_of_another_step(folder: Path) -> None:
     [step] = config(folder, [{"step": "Lower"}]).steps
     assert Text([step], "de", "en").words("source", "AB") == "ab"
 
@@ -271,7 +271,7 @@ def test_undone_lines_are_checked() -> None:
         ("TrainFile", "has model_file = 'train': it must be a name of letters"),
     ],
 )
-def test_a_class_that_is_no_step(step: str, message: str, tmp_path: Path) -> None:
+def test_a_class_that_is_not_a_step_is_refused(step: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         config(tmp_path, [{"step": step}])
 
@@ -299,7 +299,7 @@ def test_equal_reasons_of_a_step_and_of_bpe_are_added(folder: Path) -> None:
     assert prepare(chosen).splits["train"]["dropped"] == {"too many subwords": 3}
 
 
-def test_a_missing_module(tmp_path: Path) -> None:
+def test_a_missing_module_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ImportFailed, match="set PYTHONPATH to the folder of no_such_module"):
         config(tmp_path, [{"step": "Letters"}], "no_such_module")
 

@@ -1,4 +1,4 @@
-"""The cached tokeniser, normaliser and truecaser give what sacremoses gives."""
+"""The cached tokeniser, normaliser and truecaser compute the same as sacremoses."""
 
 import os
 import random
@@ -71,7 +71,7 @@ PUNCTUATION = [
 
 
 def strings(pieces: list[str], count: int, longest: int = 24) -> Iterator[str]:
-    """Random strings, every other one of few pieces so that they meet each other often."""
+    """Yield random strings. Every other one has few pieces, which are often adjacent."""
     choose = random.Random(7)
     for i in range(count):
         some = pieces if i % 2 else [*choose.sample(pieces, 7), " ", "."]
@@ -88,7 +88,9 @@ def real(folder: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("language", ["en", "de", "fr", "cs", "fi", "ja", "xx"])
 @pytest.mark.parametrize(("escape", "aggressive"), [(True, False), (False, True), (True, True)])
-def test_tokens_of_nasty_strings(language: str, escape: bool, aggressive: bool) -> None:
+def test_tokens_of_nasty_strings_are_those_of_sacremoses(
+    language: str, escape: bool, aggressive: bool
+) -> None:
     moses, ours = MosesTokenizer(language), Tokenizer(language, escape, aggressive)
     for line in strings(NASTY, 120):
         assert ours(line) == " ".join(moses.tokenize(line, aggressive, escape=escape)), repr(line)
@@ -97,7 +99,9 @@ def test_tokens_of_nasty_strings(language: str, escape: bool, aggressive: bool) 
 @pytest.mark.parametrize("language", ["en", "de"])
 @pytest.mark.parametrize("folder", ["multi30k", "iwslt14_sample"])
 @pytest.mark.parametrize(("escape", "aggressive"), [(True, False), (False, True)])
-def test_tokens_of_real_text(folder: str, language: str, escape: bool, aggressive: bool) -> None:
+def test_tokens_of_real_text_are_those_of_sacremoses(
+    folder: str, language: str, escape: bool, aggressive: bool
+) -> None:
     lines = real(folder, language)
     moses, ours = MosesTokenizer(language), Tokenizer(language, escape, aggressive)
     assert [ours(line) for line in lines] == [
@@ -127,20 +131,20 @@ def test_long_lines_take_linear_time(piece: str) -> None:
 
 
 @pytest.mark.parametrize("language", ["en", "de", "fr", "cs", "es", "xx"])
-def test_normalised_punctuation(language: str) -> None:
+def test_normalised_punctuation_is_that_of_sacremoses(language: str) -> None:
     moses, ours = MosesPunctNormalizer(language), Normalizer(language)
     for line in strings(PUNCTUATION, 1500):
         assert ours(line) == moses.normalize(line), repr(line)
 
 
 @pytest.mark.parametrize("language", ["en", "de"])
-def test_normalised_real_text(language: str) -> None:
+def test_normalised_real_text_is_that_of_sacremoses(language: str) -> None:
     moses, ours = MosesPunctNormalizer(language), Normalizer(language)
     for line in real("multi30k", language):
         assert ours(line) == moses.normalize(line)
 
 
-def test_truecasing_and_back() -> None:
+def test_truecasing_and_detruecasing_are_those_of_sacremoses() -> None:
     choose = random.Random(3)
     words = "The the THE Dog dog . ! : ? ( &apos; &quot; Berlin berlin a 42 U.S. é É , ß".split()
     for _ in range(150):
@@ -162,7 +166,7 @@ def test_a_sentence_begins_with_title_case_as_in_perl() -> None:
         assert detruecase(f"{word} . {word} {word}") == f"{cased} . {cased} {word}"
 
 
-def test_truecaser_on_disk(tmp_path: Path) -> None:
+def test_a_loaded_truecaser_is_the_saved_one(tmp_path: Path) -> None:
     learned = Truecaser.learn(["x The dog the the", "x Dog dog (1/2) (3)"])
     learned.save(tmp_path / "cases")
     loaded = Truecaser.load(tmp_path / "cases")
@@ -173,7 +177,7 @@ def test_truecaser_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("language", ["en", "de", "fr", "cs", "ko"])
-def test_detokenised_as_moses_does(language: str) -> None:
+def test_detokenised_text_is_that_of_sacremoses(language: str) -> None:
     moses, ours = MosesDetokenizer(language), Detokenizer(language)
     for line in strings(NASTY, 60):
         words = Tokenizer(language)(line)

@@ -51,7 +51,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_formats(tmp_path: Path, name: str, content: str) -> None:
+def test_formats_of_other_programs_are_read(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     assert Vocabulary.load(tmp_path / name).tokens == [*SPECIAL, "hallo", "12", "no"]
 
@@ -59,12 +59,12 @@ def test_formats(tmp_path: Path, name: str, content: str) -> None:
 @pytest.mark.parametrize(
     "content", ["<blank>\t9\na\t5\n", "<unk>\na\nb\nc\n<blank>\n", "a\n<blank>\nb\nc\n<s>\n"]
 )
-def test_an_ordinary_token_blank(tmp_path: Path, content: str) -> None:
+def test_blank_may_be_an_ordinary_token(tmp_path: Path, content: str) -> None:
     (tmp_path / "vocab").write_text(content)
     assert "<blank>" in Vocabulary.load(tmp_path / "vocab").ids
 
 
-def test_a_compressed_mapping(tmp_path: Path) -> None:
+def test_a_compressed_mapping_is_read(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "marian.yml.gz", "wt") as file:
         file.write("</s>: 0\n<unk>: 1\nhallo: 2\n")
     with gzip.open(tmp_path / "sockeye.JSON.gz", "wt") as file:
@@ -74,7 +74,7 @@ def test_a_compressed_mapping(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["Ein:\t4\nDas:\t3\n", ": 4\n", "Ein: 4\nDas 3\n", "</s>\n"])
-def test_tokens_that_end_in_a_colon(tmp_path: Path, content: str) -> None:
+def test_tokens_may_end_in_a_colon(tmp_path: Path, content: str) -> None:
     (tmp_path / "vocab").write_text(content)
     tokens = [line.replace("\t", " ").partition(" ")[0] for line in content.splitlines()]
     assert Vocabulary.load(tmp_path / "vocab").tokens[4:] == [t for t in tokens if t != "</s>"]
@@ -109,7 +109,7 @@ def test_a_byte_order_mark_is_dropped_on_request(tmp_path: Path) -> None:
         ("v.json", "[" * 100_000, "v.json is not a mapping of tokens to ids"),
     ],
 )
-def test_malformed(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_malformed_files_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
         Vocabulary.load(tmp_path / name)

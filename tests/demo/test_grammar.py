@@ -16,7 +16,7 @@ def corpus() -> dict[str, list[tuple[str, str]]]:
     return grammar.corpus(1, SIZES)
 
 
-def test_sizes_and_distinct_sentences(corpus):
+def test_splits_have_their_sizes_and_distinct_sentences(corpus):
     assert {split: len(pairs) for split, pairs in corpus.items()} == SIZES
     german = [pair[0] for pairs in corpus.values() for pair in pairs]
     assert len(set(german)) == len(german)
@@ -30,7 +30,7 @@ def test_held_out_sentences_are_in_no_other_split(corpus, side, held_out, seen):
     assert not {pair[side] for pair in corpus[held_out]} & {pair[side] for pair in corpus[seen]}
 
 
-def test_held_out_words_are_all_seen_in_training():
+def test_nearly_all_held_out_words_are_seen_in_training():
     """The test sentences need new word orders and agreements. Only compounds may be new words."""
     pairs = grammar.corpus(1, {"test": 500, "train": 20_000})
 
@@ -137,7 +137,7 @@ def test_prefixes_come_off_in_main_clauses_and_stay_in_subordinate_ones(corpus):
     assert count(r" (aufzumachen|zuzumachen|aufzuräumen|anzurufen|einzuladen)\.") > 5
 
 
-def test_verbs_stand_at_the_end_in_german(corpus):
+def test_many_german_sentences_end_in_a_verb(corpus):
     """At least a third of the German sentences end in a word with the form of a verb."""
     ends = sum(
         bool(re.search(r"(?: hat| haben| ist| wird| werden| \w+en|ge\w+t)[.?]$", german))
@@ -218,11 +218,11 @@ def test_articles_and_adjectives_agree(noun, kind, plural, adjective, expected):
     ("n", "german", "english"),
     [(2, "zwei", "two"), (21, "einundzwanzig", "twenty-one"), (70, "siebzig", "seventy")],
 )
-def test_numbers(n, german, english):
+def test_numbers_have_their_words(n, german, english):
     assert phrases.number(n) == (german, english)
 
 
-def test_irregular_forms():
+def test_irregular_forms_are_correct():
     plurals = {noun.english: noun.english_plural for noun in chain(*lexicon.nouns().values())}
     assert not [plural for plural in plurals.values() if re.search("(s|x|ch|sh)s$", plural)]
     pronouns = {phrase.german["nominative"]: phrase for phrase in phrases.PRONOUNS}

@@ -106,7 +106,7 @@ def readings(p: dict[str, Any], options: dict[str, Any], sources: list[Any], top
 
 
 @each_option
-def test_equations(options: dict[str, Any]) -> None:
+def test_a_chain_computes_the_equations_of_the_papers(options: dict[str, Any]) -> None:
     module = chain(options)
     prefix = "connect."
     p = {name.removeprefix(prefix): v.detach().numpy() for name, v in module.named_parameters()}
@@ -123,7 +123,7 @@ def test_equations(options: dict[str, Any]) -> None:
 
 
 @each_option
-def test_gradients(options: dict[str, Any]) -> None:
+def test_gradients_are_those_of_finite_differences(options: dict[str, Any]) -> None:
     module = chain(options, layers=3)
     names = [name for name, _ in module.named_parameters()]
 

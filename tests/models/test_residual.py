@@ -221,7 +221,9 @@ class Reference:
 
 
 @each_case
-def test_equations(kind: str, options: dict[str, Any], norm: str) -> None:
+def test_a_chain_computes_the_equations_of_the_papers(
+    kind: str, options: dict[str, Any], norm: str
+) -> None:
     module = chain(kind, options, norm)
     x = inputs()
     output = module(x).detach().numpy()
@@ -245,7 +247,9 @@ def test_any_leading_shape_and_single_positions(
 
 
 @each_case
-def test_gradients(kind: str, options: dict[str, Any], norm: str) -> None:
+def test_gradients_are_those_of_finite_differences(
+    kind: str, options: dict[str, Any], norm: str
+) -> None:
     module = chain(kind, options, norm, sublayers=2)
     names = [name for name, _ in module.named_parameters()]
 
@@ -673,7 +677,7 @@ def test_factors_of_the_state_need_post_norm(kind: str) -> None:
         model("pre", {"residual": kind})
 
 
-def test_streams_leave_nothing_to_connect() -> None:
+def test_a_connection_of_layers_with_streams_is_refused() -> None:
     with pytest.raises(ValueError, match="connect: linear would have no effect"):
         BlockStackConfig.model_validate({"layers": 2, "residual": "hyper", "connect": "linear"})
 

@@ -94,7 +94,7 @@ def test_the_encoder_is_that_of_the_equation(residual: str | Mapping[str, Any], 
     np.testing.assert_allclose(output, expected, rtol=1e-9, atol=1e-11)
 
 
-def test_gradients() -> None:
+def test_gradients_are_those_of_finite_differences() -> None:
     side = {"layers": 2, "residual": LEARNED}
     model = build(LEARNED, "pre", encoder=side, decoder=side)
     names = [

@@ -32,7 +32,7 @@ def normed(x: np.ndarray, gain: np.ndarray, shift: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_equations(kind: str, norm: bool) -> None:
+def test_a_cell_computes_the_equations_of_the_papers(kind: str, norm: bool) -> None:
     module = cell(kind, norm)
     random = np.random.default_rng(0)
     x, h, factors = (random.normal(size=(3, width)) for width in (5, 4, 4))
@@ -93,7 +93,7 @@ def test_a_gru_without_normalisation_is_pytorchs() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gradients(kind: str) -> None:
+def test_gradients_are_those_of_finite_differences(kind: str) -> None:
     module = cell(kind, directions=2)
     x = None if kind == "t-gru" else torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
     h = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
@@ -102,7 +102,7 @@ def test_the_gradients(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gru", "lau", "l-gru"])
-def test_parameters(kind: InputCell) -> None:
+def test_a_transition_has_the_parameters_of_its_matrices_and_vectors(kind: InputCell) -> None:
     """GRU: 3 matrices for the input, 3 for the state; L-GRU, LAU: 5 and 4; T-GRU: 0 and 3.
 
     The source is section "Training details" of the paper.

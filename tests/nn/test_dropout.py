@@ -35,7 +35,7 @@ def test_the_seed_fixes_the_mask_and_evaluation_has_no_dropout() -> None:
     assert drop.eval()(x) is x and Dropout(0.0)(x) is x
 
 
-def test_a_temporary_rate() -> None:
+def test_a_temporary_rate_replaces_a_rate_except_0() -> None:
     drop, none, x = Dropout(0.5), Dropout(0.0), torch.ones(400, 400)
     for module in (drop, none):
         module.set_rate(0.2)
