@@ -115,9 +115,13 @@ def test_missing_files_and_folders_are_errors(tmp_path: Path) -> None:
         locate(str(tmp_path / "train"), "de")
     with pytest.raises(DataError, match=r"its folder .* does not exist either"):
         locate(str(tmp_path / "nowhere" / "train"), "de")
-    with pytest.raises(DataError, match="is a folder"):
+    with pytest.raises(DataError, match=r"train\*\.de\.gz exists; patterns are not expanded"):
+        locate(str(tmp_path / "train*"), "de")
+    with pytest.raises(DataError, match=r"is a folder; '.*folder' must be the prefix of text"):
         locate(str(tmp_path / "folder"), "de")
-    with pytest.raises(DataError, match="is a folder"):
+    with pytest.raises(DataError, match=r"exists; .*folder\.de is a folder: give the prefix of"):
+        locate(str(tmp_path / "folder.de"), "en")
+    with pytest.raises(DataError, match="is a folder; give a text file"):
         list(read_lines(tmp_path))
 
 
