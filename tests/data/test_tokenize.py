@@ -110,7 +110,7 @@ def test_tokens_of_real_text_are_those_of_sacremoses(
 
 
 def test_a_full_cache_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = list(strings(NASTY, 100))
+    lines = list(strings(NASTY, 40))
     expected = [Tokenizer("en")(line) for line in lines]
     monkeypatch.setattr("fusetk.data.cache.MAX_WORDS", 3)
     tokenizer = Tokenizer("en")

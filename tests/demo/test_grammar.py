@@ -40,14 +40,14 @@ def test_nearly_all_held_out_words_are_seen_in_training():
     assert len(words("test") - words("train")) <= 0.01 * len(words("test"))
 
 
-def test_a_seed_fixes_the_corpus(corpus):
-    assert grammar.corpus(1, SIZES) == corpus
-    assert grammar.corpus(2, SIZES) != corpus
+def test_a_seed_fixes_the_corpus():
+    sizes = {"test": 30, "train": 300}
+    assert grammar.corpus(1, sizes) == grammar.corpus(1, sizes) != grammar.corpus(2, sizes)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_german_sentence_has_one_translation(seed):
-    draw = grammar.Grammar(seed)
+def test_a_german_sentence_has_one_translation():
+    """`corpus` checks the sentences of seed 1."""
+    draw = grammar.Grammar(2)
     english: dict[str, str] = {}
     for _ in range(20_000):
         one, other = draw.sentence()
