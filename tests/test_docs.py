@@ -154,29 +154,35 @@ def words_after_fusetk(command: list[str]) -> list[str]:
     return []
 
 
+def check_options(words: list[str]) -> None:
+    """Check the options of a command, unless a placeholder such as COMMAND is in place of it."""
+    group: click.Command = fusetk_command
+    context = click.Context(group)
+    while isinstance(group, click.Group) and words and not words[0].startswith("-"):
+        if words[0].isupper():
+            return
+        subcommand = group.get_command(context, words[0])
+        assert subcommand, words
+        group, words = subcommand, words[1:]
+        context = click.Context(group, parent=context)
+    values, _, _ = group.make_parser(context).parse_args(list(words))
+    for parameter in group.params:
+        value = values.get(parameter.name or "")
+        is_choice = isinstance(parameter.type, click.Choice)
+        if is_choice and isinstance(value, str) and value != UNNAMED:
+            parameter.type.convert(value, parameter, context)
+
+
 @pytest.mark.parametrize("page", GUIDES, ids=name)
 def test_every_command_has_its_options(page: Path) -> None:
     for words in command_lines(page):
-        group: click.Command = fusetk_command
-        context = click.Context(group)
-        while isinstance(group, click.Group) and words and not words[0].startswith("-"):
-            if words[0].isupper():  # a placeholder such as COMMAND
-                return
-            subcommand = group.get_command(context, words[0])
-            assert subcommand, words
-            group, words = subcommand, words[1:]
-            context = click.Context(group, parent=context)
-        values, _, _ = group.make_parser(context).parse_args(list(words))
-        for parameter in group.params:
-            value = values.get(parameter.name or "")
-            is_choice = isinstance(parameter.type, click.Choice)
-            if is_choice and isinstance(value, str) and value != UNNAMED:
-                parameter.type.convert(value, parameter, context)
+        check_options(words)
 
 
 def test_a_wrong_option_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("```bash\nfusetk decode -m RUN --lenpen 1 < in | head\n```\n")
+    text = "`fusetk COMMAND --help`\n```bash\nfusetk decode -m RUN --lenpen 1 < in | head\n```\n"
+    page.write_text(text)
     with pytest.raises(click.NoSuchOption):
         test_every_command_has_its_options(page)
 
