@@ -9,6 +9,7 @@ the code.
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -1138,8 +1139,15 @@ def misfit(mutation: Mutation) -> str:
     count = path.read_text(encoding="utf-8").count(mutation.old)
     if count != 1:
         return f"{mutation.old!r} occurs {count} times in fusetk/{mutation.file}, not once"
-    missing = [name for name in mutation.tests if not (ROOT / "tests" / name).is_file()]
-    return f"tests/{missing[0]} is missing" if missing else ""
+    for name in mutation.tests:
+        if not (ROOT / "tests" / name).is_file():
+            return f"tests/{name} is missing"
+    names = (*mutation.tests, "contracts/systems.py")  # the latter has the systems' names
+    text = "".join((ROOT / "tests" / name).read_text(encoding="utf-8") for name in names)
+    for word in set(re.findall(r"\w+", mutation.select)) - {"and", "or", "not"}:
+        if word not in text:
+            return f"{word!r} in the selection of tests is not in tests/{mutation.tests[0]}"
+    return ""
 
 
 def run_mutation(mutation: Mutation, copy: Path) -> str:
