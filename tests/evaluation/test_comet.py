@@ -95,3 +95,5 @@ def test_all_metrics_are_without_comet() -> None:
 @pytest.mark.usefixtures("texts")
 def test_comet_is_computed_beside_all_other_metrics_if_it_is_named() -> None:
     assert "the metric comet needs the source" in score("--metric", "all").stderr
+    result = score("--metric", "all", "--source", "src")
+    assert "comet: COMET = 75.00" in result.stdout and "chrf: " in result.stdout
