@@ -214,11 +214,8 @@ def test_split_hyphens_are_joined() -> None:
     [lower] = score(
         ["RICH @-@ text a b"], [["rich-text a b"]], ["multi-bleu-joined"], lowercase=True
     )
-    assert (lower.metric, lower.value) == (
-        "multi-bleu-joined",
-        0.0,
-    ) and "case:lc" in lower.signature
-    assert lower.details.startswith("100.0/100.0/100.0/0.0") or lower.hypothesis_length == 3
+    assert lower.metric == "multi-bleu-joined" and "case:lc" in lower.signature
+    assert lower.details.startswith("100.0/100.0/100.0/0.0") and lower.hypothesis_length == 3
 
 
 def test_the_library_gives_the_same_numbers() -> None:
