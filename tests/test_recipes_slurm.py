@@ -22,26 +22,26 @@ case "$1 $2" in
 esac
 """
 # This program starts the command in $SLURM_NTASKS processes, passes signals on, and ends with the
-# highest of their exit codes.
+# highest of their exit codes. It writes its options to a file as soon as it passes signals on.
 SRUN = """#!/usr/bin/env python3
 import os, signal, subprocess, sys
 command = sys.argv[1:]
 options = [command.pop(0) for _ in range(len(command)) if command[0].startswith("-")]
-open(os.environ["FAKE"] + "/srun", "w").write(" ".join(options))
 tasks = [
     subprocess.Popen(command, env={**os.environ, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)})
     for i in range(int(os.environ["SLURM_NTASKS"]))
 ]
 for number in (signal.SIGUSR1, signal.SIGTERM):
     signal.signal(number, lambda number, _: [task.send_signal(number) for task in tasks])
+open(os.environ["FAKE"] + "/srun", "w").write(" ".join(options))
 codes = [task.wait() for task in tasks]
 sys.exit(max(code if code >= 0 else 128 - code for code in codes))
 """
 # This program writes its arguments to a file. It ends with $CODE at once, or with 75 after USR1.
 FUSETK = """#!/bin/bash
+trap 'exit 75' USR1
 echo "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT $*" > "$FAKE/process.$RANK"
 [ -z "$CODE" ] || exit "$CODE"
-trap 'exit 75' USR1
 while :; do sleep 0.05; done
 """
 
@@ -128,9 +128,8 @@ def test_only_a_saved_job_is_queued_again(fake: dict[str, str], code: int, again
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_reaches_every_process(fake: dict[str, str], number: signal.Signals) -> None:
     ran = submit(fake, "my.yaml")
-    for i in range(3):
-        until(Path(fake["FAKE"]) / f"process.{i}", ran)
-    time.sleep(0.3)  # until their traps are set
+    for name in ("srun", *(f"process.{i}" for i in range(3))):
+        until(Path(fake["FAKE"]) / name, ran)
     ran.send_signal(number)
     assert (
         "saved; queued again" in ran.communicate(timeout=30)[0]
@@ -144,8 +143,8 @@ def test_a_job_that_a_signal_killed_at_its_start_is_queued_again(fake: dict[str,
         '#!/bin/bash\ntouch "$FAKE/started"\nexec sleep 60\n'
     )
     ran = submit(fake, "my.yaml")
-    until(Path(fake["FAKE"]) / "started", ran)
-    time.sleep(0.3)
+    for name in ("srun", "started"):
+        until(Path(fake["FAKE"]) / name, ran)
     ran.send_signal(signal.SIGUSR1)
     assert (
         "ended; queued again" in ran.communicate(timeout=30)[0]
