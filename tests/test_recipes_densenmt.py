@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fusetk.data.prepare import prepare
 from tests.helpers import rows as helper
-from tests.helpers.rows import RECIPES, check_tables, load, rows
+from tests.helpers.rows import RECIPES, check_tables, load, prepared, rows
 
 pytestmark = pytest.mark.usefixtures("commands")
 
@@ -325,29 +324,8 @@ def write(folder: Path, name: str, lines: int, languages: tuple[str, str]) -> No
 
 @pytest.mark.parametrize("folder", ["iwslt14_tren", "iwslt14_tren_morph"])
 def test_turkish_is_prepared(tmp_path, folder):
-    config = load(DENSE / folder / "base.yaml").data
-    for name in (
-        "train",
-        "setimes",
-        "dev2010",
-        "tst2010",
-        "tst2011",
-        "tst2012",
-        "tst2013",
-        "tst2014",
-    ):
-        write(tmp_path, name, 40, ("tr", "en"))
-    changes = {
-        "folder": str(tmp_path / "prepared"),
-        "train": [str(tmp_path / Path(p).name) for p in config.train],
-        "valid": [str(tmp_path / Path(p).name) for p in config.valid],  # type: ignore[union-attr]
-        "test": {
-            name: [str(tmp_path / Path(p).name) for p in paths]
-            for name, paths in config.test.items()
-        },
-    }
-    prepare(config.model_copy(update=changes))
-    text = (tmp_path / "prepared" / "test.test.tr.txt").read_text(encoding="utf-8").splitlines()
+    text_folder = prepared(tmp_path, load(DENSE / folder / "base.yaml").data, write).folder
+    text = (text_folder / "test.test.tr.txt").read_text(encoding="utf-8").splitlines()
     raw = (tmp_path / "tst2011.tr").read_text(encoding="utf-8").splitlines()
     assert len(text) == 160 and text[:40] == raw
 

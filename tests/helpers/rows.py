@@ -88,7 +88,7 @@ def prepared(
 ) -> PreparedFolder:
     """Prepare generated text as in ``data``; ``write(folder, name, lines, languages)`` writes a
     file of it."""
-    assert data.bpe and isinstance(data.valid, list)
+    assert isinstance(data.valid, list)
     for prefix in {
         *data.train,
         *data.valid,
@@ -106,6 +106,6 @@ def prepared(
         "test": {
             name: [str(tmp_path / Path(p).name) for p in paths] for name, paths in data.test.items()
         },
-        "bpe": data.bpe.model_copy(update={"merges": 30}),
+        "bpe": data.bpe and data.bpe.model_copy(update={"merges": 30}),
     }
     return prepare(data.model_copy(update=changes))
