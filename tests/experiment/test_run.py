@@ -590,7 +590,8 @@ def test_a_command_ends_with_a_killed_experiment_and_keeps_its_lock(tmp_path: Pa
         "import signal, time, pathlib\n"
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
         "def end(number, frame):\n"
-        "    time.sleep(0.3)\n"
+        "    while not (folder / 'end').exists():\n"
+        "        time.sleep(0.01)\n"
         "    (folder / 'ended').touch()\n"
         "    raise SystemExit\n"
         "signal.signal(signal.SIGTERM, end)\n"
@@ -609,6 +610,7 @@ def test_a_command_ends_with_a_killed_experiment_and_keeps_its_lock(tmp_path: Pa
     os.waitpid(child, 0)
     with open(tmp_path / "lock", "a") as file:
         assert not lock(file), "the command holds the lock while it ends"
+        (tmp_path / "end").touch()
         assert lock(file, wait=True)
     assert (tmp_path / "ended").exists()
 
