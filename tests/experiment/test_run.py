@@ -697,13 +697,13 @@ def test_the_second_job_repeats_the_command_without_slurm():
 
 # The smoke test -----------------------------------------------------------------------------------
 
-TASKS = sorted({path.parent for path in RECIPES.rglob("*/*.yaml") if path.stem in GROUNDS})
+TASKS = sorted(path.parent for path in RECIPES.glob("*/*/base.yaml"))
 
 
 @pytest.mark.parametrize("folder", TASKS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_row_has_valid_settings_for_the_smoke_test(folder):
+def test_the_first_and_last_row_of_a_task_have_valid_settings_for_the_smoke_test(folder):
     rows = [path for path in sorted(folder.glob("*.yaml")) if path.stem not in GROUNDS]
-    for path in rows[:1] + rows[-1:]:
+    for path in (rows[0], rows[-1]):
         smoke = recipes.load(path, smoke_settings(load(path)))
         assert smoke.model == load(path).model
         for stage in smoke.training.stages:
