@@ -402,6 +402,7 @@ from fusetk.serving.http import make_service, read_object, result_of
 from tests.test_serving import search
 
 async def answer(request):
+    print("request", flush=True)
     document = await read_object(request, ["text"], 1000)
     return await result_of(request, batcher.submit([document["text"]], None))
 
@@ -423,7 +424,7 @@ def test_a_signal_ends_the_service_during_a_request(stalls: bool) -> None:
         body = b'{"text": "a"}'
         body = body[: 5 if stalls else None]
         client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 13\r\n\r\n" + body)
-        time.sleep(0.3)
+        service.wait_for("request")
         begin = time.monotonic()
         service.send_signal(signal.SIGTERM)
         assert service.wait(20) == [-signal.SIGTERM]
@@ -440,7 +441,7 @@ def test_a_second_ctrl_c_is_no_error() -> None:
     port = int(service.output().split()[0])
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(ask, port, {"text": "a"}, path="/")
-        time.sleep(0.3)
+        service.wait_for("request")
         for _ in range(2):
             service.send_signal(signal.SIGINT)
             time.sleep(0.2)
