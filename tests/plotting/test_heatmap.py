@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from fusetk.errors import DataError
 from fusetk.plotting.heatmap import draw
@@ -20,6 +22,21 @@ def panel(rows: int, columns: int, name: str = "decoder.layer1.cross", seed: int
     return Panel(
         name, title, weights, *words, "attention weight (a row sums to 1)", ("source", "target")
     )
+
+
+def overlap(box: Bbox, other: Bbox) -> bool:
+    """Whether two boxes have a common area; their edges may touch."""
+    return bool(box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1)
+
+
+def check_places(figure: Figure) -> None:
+    """Check that all panels and bars with their labels are in the figure, and do not overlap."""
+    renderer = figure.canvas.get_renderer()
+    boxes = [axes.get_tightbbox(renderer) for axes in figure.axes]
+    for i, box in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, "outside the figure"
+        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, "outside the figure"
+        assert not any(overlap(box, other) for other in boxes[i + 1 :])
 
 
 @pytest.mark.parametrize(
@@ -79,18 +96,10 @@ def test_names_of_several_sentences_start_with_their_numbers(tmp_path: Path) -> 
 )
 def test_labels_have_room_and_panels_do_not_overlap(rows: int, columns: int, count: int) -> None:
     figure = draw([panel(rows, columns, str(i)) for i in range(count)], title="a run")
+    check_places(figure)
     renderer = figure.canvas.get_renderer()
-    boxes = [axes.get_tightbbox(renderer) for axes in figure.axes]
-    for i, box in enumerate(boxes):
-        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, "outside the figure"
-        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, "outside the figure"
-        for other in boxes[i + 1 :]:
-            assert not (
-                box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1
-            )
-    for axes in figure.axes[:1]:
-        words = [text.get_window_extent(renderer) for text in axes.get_yticklabels()]
-        assert all(upper.y0 >= lower.y1 for upper, lower in pairwise(words))
+    words = [text.get_window_extent(renderer) for text in figure.axes[0].get_yticklabels()]
+    assert all(upper.y0 >= lower.y1 for upper, lower in pairwise(words))
 
 
 @pytest.mark.parametrize("rows, columns", [(1, 1), (1, 2), (2, 2), (6, 2)])
@@ -148,10 +157,7 @@ def test_each_of_several_colour_bars_is_below_a_panel_of_its_measure(
         assert box.y1 < drawn[place].get_tightbbox(renderer).y0
         assert figure.bbox.y0 <= box.y0 and box.x1 <= figure.bbox.x1, "outside the figure"
         others = [axes.get_tightbbox(renderer) for axes in figure.axes if axes is not bar]
-        assert not any(
-            box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1
-            for other in others
-        )
+        assert not any(overlap(box, other) for other in others)
 
 
 def test_names_of_axes_do_not_touch_the_labels() -> None:
@@ -275,18 +281,7 @@ def test_an_empty_cell_has_its_own_colour() -> None:
 def test_rows_of_panels_of_different_sizes_do_not_overlap() -> None:
     side = [panel(7, 1, "encoder.a"), panel(7, 40, "encoder.b"), panel(6, 1, "encoder.c")]
     figure = draw([*side, *side, panel(3, 30), panel(3, 30)], title="a run", columns=[3, 3, 2])
-    boxes = [axes.get_tightbbox(figure.canvas.get_renderer()) for axes in figure.axes]
-    for i, box in enumerate(boxes):
-        assert (
-            figure.bbox.x0 <= box.x0
-            and box.x1 <= figure.bbox.x1
-            and figure.bbox.y0 <= box.y0
-            and box.y1 <= figure.bbox.y1
-        )
-        for other in boxes[i + 1 :]:
-            assert not (
-                box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1
-            )
+    check_places(figure)
 
 
 @pytest.mark.parametrize("largest", [0.7, 0.00047, 0.00072, 123456.0])
