@@ -186,8 +186,7 @@ def test_a_link_to_itself_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("link")
     for words in (["plot-curves", "-o", str(tmp_path / "a.png")], ["report"]):
         result = CliRunner().invoke(main, [*words, str(tmp_path / "link")])
-        assert result.exit_code == 2 and "Traceback" not in result.output
-        assert not isinstance(result.exception, RuntimeError)
+        assert result.exit_code == 2 and result.stderr.count("\n") == 1
 
 
 def test_smoothing() -> None:
