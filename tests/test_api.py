@@ -38,7 +38,7 @@ def trained(tmp_path_factory) -> Path:
     return make_run(tmp_path_factory.mktemp("run"))
 
 
-def test_it_translates_as_the_command_does(trained: Path) -> None:
+def test_a_system_translates_as_the_command_does(trained: Path) -> None:
     drawn = torch.get_rng_state()
     system = fusetk.load(trained)
     assert torch.equal(torch.get_rng_state(), drawn)
@@ -91,7 +91,7 @@ def test_a_model_in_training_mode_does_not_translate(trained: Path) -> None:
     assert system.translate(LINES)
 
 
-def test_it_does_not_seed_the_random_numbers_of_gpus(
+def test_load_does_not_seed_the_random_numbers_of_gpus(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: list[int] = []
@@ -160,7 +160,7 @@ def test_a_model_in_double_precision_gives_the_same_translations(trained: Path) 
     assert double.score(LINES, LINES) == pytest.approx(system.score(LINES, LINES), abs=1e-4)
 
 
-def test_it_scores_what_it_finds_as_the_search_did(tmp_path: Path) -> None:
+def test_the_score_of_a_translation_is_that_of_the_search(tmp_path: Path) -> None:
     wordy = make_run(
         tmp_path, words=["ein", "hund", "katze"]
     )  # no punctuation, so that text becomes the same tokens again
@@ -194,7 +194,7 @@ def test_it_scores_what_it_finds_as_the_search_did(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_a_list_of_lines_is_refused(trained: Path, lines: Any, said: str) -> None:
+def test_input_that_is_not_a_list_of_lines_is_refused(trained: Path, lines: Any, said: str) -> None:
     system = fusetk.load(trained)
     for method in (system.translate, system.n_best):
         with pytest.raises(DataError, match=said):
@@ -271,7 +271,7 @@ def test_the_default_device_is_that_of_the_commands(trained: Path) -> None:
     )
 
 
-def test_two_threads_give_what_each_gives_alone(trained: Path) -> None:
+def test_two_threads_give_the_translations_of_each_one_alone(trained: Path) -> None:
     system = fusetk.load(trained)
     texts = [
         [

@@ -90,7 +90,7 @@ def test_home_and_variables_in_extends_are_expanded(
         parse(tmp_path, "extends: $PLACE/base.yaml\n")
 
 
-def test_a_path_with_neither_is_not_changed() -> None:
+def test_a_path_without_home_and_variables_is_not_changed() -> None:
     for path in ("a/b", "./~", "a~b", "cost$5", "a$", "/x/~/y"):
         assert config.expand_path(path) == path
 
@@ -108,7 +108,7 @@ class NumbersConfig(Config):
 @pytest.mark.parametrize(
     "text", ["rates: [no, 0.2]", "widths: [yes, 4]", "weights: {news: no}", "streams: true"]
 )
-def test_a_truth_value_is_no_number(text: str, tmp_path: Path) -> None:
+def test_a_truth_value_is_not_a_number(text: str, tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(text + "\n")
     with pytest.raises(ConfigError, match=r"(true|false).*line 1"):
@@ -122,7 +122,7 @@ def test_two_dollar_signs_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.expand_path("$$HERE/$$$HERE/$${HERE}/$$") == "$HERE/$here/${HERE}/$"
 
 
-def test_another_kind_drops_the_options_of_the_one_below(tmp_path: Path) -> None:
+def test_another_kind_drops_the_options_of_the_extended_config(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("encoder: {layers: 3, fuse: {kind: other, width: 7}}\n")
     assert (
         parse(tmp_path, "extends: base.yaml\nencoder: {fuse: {kind: mean}}\n").encoder.fuse.hidden
@@ -255,7 +255,7 @@ def test_the_word_none_is_not_a_short_form(tmp_path: Path) -> None:
     "key",
     ["data.bpe.codes", "data.vocabulary.source", "data.vocabulary.target", "training.start_from"],
 )
-def test_the_word_none_is_no_path_where_a_path_may_be_null(tmp_path: Path, key: str) -> None:
+def test_the_word_none_is_null_where_a_path_may_be_null(tmp_path: Path, key: str) -> None:
     (tmp_path / "a.yaml").write_text("data: {folder: none}\n")
     values: Any = sections.read(tmp_path / "a.yaml", [f"{key}=none"]).values
     assert values["data"]["folder"] == str(tmp_path / "none")
@@ -264,7 +264,7 @@ def test_the_word_none_is_no_path_where_a_path_may_be_null(tmp_path: Path, key: 
     assert values is None
 
 
-def test_another_alternative_replaces_the_one_below(tmp_path: Path) -> None:
+def test_another_alternative_replaces_that_of_the_extended_config(tmp_path: Path) -> None:
     for base, child, merged in (
         ("{every: 23}", "{sample: 100}", {"sample": 100}),
         ("{sample: 100, seed: 2}", "{every: 23}", {"every": 23}),
@@ -331,7 +331,7 @@ def test_two_names_of_a_key_in_one_config_are_an_error(toy: Path, tmp_path: Path
         sections.check(tmp_path / "top.yaml")
 
 
-def test_what_is_dumped_is_loaded_again(tmp_path: Path) -> None:
+def test_a_dumped_config_is_loaded_again(tmp_path: Path) -> None:
     top = parse(tmp_path, "encoder: {layers: 3, fuse: {kind: mean, hidden: 7}}\nrate: 1e-9\n")
     assert parse(tmp_path, config.dump(top)).model_dump() == top.model_dump()
 
@@ -468,7 +468,7 @@ def test_an_override_has_an_index_after_a_dot(tmp_path: Path) -> None:
     ],
     ids=lambda text: text[:40],
 )
-def test_one_sentence_each(tmp_path: Path, text: str, said: str) -> None:
+def test_an_error_in_a_config_says_what_to_correct(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse(tmp_path, text)
 
@@ -534,7 +534,7 @@ def test_both_parsers_read_the_same(
         *("rate=[", "rate=2020-13-45", "rate=010", "rate=1:30", "rate=\0", "name=a\x85b"),
     ],
 )
-def test_overrides_that_make_no_sense(tmp_path: Path, override: str) -> None:
+def test_errors_in_overrides_begin_with_the_option(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError, match=r"^--set"):
         parse(tmp_path, "encoder: {layers: 3}\nstages: [{layers: 1}]\n", override)
 
@@ -778,7 +778,7 @@ def test_the_nearest_key_is_found_inside_a_union(tmp_path: Path) -> None:
     ("step", "hint"),
     [("tokenise", "did you mean 'tokenize'?"), ("x", "known: tokenize, lowercase")],
 )
-def test_a_member_of_a_union_that_is_not_there(tmp_path: Path, step: str, hint: str) -> None:
+def test_an_unknown_member_of_a_union_is_an_error(tmp_path: Path, step: str, hint: str) -> None:
     (tmp_path / "a.yaml").write_text(f"steps:\n  - {{step: lowercase}}\n  - {{step: {step}}}\n")
     with pytest.raises(ConfigError) as caught:
         config.parse(config.load(tmp_path / "a.yaml"), Steps)
@@ -787,7 +787,7 @@ def test_a_member_of_a_union_that_is_not_there(tmp_path: Path, step: str, hint: 
     )
 
 
-def test_paths_of_an_override_are_relative_to_where_one_stands(tmp_path: Path) -> None:
+def test_paths_of_an_override_are_relative_to_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("stages: [a, b]\n")
     document = config.load(tmp_path / "a.yaml", ["stages=[c]"])
     assert document.where(("stages", 0)).folder == Path()
@@ -823,7 +823,7 @@ def test_leading_zeros_of_text_need_no_quotes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["none", "null", "~", ""])
-def test_none_is_null_where_it_is_not_a_word_of_its_own(tmp_path: Path, word: str) -> None:
+def test_none_is_null_unless_it_is_a_value_of_the_key(tmp_path: Path, word: str) -> None:
     class Nested(Config):
         size: int
 
@@ -855,7 +855,7 @@ def test_an_error_says_where_null_is_allowed(tmp_path: Path) -> None:
     assert "count: must be a whole number, but it is 'none'" in str(caught.value)
 
 
-def test_a_change_of_what_an_anchor_names_twice_changes_one_of_them(tmp_path):
+def test_a_change_of_one_alias_does_not_change_the_others(tmp_path):
     (tmp_path / "base.yaml").write_text("a: &both {size: 1}\nb: *both\n")
     (tmp_path / "top.yaml").write_text("extends: base.yaml\na: {size: 2}\n")
     assert config.load(tmp_path / "top.yaml").values == {"a": {"size": 2}, "b": {"size": 1}}

@@ -131,7 +131,9 @@ def test_a_subclass_may_compute_anything(toy: Path, tmp_path: Path) -> None:
     assert exporter.unsupported(loaded)
 
 
-def test_the_command(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_a_new_folder(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = untrained(toy, tmp_path / "run")
     words = ["export", str(run), "-o", str(tmp_path / "out")]
     with monkeypatch.context() as context:

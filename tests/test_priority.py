@@ -65,7 +65,7 @@ def test_a_refused_priority_is_set_again_until_the_timeout(
 
 
 @pytest.mark.usefixtures("leader")
-def test_a_system_without_autogroups_is_no_error(
+def test_a_system_without_autogroups_is_not_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(priority, "AUTOGROUP_FILE", tmp_path / "missing" / "autogroup")

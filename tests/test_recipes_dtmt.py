@@ -736,7 +736,7 @@ def test_errors_of_figure_3_are_one_sentence(tmp_path, arguments, said):
     assert ran.returncode == 2 and len(errors) == 1 and said in errors[0], ran.stderr
 
 
-def test_a_system_of_figure_3_that_is_no_row_is_named(tmp_path):
+def test_a_system_of_figure_3_that_is_not_a_row_is_named(tmp_path):
     translated(tmp_path, {"run.nist_zhen.dtmt4.seed1": 5})
     ran = call("dtmt/figure3.sh", tmp_path, "--systems", "dtmt9")
     assert ran.returncode == 2 and "there is no row dtmt9 in recipes/dtmt/nist_zhen" in ran.stderr

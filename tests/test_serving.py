@@ -111,7 +111,7 @@ def test_the_queue_is_bounded_and_a_failure_ends_one_batch_only() -> None:
         batcher.submit(["e"], RequestOptions())
 
 
-def test_closing_cancels_what_waits() -> None:
+def test_closing_cancels_waiting_requests() -> None:
     gate = Gate()
     batcher = Batcher(gate, batch=1, queue=3, window=0.0)
     running = batcher.submit(["a"], RequestOptions())
@@ -201,7 +201,9 @@ def test_the_queue_has_room_for_the_largest_request() -> None:
     assert result.exit_code == 2 and "--queue 63 is less than --max-sentences" in result.stderr
 
 
-def test_settings_of_the_search(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_settings_of_the_search_can_be_changed(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("uvicorn")
     from fusetk.serving import app, server
 
@@ -325,7 +327,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("body", "status", "reason"), WRONG, ids=[row[2] for row in WRONG])
-def test_wrong_requests(port: int, body: object, status: int, reason: str) -> None:
+def test_a_wrong_request_is_answered_with_the_reason(
+    port: int, body: object, status: int, reason: str
+) -> None:
     answered, answer = ask(port, body)
     assert answered == status and reason in answer["error"]
 
@@ -433,7 +437,7 @@ def test_a_signal_ends_the_service_during_a_request(stalls: bool) -> None:
     assert answer.startswith(b"HTTP/1.1 503") and b"the service is closing" in answer
 
 
-def test_a_second_ctrl_c_is_no_error() -> None:
+def test_a_second_ctrl_c_is_not_an_error() -> None:
     pytest.importorskip("uvicorn")
     code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     service = Forks([], code=code + SEARCHING_SERVICE)
@@ -511,7 +515,7 @@ def test_the_request_of_a_client_that_disconnected_is_cancelled(
     assert future.cancelled()
 
 
-def test_a_client_that_stalls(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_stalls_gets_an_error(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from fusetk.serving import http as service
 
     monkeypatch.setattr(service, "BODY_SECONDS", 0.01)
@@ -523,7 +527,7 @@ def test_a_client_that_stalls(port: int, monkeypatch: pytest.MonkeyPatch) -> Non
     assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive within 0.01 s" in answer
 
 
-def test_a_client_that_leaves(port: int) -> None:
+def test_a_client_that_leaves_does_not_disturb_the_next_one(port: int) -> None:
     for _ in range(5):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         connection.putrequest("POST", "/translate")

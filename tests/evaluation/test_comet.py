@@ -75,7 +75,7 @@ def test_significance_uses_the_rows() -> None:
         (["--source", "src", "--tokenize", "char"], "--tokenize is for sacrebleu, not for comet"),
     ],
 )
-def test_what_is_wrong(words: list[str], error: str) -> None:
+def test_wrong_options_are_errors(words: list[str], error: str) -> None:
     result = score(*words)
     assert result.exit_code == 2 and result.stderr.startswith(f"fusetk: {error}"), result.output
 

@@ -230,7 +230,7 @@ def test_a_batch_equals_single_sentences() -> None:
                 )
 
 
-def test_names_of_layers() -> None:
+def test_a_layer_is_named_by_its_number() -> None:
     assert layer_names(4) == layer_names(4, 3) == ["l0", "l1", "l2", "l3"]
     assert layer_names(3, 6) == ["sum", "l5", "l6"]  # a summary replaces the first four layers
 

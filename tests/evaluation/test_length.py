@@ -99,7 +99,7 @@ def test_a_row_without_sentences_has_no_score() -> None:
         )
 
 
-def test_names_of_ranges() -> None:
+def test_a_range_is_named_by_its_bounds() -> None:
     assert list(map(str, length_bins(BOUNDS))) == [
         "0-10",
         "11-20",
@@ -149,7 +149,7 @@ def test_each_sentence_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.sentences[0] == len(source) - table.blank
 
 
-def test_no_torch() -> None:
+def test_scores_by_length_do_not_import_torch() -> None:
     code = (
         "import fusetk.evaluation.length, fusetk.plotting.length, sys\n"
         "assert 'torch' not in sys.modules"

@@ -111,7 +111,7 @@ def test_multi_bleu_splits_at_ascii_white_space_only(seed: int) -> None:
     assert result.hypothesis_length == sum(len(split_words(line)) for line in hypotheses)
 
 
-def test_prints_like_the_script() -> None:
+def test_multi_bleu_prints_like_the_script() -> None:
     hypotheses = ["the cat sat on the mat .", "a dog ran"]
     references = [["the cat sat on a mat .", "a big dog ran home"]]
     # By hand: 1-grams 6+3 of 7+3, 2-grams 4+1 of 6+2, 3-grams 2+0 of 5+1, 4-grams 1+0 of 4+0;
@@ -179,7 +179,7 @@ def test_words_end_at_ascii_white_space_only() -> None:
     assert row("  a b", "a b")[2:6] == (2, 1, 0, 0)
 
 
-def test_lower_case() -> None:
+def test_lowercase_ignores_case() -> None:
     hypotheses, references = ["der Ärger WAR nicht groß"], [["Der ärger war nicht Groß"]]
     assert multi_bleu(hypotheses, references) == 0
     assert multi_bleu(hypotheses, references, lowercase=True) == pytest.approx(100)
@@ -336,7 +336,7 @@ def mteval(hypotheses: list[str], references: list[list[str]], cased: bool) -> f
 
 @pytest.mark.parametrize("references", [1, 3])
 @pytest.mark.parametrize("seed", range(10))
-def test_mteval_is_what_the_script_does(seed: int, references: int) -> None:
+def test_mteval_has_the_value_of_the_documented_script(seed: int, references: int) -> None:
     draw = random.Random(seed)
     pieces = " ".join(TEXT).replace("and", "and &quot;Q&amp;A&quot;").split()
     streams = [
@@ -529,7 +529,7 @@ def test_a_metric_outside_fusetk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not list(run.iterdir())
 
 
-def test_mistakes() -> None:
+def test_wrong_input_is_an_error() -> None:
     with pytest.raises(DataError, match="2 lines and reference 2 has 1"):
         score(["a", "b"], [["a", "b"], ["a"]])
     with pytest.raises(DataError, match="multi-bleu"):
@@ -542,7 +542,7 @@ def test_mistakes() -> None:
         score(["a"], [])
 
 
-def test_no_torch() -> None:
+def test_metrics_do_not_import_torch() -> None:
     code = (
         "import fusetk.evaluation.metrics, fusetk.evaluation.score_warnings, sys\n"
         "assert 'torch' not in sys.modules"

@@ -38,7 +38,7 @@ def test_small_differences_have_no_warning() -> None:
 
 
 @pytest.mark.parametrize("token", ["sl@@ eep", "\u2581sl eep"])
-def test_subwords(token: str) -> None:
+def test_subwords_are_named(token: str) -> None:
     [warning] = score_warnings([line.replace("asleep", token) for line in TOKENISED], [TOKENISED])
     assert "hypothesis looks like subwords" in warning
     [warning] = score_warnings(
@@ -51,13 +51,13 @@ def test_subwords(token: str) -> None:
     "hypotheses, reference",
     [(lower(RAW), RAW), (RAW, lower(RAW)), ([line.upper() for line in RAW], RAW)],
 )
-def test_case(hypotheses: list[str], reference: list[str]) -> None:
+def test_a_difference_in_case_is_named(hypotheses: list[str], reference: list[str]) -> None:
     [warning] = score_warnings(hypotheses, [reference])
     assert "capitals" in warning
     assert score_warnings(hypotheses, [reference], lowercase=True) == []
 
 
-def test_tokenisation() -> None:
+def test_a_difference_in_tokenisation_is_named() -> None:
     [warning] = score_warnings(TOKENISED, [RAW])
     assert warning.startswith("the hypothesis looks tokenised and the reference does not")
     [warning] = score_warnings(RAW, [RAW, TOKENISED])
@@ -147,7 +147,7 @@ def test_blank_and_untranslated_lines() -> None:
     )
 
 
-def test_entities() -> None:
+def test_a_difference_in_entities_is_named() -> None:
     escaped = [line.replace("&", "&amp;").replace("'", "&apos;") for line in TOKENISED]
     [warning] = score_warnings(escaped, [TOKENISED])
     assert "the hypothesis writes characters as &apos;" in warning

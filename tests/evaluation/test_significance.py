@@ -198,7 +198,7 @@ def test_a_metric_without_sacrebleu(kind: str, monkeypatch: pytest.MonkeyPatch) 
         assert close.p == 1 / 301
 
 
-def test_randomisation_counts_what_all_exchanges_would() -> None:
+def test_the_p_value_of_randomisation_is_near_that_of_all_exchanges() -> None:
     first_system, reference = corpus(5, sentences=9)
     draw = random.Random(6)
     second_system = [
@@ -223,7 +223,7 @@ def test_randomisation_counts_what_all_exchanges_would() -> None:
     assert result.p == pytest.approx(sum(greater) / len(greater), abs=0.04)
 
 
-def test_the_seed_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_samples_depend_on_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     first, reference = corpus(7)
     other = corpus(8)[0]
     [metric] = make_metrics([reference], ["multi-bleu"], MetricOptions())

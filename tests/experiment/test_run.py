@@ -143,7 +143,7 @@ def test_the_command_for_the_complete_table_can_be_copied(config, monkeypatch, t
     assert shlex.split(command) == ["fusetk", "report", str(tmp_path / "my rows"), "--runs", out]
 
 
-def test_a_second_call_repeats_only_what_checks_for_itself(config, monkeypatch):
+def test_a_second_call_repeats_only_the_steps_that_check_their_own_state(config, monkeypatch):
     run, _ = experiment(config, monkeypatch)
     run.run()
     again, steps = experiment(config, monkeypatch)

@@ -101,7 +101,9 @@ WRONG: list[tuple[str, object, int, str]] = [
 @pytest.mark.parametrize(
     ("path", "body", "status", "reason"), WRONG, ids=[f"{row[0]} {row[3]}" for row in WRONG]
 )
-def test_wrong_requests(port: int, path: str, body: object, status: int, reason: str) -> None:
+def test_a_wrong_request_is_answered_with_the_reason(
+    port: int, path: str, body: object, status: int, reason: str
+) -> None:
     answered, answer = ask(port, body, path=path)
     assert answered == status and reason in answer["error"]
 

@@ -262,14 +262,14 @@ def test_layers_are_sorted_by_number() -> None:
         (1, 0, "--head 0 is out of range"),
     ],
 )
-def test_out_of_range(
+def test_a_layer_or_head_that_is_out_of_range_is_refused(
     weights: dict[str, np.ndarray], layer: int, head: int | str, said: str
 ) -> None:
     with pytest.raises(DataError, match=said):
         panels(weights, TOKENS, layer=layer, head=head)
 
 
-def test_a_model_without_that_attention(weights: dict[str, np.ndarray]) -> None:
+def test_attention_that_a_model_does_not_have_is_refused(weights: dict[str, np.ndarray]) -> None:
     only = {name: matrix for name, matrix in weights.items() if "cross" in name}
     with pytest.raises(DataError, match="no self-attention in its encoder"):
         panels(only, TOKENS, "self")

@@ -139,7 +139,7 @@ def test_invalid_utf_8_is_an_error(tmp_path: Path) -> None:
         read_curve_records(run)
 
 
-def test_runs_without_metrics(tmp_path: Path) -> None:
+def test_runs_without_metrics_are_errors(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere is not a run folder: there is no such "):
         read_curve_records(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no metrics\.jsonl"):
@@ -189,7 +189,7 @@ def test_a_link_to_itself_is_one_sentence(tmp_path: Path) -> None:
         assert result.exit_code == 2 and result.stderr.count("\n") == 1
 
 
-def test_smoothing() -> None:
+def test_smoothing_averages_a_centred_window() -> None:
     values = np.array([1.0, 5.0, 3.0, math.nan, 8.0, 2.0])
     np.testing.assert_array_equal(smooth(values, 1), values)
     np.testing.assert_allclose(smooth(values, 3), [1, 3, 4, 5.5, 5, 2])
@@ -312,7 +312,9 @@ def test_curves_of_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
 )
-def test_pictures(tmp_path: Path, ending: str, start: bytes) -> None:
+def test_pictures_have_the_format_of_their_ending(
+    tmp_path: Path, ending: str, start: bytes
+) -> None:
     run = write(
         tmp_path / "a",
         *[train(n, 9 - n, ppl=math.exp(9 - n)) for n in range(1, 9)],
@@ -466,7 +468,7 @@ def test_the_keys_of_quantities_exist() -> None:
     assert known.issuperset(KEYS.values())
 
 
-def test_over_epochs(tmp_path: Path) -> None:
+def test_curves_can_be_drawn_over_epochs(tmp_path: Path) -> None:
     drawn = curves(
         {"a": read_curve_records(write(tmp_path / "a", train(10, 2.0), train(20, 1.0)))}, ["loss"]
     )

@@ -328,7 +328,7 @@ def test_a_line_divides_columns_of_two_kinds(up: bool) -> None:
     assert place.y0 == pytest.approx(cells.y0, abs=1) and place.y1 > cells.y1
 
 
-def test_errors(tmp_path: Path) -> None:
+def test_wrong_panels_and_files_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 row"):
         Panel("a", "a", np.zeros((3, 2)), ["x", "y"], ["x", "y"])
     with pytest.raises(DataError, match="nowhere does not exist"):

@@ -47,12 +47,14 @@ def test_the_axis_of_scores_that_are_not_negative_is_not_either(
 @pytest.mark.parametrize(
     "ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
 )
-def test_length_pictures(tmp_path: Path, ending: str, start: bytes) -> None:
+def test_pictures_have_the_format_of_their_ending(
+    tmp_path: Path, ending: str, start: bytes
+) -> None:
     plot(CHART, tmp_path / f"a.{ending}")
     assert (tmp_path / f"a.{ending}").read_bytes().startswith(start)
 
 
-def test_only_pictures(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_picture_is_refused(tmp_path: Path) -> None:
     for name in ("a.json", "a.npz", "a.html", "a"):
         with pytest.raises(DataError, match=r"must end in \.png, \.pdf, \.svg for a picture$"):
             plot(CHART, tmp_path / name)

@@ -50,7 +50,7 @@ def test_a_significantly_worse_seed_does_not_count() -> None:
     assert verdict(scores, [SURE, SURE, 0.5]) == "no"
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_seeds_and_tests_are_counted() -> None:
     assert verdict([50.0], [SURE]) == "open: 1 of 3 seeds"
     assert verdict([50.0, 51.0], [SURE] * 2) == "open: 2 of 3 seeds"
     better = [40.1, 41.1, 42.1]

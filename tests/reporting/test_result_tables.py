@@ -131,7 +131,7 @@ def add_seed(results: Path, name: str, seed: int) -> None:
     )
 
 
-def test_gains(results: Path) -> None:
+def test_the_table_says_whether_a_difference_is_a_gain(results: Path) -> None:
     gains = {name: row["gain"] for name, row in cells(results).items()}
     assert gains == {"plain": "", "fused": "open: 2 of 3 seeds", "other": "open: 2 of 3 seeds"}
     for name in ("plain", "fused", "other"):

@@ -224,7 +224,7 @@ def test_no_text_can_change_the_page(results: Path) -> None:
         (None, None),
     ],
 )
-def test_sort_values(cell: str | None, value: float | None) -> None:
+def test_cells_are_sorted_by_their_numbers(cell: str | None, value: float | None) -> None:
     assert sort_value(cell, "x") == value
     assert sort_value(cell, "") is None  # the column of names
 
@@ -322,7 +322,7 @@ READ = results_tool.reader()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_the_pages_have_what_the_files_say(page: Path) -> None:
+def test_the_pages_agree_with_the_files(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert updated(text, page.parent, READ) == text, f"run `python -m tools.results {page}`"
 
@@ -343,7 +343,7 @@ def test_each_measured_system_has_a_page() -> None:
     assert measured == systems, "name them in the marker `measured` of pages of fusions"
 
 
-def test_the_pages_of_fusions_have_what_the_results_say(results: Path) -> None:
+def test_the_pages_of_fusions_agree_with_the_results(results: Path) -> None:
     """A system without results is left out, and a page without results is not in the index."""
     root = results.parent
     shutil.move(results, root / "all" / "multi30k")
