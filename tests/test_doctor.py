@@ -19,7 +19,7 @@ from fusetk.ways import Way
 
 @pytest.fixture(autouse=True)
 def restored_threads() -> Iterator[None]:
-    """Restore the number of threads, which the command sets. No parameter has this name."""
+    """Restore the number of threads, which the command sets."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""The processors that this process may use."""
+"""The processors, the threads and the memory that this process may use."""
 
 import math
 import os
