@@ -533,12 +533,6 @@ def write(
             "--raw /nowhere: the folder does not exist",
         ),
         ("run_multi30k_fusion.sh", [], "give the folder of the Multi30k text"),
-        (
-            "run_multi30k_fusion.sh",
-            ["data", "--systems", "baseline trees"],
-            "there is no system trees; known: baseline both_ffn_sa",
-        ),
-        ("run_multi30k_fusion.sh", ["data", "--seeds", "one"], "a seed is a whole number, not one"),
         ("run_multi30k_fusion.sh", ["data", "--seeds"], "--seeds needs a value"),
     ],
 )
