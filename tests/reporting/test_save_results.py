@@ -32,15 +32,13 @@ from tests.helpers.results import (
     SESSION,
     SET,
     SOURCES,
+    WORSE,
     make_prepared,
     make_recipes,
     make_run,
     write_result,
 )
-
-GOOD = REFERENCES
-BAD = [*REFERENCES[:3], "EIGHT NINE", "TEN ONE"]
-RATE = "training.stages.0.schedule.peak"
+from tests.reporting.conftest import RATE
 
 
 def call(*words: object) -> Result:
@@ -60,16 +58,16 @@ def work(toy: Path, tmp_path: Path) -> Path:
         tmp_path / "recipes", toy, {"plain": {}, "fused": {"model": {"attention_dropout": 0.1}}}
     )
     prepared = make_prepared(tmp_path / "prepared", toy)
-    for seed, text in ((1, GOOD), (2, BAD)):
+    for seed, text in ((1, REFERENCES), (2, WORSE)):
         make_run(
             tmp_path / "runs" / f"a{seed}",
             recipes / "fused.yaml",
             prepared,
             seed,
-            {"best": text, "average-2": GOOD},
+            {"best": text, "average-2": REFERENCES},
         )
     other = tmp_path / "runs" / "other"
-    make_run(other, recipes / "fused.yaml", prepared, 1, {"best": BAD}, [f"{RATE}=0.02"])
+    make_run(other, recipes / "fused.yaml", prepared, 1, {"best": WORSE}, [f"{RATE}=0.02"])
     return tmp_path
 
 
@@ -118,7 +116,7 @@ def test_a_result_has_the_curve_of_the_metric_that_chooses_the_best_checkpoint(w
         work / "recipes" / "fused.yaml",
         work / "prepared",
         3,
-        {"best": GOOD},
+        {"best": REFERENCES},
         ["training.validation.metric=chrf"],
     )
     metrics = folder / "metrics.jsonl"
@@ -138,7 +136,7 @@ def test_translations_and_texts_can_be_scored_without_the_runs(work: Path) -> No
     result = read_result(folder / "fused.seed2.json")
     translations = read_columns(result_files.translations_path(folder, "fused.seed2", SET))
     assert list(translations) == result.translations[SET]
-    assert translations["best.txt"] == BAD and translations["average-2.raw"] == GOOD
+    assert translations["best.txt"] == WORSE and translations["average-2.raw"] == REFERENCES
     texts = read_columns(result_files.texts_path(folder, SET, result.texts[SET]))
     assert texts["source.raw"] == SOURCES
     assert texts["reference1.txt"] == texts["reference1.raw"] == REFERENCES
@@ -283,7 +281,7 @@ def test_a_save_that_was_killed_while_it_renamed_results_continues(
         work / "recipes" / "fused.yaml",
         work / "prepared",
         1,
-        {"best": [*BAD[:2], *GOOD[2:]]},
+        {"best": [*WORSE[:4], *REFERENCES[4:]]},
         [f"{key}=0.25"],
     )
     save_all(work)
@@ -333,7 +331,7 @@ def test_configs_that_differ_in_options_of_another_component_have_two_names(work
             work / "recipes" / "plain.yaml",
             work / "prepared",
             seed,
-            {"best": BAD},
+            {"best": WORSE},
             [f"model.encoder.connect={{kind: dense, growth: {growth}}}"],
         )
     save_all(work)
@@ -351,7 +349,7 @@ def test_a_long_file_name_has_a_checksum_of_the_values(work: Path) -> None:
     for width in (32, 64):
         settings = [f"model={{kind: recurrent, width: {width}}}"]
         folder, recipe = work / "runs" / str(width), work / "recipes" / "plain.yaml"
-        make_run(folder, recipe, work / "prepared", 1, {"best": BAD}, settings)
+        make_run(folder, recipe, work / "prepared", 1, {"best": WORSE}, settings)
     save_all(work)
     stems = [path.stem for path in (work / "results").glob("plain.*.json")]
     assert len(stems) == 2
@@ -373,7 +371,11 @@ def test_missing_translations_of_a_renamed_result_are_named(work: Path) -> None:
 
 def test_twins_are_an_error(work: Path, toy: Path) -> None:
     make_run(
-        work / "runs" / "twin", work / "recipes" / "fused.yaml", work / "prepared", 2, {"best": BAD}
+        work / "runs" / "twin",
+        work / "recipes" / "fused.yaml",
+        work / "prepared",
+        2,
+        {"best": WORSE},
     )
     result = call(work / "recipes", "--runs", work / "runs", "--save", work / "results")
     assert result.exit_code == 2
@@ -424,7 +426,7 @@ def test_results_say_that_a_lower_score_of_a_metric_outside_fusetk_is_better(
     name = "own_errors:Errors"
     monkeypatch.syspath_prepend(str(metrics))
     recipes, prepared = work / "recipes", work / "prepared"
-    for recipe, text in (("plain", BAD), ("fused", GOOD)):
+    for recipe, text in (("plain", WORSE), ("fused", REFERENCES)):
         run, path = work / "runs" / f"e.{recipe}", recipes / f"{recipe}.yaml"
         make_run(run, path, prepared, 3, {"best": text}, metrics=[name, "chrf"])
     save_all(work)
