@@ -738,7 +738,7 @@ def test_not_utf8_and_missing_are_config_errors(tmp_path: Path) -> None:
 def test_a_config_in_a_pipe_is_read_once(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    writer = threading.Thread(target=path.write_text, args=("encoder: {layers: 3}\n",))
+    writer = threading.Thread(target=path.write_text, args=("encoder: {layers: 3}\n",), daemon=True)
     writer.start()
     for _ in range(2):
         assert config.load(path).values == {"encoder": {"layers": 3}}

@@ -618,7 +618,7 @@ def test_a_signal_stops_the_trainings_and_the_queue(tmp_path: Path, begun: bool)
             time.sleep(0.01)
         signal.raise_signal(signal.SIGTERM)
 
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     assert queue.run() == run_queue.EX_TEMPFAIL
     thread.join()
@@ -660,7 +660,7 @@ def test_a_queue_waits_for_a_training_of_another_queue(
         done_before.append(len(queue.done))
         other.close()
 
-    thread = threading.Thread(target=end)
+    thread = threading.Thread(target=end, daemon=True)
     thread.start()
     assert queue.run() == 0
     thread.join()

@@ -575,7 +575,7 @@ def test_a_signal_reaches_the_command_once(tmp_path, number):
         os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     with pytest.raises(Interrupted, match=signal.Signals(number).name):
         launch.call(python(code))

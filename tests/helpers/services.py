@@ -20,9 +20,11 @@ def running(app: Any) -> Iterator[int]:
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
-    yield listener.getsockname()[1]
-    server.should_exit = True
-    thread.join(10)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(10)
     assert not thread.is_alive()
 
 
