@@ -1,7 +1,5 @@
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -477,15 +475,6 @@ def test_a_picture_of_several_sentences_is_refused(fusing: Any, arguments: list[
     write("a.de", "der", "mann", "der mann")
     result = run(*arguments, output="a.png")
     assert result.exit_code == 2 and "HTML" in result.stderr and "--corpus" in result.stderr
-
-
-def test_help_does_not_import_torch() -> None:
-    code = (
-        "import sys; from click.testing import CliRunner; from fusetk.cli.main import main\n"
-        "assert CliRunner().invoke(main, ['plot-attention', '--help']).exit_code == 0\n"
-        "assert not {'torch', 'matplotlib'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_model_without_fusions(loaded: Any) -> None:
