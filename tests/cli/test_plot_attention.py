@@ -149,7 +149,7 @@ def mixing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return load(monkeypatch, kind="coordinated", stack={"layers": 3})
 
 
-@pytest.mark.parametrize("output", ["a.png", "a.npz", "a.html", "a.json"])
+@pytest.mark.parametrize("output", ["a.png", "a.npz", "a.html"])
 @pytest.mark.parametrize(
     "more",
     [[], ["--head", "all"], ["--head", "all", "--step", "man"], ["--step", "3", "--layer", "1"]],
@@ -284,7 +284,7 @@ def test_the_connections_of_one_side(loaded: Any, monkeypatch: pytest.MonkeyPatc
     assert result.exit_code == 2 and advice in result.stderr
 
 
-@pytest.mark.parametrize("output", ["a.png", "a.pdf", "a.svg", "a.npz", "a.html"])
+@pytest.mark.parametrize("output", ["a.png", "a.npz", "a.html"])
 @pytest.mark.parametrize(
     "more",
     [[*TEXT, "--what", "fuse"], [*TEXT, "--what", "fuse", "--corpus"], ["--what", "connect"]],
