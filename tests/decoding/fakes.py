@@ -1,11 +1,13 @@
-"""A tiny model and an exhaustive search.
+"""A tiny model, its probabilities, and an exhaustive search.
 
 Each distribution of the model depends on the complete source and the complete prefix.
 """
 
 import itertools
 from collections.abc import Sequence
+from functools import cache
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -81,6 +83,28 @@ def log_probabilities(
     tgt_out = torch.tensor([[*t, EOS] for t in targets])
     logits = model.output(model(src, mask, tgt_in)).double()
     return logits.log_softmax(-1).gather(2, tgt_out[:, :, None])[:, :, 0].sum(1)
+
+
+def next_scores(model: Seq2Seq, source: Sequence[int], prefix: Sequence[int]) -> list[float]:
+    """Return the log-probabilities of all tokens after a prefix.
+
+    They are computed once, so the model must not change.
+    """
+    return list(_next_scores(model, tuple(source), tuple(prefix)))
+
+
+@cache
+@torch.inference_mode()
+def _next_scores(model: Seq2Seq, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
+    features = model(*batch([source]), torch.tensor([[BOS, *prefix]]))
+    return model.output(features[0, -1]).double().log_softmax(-1).tolist()
+
+
+def assert_same(hypotheses: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
+    assert [h.ids for h in hypotheses] == [h.ids for h in expected]
+    for a, b in zip(hypotheses, expected, strict=True):
+        assert a.score == pytest.approx(b.score, abs=1e-4)
+        assert a.normalized == pytest.approx(b.normalized, abs=1e-4)
 
 
 def exhaustive(
