@@ -205,19 +205,23 @@ def test_outputs_that_cannot_be_resumed(trained, text, tmp_path):
 
 
 def test_a_kill_loses_nothing(trained, tmp_path):
-    """After SIGKILL during a large input, the output is completed."""
+    """After SIGKILL before the end of the input, the output is completed."""
     choose = random.Random(4)
-    lines = ["".join(f"{word} " for word in choose.choices(WORDS, k=6)) for _ in range(1200)]
-    source, out = tmp_path / "in", tmp_path / "out"
+    lines = ["".join(f"{word} " for word in choose.choices(WORDS, k=6)) for _ in range(300)]
+    source, pipe, out = (tmp_path / name for name in ("in", "pipe", "out"))
     source.write_text("\n".join(lines), encoding="utf-8")
     options = ["-b", "1", "--chunk", "60", "--threads", "1", "--quiet"]
     whole = written(trained, source, tmp_path / "whole", *options)
-    process = Forks(["decode", "-m", trained, "-i", source, "-o", out, *options])
-    end = time.monotonic() + 60
-    while not (out.exists() and out.stat().st_size) and time.monotonic() < end:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == [-signal.SIGKILL]
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDWR), "w", encoding="utf-8") as writer:
+        writer.writelines(f"{line}\n" for line in lines[:200])
+        writer.flush()
+        process = Forks(["decode", "-m", trained, "-i", pipe, "-o", out, *options])
+        end = time.monotonic() + 60
+        while not (out.exists() and out.stat().st_size) and time.monotonic() < end:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == [-signal.SIGKILL]
     left = out.read_bytes()
     assert left and whole.encode().startswith(left) and len(left) < len(whole)
     assert written(trained, source, out, *options, "--resume") == whole
