@@ -276,20 +276,27 @@ def test_the_side_file_is_standard_input(trained, tmp_path):
     assert "standard input can be only one" in refused("-m", trained, "--prefix", "-")
 
 
-@pytest.mark.parametrize("words", ["decode -i PIPE", "rescore TEXT PIPE -o OUT"])
-def test_a_line_of_a_pipe_is_answered_while_the_writer_waits(trained, tmp_path, words):
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("decode -i PIPE", "hund"),
+        ("rescore TEXT PIPE -o OUT", "hund"),
+        ("rescore --tsv PIPE", "ein hund\thund"),
+    ],
+)
+def test_a_line_of_a_pipe_is_answered_while_the_writer_waits(trained, tmp_path, words, line):
     paths = {name: tmp_path / name for name in ("PIPE", "TEXT", "OUT")}
     os.mkfifo(paths["PIPE"])
     paths["TEXT"].write_text("ein\nhund\n", encoding="utf-8")
     arguments = [paths.get(word, word) for word in words.split()]
     process = Forks([*arguments, "-m", trained, "-q"])
     with open(paths["PIPE"], "w", buffering=1) as writer:
-        writer.write("hund\n")
+        writer.write(f"{line}\n")
         end = time.monotonic() + 60
         while not (process.output() or (paths["OUT"].exists() and paths["OUT"].stat().st_size)):
             assert process.is_alive() and time.monotonic() < end
             time.sleep(0.005)
-        writer.write("ein\n")
+        writer.write(f"{line}\n")
     text = process.succeed() or paths["OUT"].read_text(encoding="utf-8")
     assert text.count("\n") == 2
 

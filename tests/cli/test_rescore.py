@@ -3,8 +3,6 @@
 import gzip
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -458,24 +456,3 @@ def test_lines_with_other_tabs_and_an_output_that_is_read(trained, tmp_path, fil
         "is both read and written" in refused("-m", trained, *files, "-o", files[0])
         and files[0].read_bytes() == before
     )
-
-
-def test_a_pair_is_answered_while_the_writer_waits(trained):
-    command = [
-        sys.executable,
-        "-m",
-        "fusetk",
-        "rescore",
-        "-m",
-        str(trained),
-        "--threads",
-        "1",
-        "-q",
-    ]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin and process.stdout
-        process.stdin.write(b"Ein Hund\thund\n")
-        process.stdin.flush()
-        assert float(process.stdout.readline()) < 0
-        process.stdin.close()
-        assert process.wait() == 0
