@@ -301,21 +301,15 @@ def test_a_line_of_a_pipe_is_answered_while_the_writer_waits(trained, tmp_path, 
     assert text.count("\n") == 2
 
 
-@pytest.mark.parametrize(("lines", "said"), [(3, "3"), (6, "6")])
-def test_a_parallel_file_of_another_length(trained, tmp_path, lines, said):
+@pytest.mark.parametrize("lines", [3, 6])
+def test_a_parallel_file_of_another_length(trained, tmp_path, lines):
     (tmp_path / "begin").write_text("und\n" * lines)
     (tmp_path / "in").write_text("hund\n" * 5)
     arguments = ["-m", trained, "--prefix", tmp_path / "begin"]
-    result = refused(*arguments, "-i", tmp_path / "in", "-o", tmp_path / "out")
-    assert (
-        said in result
-        and "5" in result
-        and str(tmp_path / "begin") in result
-        and str(tmp_path / "in") in result
-    )
+    said = f"{tmp_path / 'in'} has 5 lines and {tmp_path / 'begin'} has {lines}"
+    assert said in refused(*arguments, "-i", tmp_path / "in", "-o", tmp_path / "out")
     assert len((tmp_path / "out").read_text().split("\n")[:-1]) == min(lines, 5)
-    result = refused(*arguments, "-i", tmp_path / "in", "--shard", "1/2")
-    assert said in result and "5" in result
+    assert said in refused(*arguments, "-i", tmp_path / "in", "--shard", "1/2")
     result = decode(*arguments, lines=["hund"] * 5)
     assert result.exit_code == 2 and len(result.stdout.split("\n")[:-1]) == min(lines, 5)
     assert (
