@@ -1,7 +1,7 @@
 """Beam search on a tiny model with random weights finds what the definition says."""
 
 import math
-from functools import cache
+from functools import partial
 
 import pytest
 import torch
@@ -11,13 +11,26 @@ from fusetk.decoding import beam as beam_module
 from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scores import PENALTIES
-from fusetk.decoding.token_mask import length_bounds, max_positions, unrestricted
+from fusetk.decoding.token_mask import (
+    EncodedRequest,
+    length_bounds,
+    max_positions,
+    unrestricted,
+)
 from fusetk.errors import Diverged
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import KernelLinear
 from fusetk.nn.int8 import Int8Linear, ScreenedLinear
 from fusetk.nn.output import OutputProjection
-from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
+from tests.decoding.fakes import (
+    Echo,
+    assert_same,
+    batch,
+    exhaustive,
+    log_probabilities,
+    next_scores,
+)
+from tests.decoding.plain import PlainSearch
 
 SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS], [5, EOS], [6, 6, 7, EOS]]
 TOKENS = [UNK, 4, 5]  # all tokens of a model with a vocabulary of 6, except EOS
@@ -37,50 +50,10 @@ def config(**options) -> SearchConfig:
     )
 
 
-def simple(model, source, beam, penalty, alpha, limit, n_best=1, stop="exact") -> list[Hypothesis]:
-    """The definition at the head of beam.py for one sentence."""
-    live, finished = [((), 0.0)], []
-    divide = PENALTIES[penalty]
-    for length in range(1, limit + 1):
-        candidates = []
-        for prefix, score in live:
-            scores = next_token(model, source, prefix)
-            allowed = [*TOKENS, EOS] if length < limit else [EOS]
-            candidates += [((*prefix, token), score + scores[token]) for token in allowed]
-        candidates.sort(key=lambda c: -c[1])
-        for ids, score in candidates[:beam]:
-            if ids[-1] == EOS:
-                finished.append(Hypothesis(list(ids[:-1]), score, score / divide(length, alpha)))
-        live = [c for c in candidates if c[0][-1] != EOS][:beam]
-        finished.sort(key=lambda h: -h.normalized)
-        full = len(finished) >= n_best
-        if not live or (
-            full and live[0][1] / divide(limit, alpha) <= finished[n_best - 1].normalized
-        ):
-            break
-        if (full and (stop == "first" or beam == 1)) or (stop == "beam" and len(finished) >= beam):
-            break
-    return finished[:n_best]
-
-
-def next_token(model, source, prefix):
-    return _next_token(model, tuple(source), tuple(prefix)).copy()
-
-
-@cache
-def _next_token(model, source, prefix):
-    with torch.inference_mode():
-        src, mask = batch([source])
-        features = model(src, mask, torch.tensor([[BOS, *prefix]]))
-        return model.output(features[0, -1]).double().log_softmax(-1).tolist()
-
-
-def same(hypotheses, expected):
-    assert [h.ids for h in hypotheses] == [h.ids for h in expected]
-    for a, b in zip(hypotheses, expected, strict=True):
-        assert a.score == pytest.approx(b.score, abs=1e-4) and a.normalized == pytest.approx(
-            b.normalized, abs=1e-4
-        )
+def plain(model, source, settings) -> list[Hypothesis]:
+    """Search one sentence as the head of beam.py defines."""
+    scores, limit = partial(next_scores, model, source), settings.max_length_extra + 1
+    return PlainSearch(scores, TOKENS, limit, 0, settings, EncodedRequest()).search()
 
 
 @pytest.mark.parametrize(("penalty", "alpha"), PENALIZED)
@@ -91,7 +64,7 @@ def test_a_wide_enough_beam_is_exhaustive_search(penalty, alpha):
         for source, hypotheses in zip(
             SOURCES, search([model], *batch(SOURCES), settings), strict=True
         ):
-            same(hypotheses, exhaustive(model, source, TOKENS, 5, settings)[:7])
+            assert_same(hypotheses, exhaustive(model, source, TOKENS, 5, settings)[:7])
 
 
 @pytest.mark.parametrize("kind", [OutputProjection, KernelLinear, Int8Linear])
@@ -104,7 +77,7 @@ def test_the_search_runs_the_hooks_of_the_output_projection(kind):
         model.output = kind(model.output.weight, model.output.bias)
     model.output.register_forward_hook(lambda _module, _inputs, logits: -2 * logits)
     for source, hypotheses in zip(SOURCES, search([model], *batch(SOURCES), settings), strict=True):
-        same(hypotheses, exhaustive(model, source, TOKENS, 5, settings)[:7])
+        assert_same(hypotheses, exhaustive(model, source, TOKENS, 5, settings)[:7])
 
 
 def test_greedy_search_without_scores_runs_the_hooks_of_the_output_projection(monkeypatch):
@@ -136,7 +109,7 @@ def test_the_definition(beam, stop):
                 )
                 results = search([model], *batch(SOURCES), settings)
                 for source, hypotheses in zip(SOURCES, results, strict=True):
-                    same(hypotheses, simple(model, source, beam, penalty, alpha, 8, n_best, stop))
+                    assert_same(hypotheses, plain(model, source, settings))
 
 
 def test_stopping_early_loses_nothing(monkeypatch):
@@ -164,7 +137,7 @@ def test_beam_1_is_greedy(scale):
         for source, [hypothesis] in zip(SOURCES, results, strict=True):
             prefix: list[int] = []
             while len(prefix) < 9:
-                scores = next_token(model, source, prefix)
+                scores = next_scores(model, source, prefix)
                 scores[PAD] = scores[BOS] = -math.inf
                 token = scores.index(max(scores))
                 if token == EOS:
@@ -193,11 +166,11 @@ def test_results_do_not_depend_on_the_batch():
     settings = config(beam=4, n_best=3, max_length_factor=2.0)
     together = search([model], *batch(SOURCES), settings)
     for source, hypotheses in zip(SOURCES, together, strict=True):
-        same(search([model], *batch([source]), settings)[0], hypotheses)
+        assert_same(search([model], *batch([source]), settings)[0], hypotheses)
     for hypotheses, expected in zip(
         search([model], *batch(SOURCES[::-1]), settings), together[::-1], strict=True
     ):
-        same(hypotheses, expected)
+        assert_same(hypotheses, expected)
 
 
 @pytest.mark.parametrize("leave", [0.0, 0.5, 2.0])
@@ -209,7 +182,7 @@ def test_the_compaction_threshold_does_not_change_results(leave, monkeypatch):
     for hypotheses, others in zip(
         search([model], *batch(SOURCES), settings), expected, strict=True
     ):
-        same(hypotheses, others)
+        assert_same(hypotheses, others)
 
 
 def test_state_of_sentences_is_not_repeated_and_shrinks_with_the_batch():
@@ -260,16 +233,19 @@ def test_lengths_and_forbidden_tokens(beam):
     assert all(UNK in h.ids for hypotheses in allowed for h in hypotheses)
 
 
-def test_positions_of_the_model_limit_the_length():
-    model = Echo(seed=0)
+def test_lengths_are_bounded_by_multiples_of_the_source_length():
     mask = torch.ones(2, 6, dtype=torch.bool)
-    assert length_bounds([model], mask, SearchConfig(), unrestricted(2)) == ([1, 1], [21, 21])
+    assert length_bounds([], mask, SearchConfig(), unrestricted(2)) == ([1, 1], [21, 21])
     for factor, limit in ((0.29, 30), (0.57, 58), (0.295, 30), (2.0, 201)):
         settings = SearchConfig(max_length_factor=factor, max_length_extra=0)
         mask = torch.ones(1, 101, dtype=torch.bool)
         assert length_bounds([], mask, settings, unrestricted(1))[1] == [limit]
         settings = SearchConfig(min_length_factor=factor)
         assert length_bounds([], mask, settings, unrestricted(1))[0] == [limit - 1]
+
+
+def test_positions_of_the_model_limit_the_length():
+    model = Echo(seed=0)
     model.max_positions = 4
     other = Echo(seed=0)
     assert max_positions([other]) is None
@@ -303,7 +279,7 @@ def test_an_ensemble(mean):
             score = 0.0
             for i, token in enumerate([*hypothesis.ids, EOS]):
                 both = torch.tensor(
-                    [next_token(model, source, hypothesis.ids[:i])[token] for model in models]
+                    [next_scores(model, source, hypothesis.ids[:i])[token] for model in models]
                 ).double()
                 score += (both.mean() if mean == "log" else both.exp().mean().log()).item()
             assert hypothesis.score == pytest.approx(score, abs=1e-4)
@@ -311,7 +287,7 @@ def test_an_ensemble(mean):
     for hypotheses, expected in zip(
         twice, search(models[:1], *batch(SOURCES), settings), strict=True
     ):
-        same(hypotheses, expected)
+        assert_same(hypotheses, expected)
 
 
 @pytest.mark.parametrize("beam", [1, 2, 5])
@@ -336,8 +312,3 @@ def test_logits_without_probabilities_are_an_error(token, logit, options):
     model.output.bias.data[token] = logit
     with pytest.raises(Diverged):
         search([model], *batch(SOURCES), config(**options))
-
-
-def test_n_best_beyond_the_beam_is_refused():
-    with pytest.raises(ValueError, match="n_best 6 is more than beam 5"):
-        SearchConfig(n_best=6)

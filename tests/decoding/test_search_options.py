@@ -3,20 +3,29 @@
 import itertools
 import math
 import random
+from functools import partial
 
 import pytest
 import torch
 
-from fusetk.data.vocab import BOS, EOS, UNK
+from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding import alignment
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.constraints import Constraints
 from fusetk.decoding.ensemble import EnsembleMean
 from fusetk.decoding.scores import PENALTIES, bound, normalized_score
+from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.token_mask import EncodedRequest, length_bounds
 from tests.contracts.systems import SYSTEMS
-from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
+from tests.decoding.fakes import (
+    Echo,
+    assert_same,
+    batch,
+    exhaustive,
+    log_probabilities,
+    next_scores,
+)
 from tests.decoding.plain import PlainSearch, coverage_term
 
 SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS], [5, EOS], [6, 6, 7, EOS]]
@@ -46,44 +55,19 @@ def config(**options) -> SearchConfig:
     )
 
 
-def memory(model, source):
-    known: dict[tuple[int, ...], list[float]] = {}
-
-    def following(ids):
-        if ids not in known:
-            with torch.inference_mode():
-                features = model(*batch([source]), torch.tensor([[BOS, *ids]]))
-                known[ids] = model.output(features[0, -1]).double().log_softmax(-1).tolist()
-        return known[ids]
-
-    return following
-
-
-FOLLOWING = {
-    (model, i): memory(model, source) for model in MODELS for i, source in enumerate(SOURCES)
-}
-
-
 def plain(model, i, settings, request=FREE[0]):
     mask = torch.ones(1, len(SOURCES[i]), dtype=torch.bool)
     _, [limit] = length_bounds([model], mask, settings, [request])
     least = max(settings.min_length, int(settings.min_length_factor * (len(SOURCES[i]) - 1)))
-    return PlainSearch(FOLLOWING[model, i], WORDS, limit, least, settings, request).search()
-
-
-def same(hypotheses, expected):
-    assert [h.ids for h in hypotheses] == [h.ids for h in expected]
-    for a, b in zip(hypotheses, expected, strict=True):
-        assert a.score == pytest.approx(b.score, abs=1e-4) and a.normalized == pytest.approx(
-            b.normalized, abs=1e-4
-        )
+    scores = partial(next_scores, model, SOURCES[i])
+    return PlainSearch(scores, WORDS, limit, least, settings, request).search()
 
 
 def check(settings, requests=FREE):
     for model in MODELS:
         results = search([model], *batch(SOURCES), settings, requests)
         for i, hypotheses in enumerate(results):
-            same(hypotheses, plain(model, i, settings, requests[i]))
+            assert_same(hypotheses, plain(model, i, settings, requests[i]))
             for hypothesis in hypotheses:
                 assert hypothesis.score == pytest.approx(
                     log_probabilities(model, SOURCES[i], [hypothesis.ids]).item(), abs=1e-4
@@ -189,14 +173,15 @@ def test_a_beam_wide_enough_with_a_word_penalty_is_exhaustive_search(penalty, al
         ):
             every = exhaustive(model, source, WORDS, 4, settings)
             divide = PENALTIES[penalty]
-            again = [
+            penalized = [
                 hypothesis._replace(
                     normalized=(hypothesis.score - word_penalty * (n := len(hypothesis.ids) + 1))
                     / divide(n, alpha)
                 )
                 for hypothesis in every
             ]
-            same(hypotheses, sorted(again, key=lambda hypothesis: -hypothesis.normalized)[:5])
+            penalized.sort(key=lambda hypothesis: -hypothesis.normalized)
+            assert_same(hypotheses, penalized[:5])
 
 
 @pytest.mark.parametrize("phrases", [[[4, 5]], [[5, 5]], [[8], [4]], [[4, 4, 5]]], ids=str)
@@ -218,7 +203,7 @@ def test_a_wide_beam_finds_the_best_translation_with_the_phrases(phrases):
                 ids = ids[ends[0] :]
             return True
 
-        same(
+        assert_same(
             hypotheses,
             [
                 hypothesis
@@ -298,7 +283,7 @@ def test_groups_without_a_cost_find_what_one_group_finds():
     settings = config(beam=16, groups=2, diversity=0.0, **options)
     in_groups = search([model], *batch(SOURCES), settings, requests)
     for hypotheses, expected in zip(in_groups, single, strict=True):
-        same(hypotheses, expected)
+        assert_same(hypotheses, expected)
 
 
 def test_no_repeated_ngram_except_in_forced_tokens():
@@ -316,8 +301,7 @@ def test_no_repeated_ngram_except_in_forced_tokens():
 
 @pytest.mark.parametrize("system", ["transformer", "conv", "recurrent"])
 def test_coverage(system):
-    name = next(name for name in SYSTEMS if name.startswith(system))
-    model = SYSTEMS[name]()
+    model = SYSTEMS[system]()
     sources = [[4, 5, 6, 7, EOS], [8, EOS], [9, 4, EOS]]
     settings = config(beam=40, n_best=5, max_length_extra=3, coverage_penalty=0.8, stop="exact")
     results = search([model], *batch(sources), settings)
@@ -326,8 +310,6 @@ def test_coverage(system):
         *batch(sources),
         settings.model_copy(update={"coverage_penalty": 0.0, "n_best": 40}),
     )
-    from fusetk.decoding.target_scores import score_targets
-
     for source, n_best, candidates in zip(sources, results, unpenalized, strict=True):
         for hypothesis in n_best:
             [read] = score_targets(
@@ -365,11 +347,11 @@ def test_results_do_not_depend_on_the_batch(options):
     settings = config(n_best=3, max_length_factor=2.0, **options)
     together = search([model], *batch(SOURCES), settings, MIXED)
     for source, hypotheses, request in zip(SOURCES, together, MIXED, strict=True):
-        same(search([model], *batch([source]), settings, [request])[0], hypotheses)
+        assert_same(search([model], *batch([source]), settings, [request])[0], hypotheses)
     for hypotheses, expected in zip(
         search([model], *batch(SOURCES[::-1]), settings, MIXED[::-1]), together[::-1], strict=True
     ):
-        same(hypotheses, expected)
+        assert_same(hypotheses, expected)
 
 
 def test_settings_without_an_effect_are_refused():
