@@ -1,6 +1,5 @@
-"""A model learns a toy task from a random seed, and its run folder translates."""
+"""A model learns a toy task, and its run folder translates."""
 
-import random
 from pathlib import Path
 
 from fusetk import system
@@ -11,10 +10,8 @@ from fusetk.recipe import load
 
 
 def test_reversal_is_learned(toy: Path, tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(1 << 30)
     overrides = ["model.dropout=0.0", "training.validation={every_updates: 100, metric: accuracy}"]
-    overrides += ["training.stages.0.end.updates=300", f"training.seed={seed}"]
-    recipe = load(toy, overrides)
+    recipe = load(toy, [*overrides, "training.stages.0.end.updates=300"])
     train_module.train(recipe, tmp_path, "cpu", quiet=True)
     loaded = system.load_model(tmp_path)
     corpus = Corpus.open(Path(recipe.data.folder), "valid")
@@ -24,4 +21,4 @@ def test_reversal_is_learned(toy: Path, tmp_path: Path) -> None:
     correct = sum(
         list(best[0].ids) == corpus.target[i][:-1].tolist() for i, best in enumerate(translations)
     )
-    assert correct >= 0.5 * len(corpus), f"{correct} of {len(corpus)} with seed {seed}"
+    assert correct >= 0.5 * len(corpus), f"{correct} of {len(corpus)}"
