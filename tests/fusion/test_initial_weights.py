@@ -14,13 +14,18 @@ from fusetk.models.seq2seq import Seq2Seq
 from tests.contracts.systems import BACKBONES, sides
 
 
+def built(kind: str, side: str, options: dict[str, Any]) -> Seq2Seq:
+    sizes = BACKBONES[kind].sizes
+    config = {**sizes, "kind": kind, side: {**sizes[side], **options}}
+    return MODELS[kind](MODELS[kind].Config.model_validate(config), 11, 9)
+
+
 @pytest.mark.parametrize(("normalize", "initial"), [("none", 1 / 4), ("softmax", 0.0)])
 def test_linear_fusion_starts_as_the_mean_of_embedding_and_layers(
     normalize: str, initial: float
 ) -> None:
     fuse = {"kind": "linear", "normalize": normalize}
-    options = {**BACKBONES["transformer"].sizes, "decoder": {"layers": 3, "fuse": fuse}}
-    model = MODELS["transformer"](MODELS["transformer"].Config.model_validate(options), 11, 9)
+    model = built("transformer", "decoder", {"layers": 3, "fuse": fuse})
     weights = dict(model.named_parameters())["decoder.fuse.combine.weight"]
     torch.testing.assert_close(weights.detach(), torch.full((4,), initial))
 
@@ -36,8 +41,7 @@ def test_linear_fusion_starts_as_the_mean_of_embedding_and_layers(
 def test_new_weights_of_groups_and_trees(
     fuse: dict[str, Any], name: str, initial: float | list[float]
 ) -> None:
-    options = {**BACKBONES["transformer"].sizes, "decoder": {"layers": 4, "fuse": fuse}}
-    model = MODELS["transformer"](MODELS["transformer"].Config.model_validate(options), 11, 9)
+    model = built("transformer", "decoder", {"layers": 4, "fuse": fuse})
     values = [weight.tolist() for key, weight in model.named_parameters() if key.endswith(name)]
     assert values and all(value == initial for value in values)
 
@@ -58,12 +62,6 @@ class BiasedConnection(LinearConnection):
     def initialise(self) -> None:
         for parameter in self.parameters():
             nn.init.constant_(parameter, 7)
-
-
-def built(kind: str, side: str, options: dict[str, Any]) -> Seq2Seq:
-    sizes = BACKBONES[kind].sizes
-    config = {**sizes, "kind": kind, side: {**sizes[side], **options}}
-    return MODELS[kind](MODELS[kind].Config.model_validate(config), 11, 9)
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
