@@ -84,11 +84,12 @@ def test_a_narrow_terminal_drops_the_last_fields() -> None:
     for width, texts in (
         (70, ("loss 4.123", "3,612 tokens/s", "0:03:30")),
         (120, ("loss 4.123", "3,612 tokens/s", "ppl 61.8", "lr 1.0e-03", "0:03:30")),
-        (40, ("",)),
+        (40, ()),
     ):
         before, after, bar = display._fitting(task, width)
         assert before == "epoch 3  update 90 of 300"
         assert all(text in after for text in texts), (width, after)
+        assert bool(after) == bool(texts)
         assert len(before) + sum(2 + size for size in (bar, len(after)) if size) <= width
         assert bar == 0 or bar >= MIN_BAR
     task.values = {"loss": 650.0}
