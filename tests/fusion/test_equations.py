@@ -213,6 +213,19 @@ def test_iterative(kind: str, embedding: bool) -> None:
     check(make("iterative", aggregation=kind, embedding=embedding, **hidden(kind)), equation)
 
 
+def test_beta_may_have_a_number_for_each_feature() -> None:
+    fuse = make("iterative", beta="vector", hidden=7)
+    assert parameters(fuse)["nodes.0.beta"].shape == (D,)
+
+    def equation(p: dict[str, Any], z: list[Any]) -> Any:
+        n = z[1]
+        for i in range(2, HISTORY):
+            n = aggregate(p, "ewp-ffn", i - 2, z[i], n)
+        return n
+
+    check(fuse, equation)
+
+
 @aggregations
 @pytest.mark.parametrize("residual", ["preceding", "none"])
 @pytest.mark.parametrize("embedding", [True, False])
