@@ -1,3 +1,5 @@
+"""``fusetk plot-attention`` on models with random weights."""
+
 import json
 import logging
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""``fusetk plot-curves`` on run folders made by hand."""
+
 import json
 from pathlib import Path
 

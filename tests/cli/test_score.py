@@ -1,3 +1,5 @@
+"""``fusetk score``: metrics, several systems, recorded scores, and scores by length."""
+
 import gzip
 import json
 import os
