@@ -128,7 +128,7 @@ def test_tokenized_text_is_not_tokenised_again() -> None:
     )
 
 
-def test_json() -> None:
+def test_the_json_file_has_the_printed_sentences() -> None:
     printed = run("a", "b", "-i", "src", "-r", "ref", "--top", 2, "-o", "c.json").stdout
     assert printed == run("a", "b", "-i", "src", "-r", "ref", "--top", 2).stdout
     document = json.loads(Path("c.json").read_text(encoding="utf-8"))

@@ -114,7 +114,7 @@ def test_lines_in_lines_out_and_the_speed_on_standard_error(trained):
     assert output("-m", trained, lines=[]) == []
 
 
-def test_files(trained, tmp_path):
+def test_files_may_be_compressed_and_no_input_is_overwritten(trained, tmp_path):
     translations = output("-m", trained)
     (tmp_path / "in.gz").write_bytes(gzip.compress("\r\n".join(LINES).encode()))
     assert output("-m", trained, "-i", tmp_path / "in.gz", "-o", tmp_path / "out") == []
@@ -145,7 +145,7 @@ def test_n_best_in_moses_form(trained):
     assert all(float(a[3]) >= float(b[3]) for a, b in zip(rows[::2], rows[1::2], strict=True))
 
 
-def test_json(trained):
+def test_json_has_an_object_for_each_line(trained):
     rows = [json.loads(line) for line in output("-m", trained, "--json", "--n-best", 2)]
     assert [row["id"] for row in rows] == [0, 1, 2, 3, 4]
     assert rows[1] == {"id": 1, "text": "", "source_tokens": [], "translations": []}
@@ -157,7 +157,7 @@ def test_json(trained):
     )
 
 
-def test_tokenized(trained):
+def test_tokenized_text_is_translated_into_tokens(trained):
     words = "ein hund läuft ."
     [translation] = output("-m", trained, "--tokenized", lines=[words])
     [row] = output("-m", trained, "--json", lines=["Ein Hund läuft."])

@@ -131,7 +131,7 @@ def test_errors_are_one_sentence(folder: Path) -> None:
     )
 
 
-def test_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_jobs_write_the_ids_of_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "MIN_ITEMS", 0)
     data = DataConfig.model_validate(
         {

@@ -164,7 +164,7 @@ def test_a_folder_of_recipes_may_have_other_json_files(recipes: Path, text: str)
     assert report(recipes) == before
 
 
-def test_markdown(recipes: Path, tmp_path: Path) -> None:
+def test_markdown_has_the_table_and_its_notes(recipes: Path, tmp_path: Path) -> None:
     make_run(tmp_path / "run", recipes / "b_plain.yaml", 1, bleu(40.0))
     text = report(recipes, "--runs", tmp_path / "run", "--markdown")
     rows = [row for row in text.splitlines() if row.startswith("|")]
@@ -175,7 +175,9 @@ def test_markdown(recipes: Path, tmp_path: Path) -> None:
     assert call(recipes, "--json", "--markdown").exit_code == 2
 
 
-def test_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_cell_is_cut_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "20")
     cells = ["[red]", "1.0", *[f"{i:.10f}" for i in range(9)]]

@@ -71,7 +71,7 @@ def test_several_references_in_both_ways(files: Path) -> None:
     assert "against ref (13 words), ref2 (13 words)" in output and "nrefs:2" in output
 
 
-def test_json(files: Path) -> None:
+def test_json_has_files_and_scores(files: Path) -> None:
     document = json.loads(run("hyp", "ref", "--json", "--lowercase").stdout)
     assert document["sentences"] == 2
     assert document["hypothesis"] == {"file": "hyp", "words": 12}

@@ -41,7 +41,7 @@ def test_a_line_for_each_line(command: str) -> None:
     assert out(command, text="") == ""
 
 
-def test_normalized() -> None:
+def test_quotes_spaces_and_accents_are_normalized() -> None:
     assert out("normalize", "-l", "de", text="„e\u0301“ – 5 %\n") == '"e\u0301" - 5%\n'
     assert out("normalize", "--nfc", text="e\u0301\n") == "é\n"
 
@@ -140,7 +140,7 @@ def test_filtered_files_need_names(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_filtered(tmp_path: Path) -> None:
+def test_filtered_pairs_are_counted_by_reason(tmp_path: Path) -> None:
     (tmp_path / "x.de").write_text("a b\nc\n\nd d d d\na b\n")
     (tmp_path / "x.en").write_text("a\nc c c c\ny\nd\na\n")
     result = call(
@@ -202,7 +202,7 @@ def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_no_torch() -> None:
+def test_text_and_prep_import_no_torch() -> None:
     code = (
         "import sys, fusetk.cli.text, fusetk.data.prepare, fusetk.data.tokenize\n"
         "import fusetk.data.corpus\n"

@@ -24,14 +24,14 @@ WEIGHTS = np.array(
         ("2.-1", (2, -1)),
     ],
 )
-def test_parse(text: str, wanted: tuple[int | None, int | None]) -> None:
+def test_a_choice_of_attention_is_parsed(text: str, wanted: tuple[int | None, int | None]) -> None:
     assert parse(text) == AttentionHeads(*wanted)
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "1.0", "all", "3.", ".2", "3.2.1", "top", "1,2", "--1", "٣", "12345"]
 )
-def test_parse_refuses(text: str) -> None:
+def test_other_text_is_not_a_choice_of_attention(text: str) -> None:
     with pytest.raises(
         ConfigError,
         match=r"is not a choice of attention: give mean, a layer .* or a layer and a head",
@@ -114,7 +114,7 @@ def test_eos_is_not_aligned() -> None:
     assert hard(np.full((3, 4), 0.25)) == [(0, 0), (0, 1)]  # the first of equals
 
 
-def test_forms() -> None:
+def test_an_alignment_is_written_as_pairs_or_as_weights() -> None:
     assert pharaoh(hard(WEIGHTS)) == "0-1 1-0" and pharaoh([]) == ""
     assert soft(WEIGHTS) == "0.1,0.7,0.2 0.25,0.05,0.7 0.3,0.3,0.4"
     rows = [

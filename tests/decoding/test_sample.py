@@ -176,7 +176,7 @@ def test_an_ensemble_is_sampled():
     check_frequencies(models, SOURCES[0], config(n_best=4000))
 
 
-def test_bad_input():
+def test_phrases_and_nan_are_errors():
     model = Echo()
     with pytest.raises(ConfigError, match="sampling cannot enforce phrases"):
         sample([model], *batch(SOURCES), config(), [EncodedRequest(constraints=[[4]])] * 3)

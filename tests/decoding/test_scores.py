@@ -6,7 +6,7 @@ import torch
 from fusetk.decoding.scores import PENALTIES, gnmt, power
 
 
-def test_values():
+def test_penalties_have_the_values_of_their_equations():
     assert power(7.0, 1.0) == 7.0 and power(4.0, 0.5) == 2.0
     assert gnmt(1.0, 0.6) == 1.0 and gnmt(7.0, 1.0) == 2.0
     torch.testing.assert_close(gnmt(torch.tensor([1.0, 19.0]), 0.5), torch.tensor([1.0, 2.0]))
@@ -25,5 +25,5 @@ def test_the_bound_is_never_exceeded(penalty, alpha):
 
 
 @pytest.mark.parametrize("penalty", PENALTIES.values())
-def test_no_penalty(penalty):
+def test_an_exponent_of_0_is_no_penalty(penalty):
     assert penalty(17.0, 0.0) == 1.0

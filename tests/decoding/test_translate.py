@@ -63,7 +63,7 @@ def test_blank_lines_are_not_translated():
     assert not tiny.models[0].rows
 
 
-def test_raw_and_tokenized():
+def test_tokenized_text_has_the_translations_of_raw_text():
     tiny = translator(n_best=3)
     [raw] = tiny.n_best(["Ein Hund läuft."])
     [words] = tiny.n_best(["ein hund läuft ."], tokenized=True)
@@ -133,7 +133,7 @@ def test_unknown_tokens_of_a_prefix_are_named(caplog):
     ]
 
 
-def test_ids():
+def test_ids_are_translated_alone_as_in_a_batch():
     tiny = translator()
     results = tiny.translate_ids([torch.tensor([5, 6, EOS]).numpy(), [EOS], [6, EOS]])
     assert [len(f) for f in results] == [1, 0, 1]

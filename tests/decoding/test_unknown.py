@@ -38,7 +38,9 @@ SOURCE = "das Haus von Łó@@ d@@ ź ist al@@ t".split()
         ("", [], ""),
     ],
 )
-def test_copies(target: str, pairs: list[tuple[int, int]], wanted: str) -> None:
+def test_an_unknown_word_becomes_its_aligned_source_word(
+    target: str, pairs: list[tuple[int, int]], wanted: str
+) -> None:
     assert Replacement()(SOURCE, target.split(), pairs) == wanted.split()
 
 
@@ -52,7 +54,7 @@ def test_without_subwords() -> None:
 
 
 @pytest.mark.parametrize("name", ["words", "words.gz"])
-def test_a_dictionary(tmp_path: Path, name: str) -> None:
+def test_the_first_entry_of_a_word_in_a_dictionary_counts(tmp_path: Path, name: str) -> None:
     content = "Haus\thouse\r\nŁódź\tthe town Łódź\nHaus\thome\n10\xa0000\t10,000\n".encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     assert read_dictionary(tmp_path / name) == {

@@ -333,7 +333,7 @@ ALL = [option for kind in FUSIONS for option in variants(kind, FUSES)]
 
 
 @pytest.mark.parametrize("option", ALL, ids=str)
-def test_gradients(option: dict[str, Any]) -> None:
+def test_gradients_agree_with_numerical_ones(option: dict[str, Any]) -> None:
     """Compare analytic with numerical gradients of every layer and parameter in float64."""
     fuse = make(**option)
     names = [name for name, _ in fuse.named_parameters()]
