@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import gc
+import itertools
 import json
 import math
 import os
@@ -152,6 +153,24 @@ def test_the_second_stage_starts_fresh_from_the_best(whole: tuple[Recipe, Path])
     epochs = [line["epoch"] for line in lines(run, "valid")]
     assert epochs == sorted(epochs)
     assert epochs[-1] == round(11 / 9 + 1, 3), "stage 1 reads 11 / 9 epochs, stage 2 one"
+
+
+def test_a_stage_can_start_with_the_weights_of_the_best_checkpoint(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best checkpoint is not the last one. The rate of the second stage changes no weight."""
+    losses = itertools.count(1.0)
+    monkeypatch.setattr(
+        Validator,
+        "combine",
+        lambda self, parts: {"loss": next(losses), "ppl": 1.0, "accuracy": 0.0},
+    )
+    stage = "{optimizer: sgd, schedule: {kind: constant, rate: %s}, end: {updates: 2}%s}"
+    stages = f"training.stages=[{stage % (0.1, '')}, {stage % (1e-30, ', start: best')}]"
+    recipe = load(toy, [stages, "training.validation.every_updates=1"])
+    train_module.train(recipe, tmp_path, "cpu", quiet=True)
+    best, last_of_stage, started = (files(tmp_path, update)[runs.MODEL] for update in (1, 2, 3))
+    assert started == best != last_of_stage
 
 
 def test_best_is_the_lowest_validation_loss(whole: tuple[Recipe, Path]) -> None:
