@@ -45,7 +45,7 @@ from fusetk.processes import World
 from fusetk.recipe import Recipe, load
 from fusetk.resume import last_checkpoint
 from fusetk.system import build
-from fusetk.training import checkpoint
+from fusetk.training import checkpoint, loop
 from fusetk.training.average import average, choose
 from fusetk.training.checkpoints import regular_checkpoints
 from fusetk.training.loop import Trainer
@@ -305,24 +305,40 @@ def test_prep_that_ends_while_a_training_starts_is_an_error(
     assert not (tmp_path / "run").exists()
 
 
-def test_gradients_that_are_not_finite_change_nothing_and_end_the_run(
-    toy: Path, tmp_path: Path
-) -> None:
-    train_module.train(load(toy), tmp_path, "cpu", quiet=True)
-    before = files(tmp_path, 8)
+def test_gradients_that_are_not_finite_end_the_run(toy: Path, tmp_path: Path) -> None:
     diverging = (
         "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, "
         "end: {updates: 90}}]"
     )
-    with pytest.raises(FusetkError, match=r"5 updates in a row after .* in a new run folder"):
-        train_module.train(load(toy, [diverging]), tmp_path / "diverging", "cpu", quiet=True)
+    with pytest.raises(
+        TrainingDiverged, match=r"5 updates in a row after update 1 .* in a new run folder"
+    ):
+        train_module.train(load(toy, [diverging]), tmp_path, "cpu", quiet=True)
     assert (
         "skipped: its gradient is not finite (prepared training pairs"
-        in (tmp_path / "diverging" / "log.txt").read_text()
+        in (tmp_path / "log.txt").read_text()
     )
-    assert files(tmp_path, 8) == before
-    checkpoints = runs.checkpoints(tmp_path / "diverging")
+    checkpoints = runs.checkpoints(tmp_path)
     assert checkpoints == regular_checkpoints(checkpoints), "no checkpoint of a diverged model"
+
+
+def test_a_skipped_update_changes_neither_weights_nor_optimiser_nor_average(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, calls = loop.optimizer_step, itertools.count(1)
+
+    def overflow_at_second_call(model: Any, *arguments: Any, **options: Any) -> Any:
+        if next(calls) == 2:
+            next(model.parameters()).grad.fill_(math.inf)
+        return step(model, *arguments, **options)
+
+    monkeypatch.setattr(loop, "optimizer_step", overflow_at_second_call)
+    settings = ["ema=0.9", "save_every=1", "stages.0.end.updates=2"]
+    recipe = load(toy, [f"training.{setting}" for setting in settings])
+    train_module.train(recipe, tmp_path, "cpu", quiet=True)
+    before, after = runs.checkpoints(tmp_path)
+    for file in (runs.MODEL, runs.TRAINING, runs.EMA):
+        assert (before / file).read_bytes() == (after / file).read_bytes(), file
 
 
 class Descending(Schedule):
