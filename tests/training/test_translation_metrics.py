@@ -105,8 +105,8 @@ def test_the_lowest_error_rate_is_the_best(
         runs[0] / "checkpoints" / checkpoint_name(best["update"])
     ]
     progress = Progress()
-    assert [progress.add_validation(metric, {"loss": 1, metric: value}) for value in (9, 8, 8.5)]
-    assert (progress.best, progress.stalled) == (8, 1)
+    is_best = [progress.add_validation(metric, {"loss": 1, metric: value}) for value in (9, 8, 8.5)]
+    assert is_best == [True, True, False] and (progress.best, progress.stalled) == (8, 1)
 
 
 def test_a_metric_outside_fusetk_has_a_direction(module: None) -> None:
