@@ -28,6 +28,7 @@ from fusetk.cli.main import main
 from fusetk.errors import ConfigError, FusetkError
 from fusetk.processes import World, local_device
 from fusetk.recipe import load
+from fusetk.training import parallel
 from fusetk.training.gradients import seed_of_update
 from fusetk.training.parallel import all_reduce_gradients
 from fusetk.weights import read_state
@@ -197,6 +198,24 @@ def test_a_parameter_that_no_process_uses_has_no_gradient(
         assert (model["unused"].weight.grad == 1).all()
     else:
         assert model["unused"].weight.grad is None
+
+
+def test_gradients_are_summed_in_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def add_equal_process(values: torch.Tensor) -> None:
+        sizes.append(len(values))
+        values *= 2
+
+    monkeypatch.setattr(dist, "all_reduce", add_equal_process)
+    monkeypatch.setattr(parallel, "BUCKET", 7)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 4))
+    model(torch.ones(1, 2)).sum().backward()
+    expected = [2 * parameter.grad for parameter in model.parameters()]
+    all_reduce_gradients(World(0, 2), model)
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], expected)
+    # Weights and biases of 6, 3, 12 and 4 elements, and 4 numbers of processes with a gradient.
+    assert sizes == [6, 3, 12, 4, 4]
 
 
 def test_a_process_that_does_not_answer_is_one_sentence() -> None:
