@@ -164,6 +164,24 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [p.name for p in runs.checkpoints(tmp_path)] == ["update-0000001"]
 
 
+def test_a_checkpoint_that_cannot_be_replaced_remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path, 1)
+    rename = Path.rename
+
+    def rename_only_the_old_one(path: Path, target: Path) -> Path:
+        if path.name == f".{folder.name}":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_only_the_old_one)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        write(tmp_path, 1)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert runs.is_intact(folder)
+
+
 def test_a_model_of_other_shape_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, 1)
     with pytest.raises(CheckpointError, match="does not fit"):
