@@ -1,5 +1,6 @@
 """Output of a run: JSON lines, a log that outlives its reader, TensorBoard files."""
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -93,6 +94,27 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
         ("valid/shares/l1", 0.5, 7),
         ("closed",),
     ]
+
+
+def test_a_write_error_of_tensorboard_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def __init__(self, folder: str, purge_step: int):
+            pass
+
+        def add_scalar(self, *values: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Full  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    with Log(tmp_path, quiet=True, tensorboard=True) as log:
+        for update in (1, 2):
+            log.record("train", {"update": update, "loss": 2.5})
+    said = (tmp_path / "log.txt").read_text()
+    assert said.count("TensorBoard files cannot be written") == 1
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_quiet_log_prints_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
