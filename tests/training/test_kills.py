@@ -160,7 +160,7 @@ def kill_and_compare(
     assert best[0] == best[1]
 
 
-def test_five_kills_lose_nothing(toy: Path, tmp_path: Path) -> None:
+def test_kills_lose_nothing(toy: Path, tmp_path: Path) -> None:
     """The test runs in a separate process, from which a fork is safe."""
     call = f"Path({str(toy)!r}), Path({str(tmp_path)!r}), 5, (30, 20), seed=4, fresh=False"
     program = (
@@ -168,7 +168,7 @@ def test_five_kills_lose_nothing(toy: Path, tmp_path: Path) -> None:
         "from tests.training.test_kills import kill_and_compare\n"
         f"kill_and_compare({call})\n"
     )
-    assert "5 kills" in Forks([], code=program).succeed()
+    Forks([], code=program).succeed()
 
 
 @pytest.mark.slow
