@@ -90,6 +90,10 @@ def validations(run: Path) -> list[dict[str, Any]]:
     return records(run, "valid")
 
 
+def assert_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_are_one(
@@ -101,8 +105,7 @@ def test_several_processes_are_one(
     assert f"{processes} processes" in said and said.count("done: 8 updates") == 1
     train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
     actual, expected = weights(tmp_path / "many", 8), weights(tmp_path / "one", 8)
-    for name in expected:
-        torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
     for several, single in zip(
         validations(tmp_path / "many"), validations(tmp_path / "one"), strict=True
     ):
@@ -161,10 +164,7 @@ def test_a_signal_to_one_process_saves_and_ends_all(toy: Path, tmp_path: Path) -
     assert read_state(last)["interrupted"]
     update = int(last.name.removeprefix("update-"))
     train(toy, tmp_path / "whole", [f"training.stages.0.end.updates={update}"], 2).succeed()
-    assert all(
-        torch.equal(tensor, weights(tmp_path / "whole", update)[name])
-        for name, tensor in weights(run, update).items()
-    )
+    assert_equal(weights(run, update), weights(tmp_path / "whole", update))
 
 
 def test_a_process_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None:
@@ -246,10 +246,7 @@ def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure:
     assert saved.name == runs.checkpoint_name(4) and read_state(saved)["interrupted"]
     train(toy, tmp_path / "run", [], 2).succeed()
     train(toy, tmp_path / "whole", [], 2).succeed()
-    assert all(
-        torch.equal(tensor, weights(tmp_path / "whole", 8)[name])
-        for name, tensor in weights(tmp_path / "run", 8).items()
-    )
+    assert_equal(weights(tmp_path / "run", 8), weights(tmp_path / "whole", 8))
 
 
 def test_a_process_that_ends_in_an_update_loses_no_earlier_one(toy: Path, tmp_path: Path) -> None:
@@ -267,9 +264,7 @@ def test_a_process_that_ends_in_an_update_loses_no_earlier_one(toy: Path, tmp_pa
     assert saved.name == runs.checkpoint_name(3) and read_state(saved)["interrupted"]
     train(toy, tmp_path / "run", settings, 2).succeed()
     train(toy, tmp_path / "whole", settings, 2).succeed()
-    torch.testing.assert_close(
-        weights(tmp_path / "run", 8), weights(tmp_path / "whole", 8), rtol=0, atol=0
-    )
+    assert_equal(weights(tmp_path / "run", 8), weights(tmp_path / "whole", 8))
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
@@ -449,7 +444,7 @@ def test_all_processes_start_from_the_checkpoint_of_rank_0(toy: Path, tmp_path: 
     said = train(toy, tmp_path / "two", starts, 2, see_older).succeed()
     assert f"start from {newer}: " in said
     expected, actual = (weights(tmp_path / name, 2) for name in ("one", "two"))
-    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert_equal(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -524,7 +519,7 @@ def test_two_hosts(toy: Path, tmp_path: Path) -> None:
     assert sum("done: 8 updates" in text for text in said) == 1
     train(toy, tmp_path / "one", PLAIN, 2).succeed()
     actual, expected = weights(tmp_path / "hosts", 8), weights(tmp_path / "one", 8)
-    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert_equal(actual, expected)
 
 
 @pytest.mark.slow
@@ -542,10 +537,7 @@ def test_a_restart_by_torchrun_resumes(toy: Path, tmp_path: Path) -> None:
     said = output(torchrun(toy, tmp_path / "run", [], *options, code=fail))
     assert "once" in said and "resumed after update 5" in said and "done: 8 updates" in said
     train(toy, tmp_path / "whole", [], 2).succeed()
-    assert all(
-        torch.equal(tensor, weights(tmp_path / "whole", 8)[name])
-        for name, tensor in weights(tmp_path / "run", 8).items()
-    )
+    assert_equal(weights(tmp_path / "run", 8), weights(tmp_path / "whole", 8))
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,7 @@ def test_two_processes_read_the_same_segmentations(
         weights_module.read_tensors(tmp_path / run / "checkpoints" / "last", runs.MODEL)
         for run in ("two", "one")
     )
-    for name in expected:
-        torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_all_segmentations_must_fit(toy: Path, overrides: list[str], tmp_path: Path) -> None:
