@@ -1,7 +1,7 @@
 """A batch that does not fit into memory is split into halves, with the same result."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,18 @@ GIVEN = ["model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0
 
 
 def small_memory(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, kind: type[Exception] = RuntimeError
+    monkeypatch: pytest.MonkeyPatch,
+    fits: Callable[[Batch], bool],
+    kind: type[Exception] = RuntimeError,
 ) -> list[int]:
-    """Let batches with more target tokens fail after their backward pass. Return their sizes."""
+    """Let batches that do not fit fail after their backward pass. Return their target tokens."""
     plain, failed = gradients_module.accumulate_gradients, list[int]()
 
     def gradients(model: torch.nn.Module, batches: Iterable[Batch], *arguments: Any) -> list[Loss]:
         losses = []
         for batch in batches:
             losses += plain(model, [batch], *arguments)  # type: ignore[arg-type]
-            if len(batch.target_index) > tokens:
+            if not fits(batch):
                 failed.append(len(batch.target_index))
                 raise kind(
                     "[enforce fail] DefaultCPUAllocator: can't allocate memory: "
@@ -47,7 +49,7 @@ def test_batches_are_done_in_halves(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     train_module.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
-    failed = small_memory(monkeypatch, 200, kind)
+    failed = small_memory(monkeypatch, lambda batch: len(batch.target_index) <= 200, kind)
     train_module.train(load(toy, GIVEN), tmp_path / "halves", "cpu", quiet=True)
     actual, expected = (
         weights_module.read_tensors(
@@ -68,17 +70,7 @@ def test_a_memory_for_single_pairs_suffices(
     stage = "training.stages.0"
     settings = [*GIVEN, f"{stage}.end.updates=1", f"{stage}.batch={{size: 30, accumulate: 8}}"]
     train_module.train(load(toy, settings), tmp_path / "whole", "cpu", quiet=True)
-    plain = gradients_module.accumulate_gradients
-
-    def gradients(model: torch.nn.Module, batches: Iterable[Batch], *arguments: Any) -> list[Loss]:
-        losses = []
-        for batch in batches:
-            if len(batch.src) > 1:
-                raise RuntimeError("CUDA out of memory")
-            losses += plain(model, [batch], *arguments)  # type: ignore[arg-type]
-        return losses
-
-    monkeypatch.setattr(gradients_module, "accumulate_gradients", gradients)
+    small_memory(monkeypatch, lambda batch: len(batch.src) == 1)
     train_module.train(load(toy, settings), tmp_path / "pairs", "cpu", quiet=True)
     actual, expected = (
         weights_module.read_tensors(
@@ -92,7 +84,7 @@ def test_a_memory_for_single_pairs_suffices(
 def test_a_sentence_that_does_not_fit_is_named(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small_memory(monkeypatch, 0)
+    small_memory(monkeypatch, lambda batch: False)
     with pytest.raises(
         FusetkError,
         match=r"training pair \d+ \(\d+ source and \d+ target tokens\) does not fit into "
