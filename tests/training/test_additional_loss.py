@@ -1,6 +1,5 @@
 """Additional losses of modules: their weight, their positions, their errors and their records."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ from fusetk.training.verify import verify
 from tests.contracts.systems import MODELS, SOURCE_SIZE, TARGET_SIZE, build, sides
 from tests.helpers.batches import random_batch, select_sentences, with_lengths
 from tests.helpers.forks import Forks
+from tests.helpers.metrics import records
 
 
 class Counting(LayerFusion):
@@ -359,12 +359,12 @@ def test_a_training_records_each_loss(toy: Path, tmp_path: Path) -> None:
     settings = [f"model.decoder.fuse={own(Counting)['kind']}", "training.log_every=1"]
     settings.append("training.stages.0.batch.accumulate=2")
     train_module.train(load(toy, settings), tmp_path / "run", "cpu", quiet=True)
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    for record in map(json.loads, lines):
-        assert ("decoder.fuse.count" in record) == (record["kind"] == "train")
-        if record["kind"] == "train":  # one value for each target token
-            penalty = 3 * record["decoder.fuse.count"] ** 2
-            assert record["decoder.fuse.penalty"] == pytest.approx(penalty)
+    updates, validations = (records(tmp_path / "run", kind) for kind in ("train", "valid"))
+    assert len(updates) == 8 and len(validations) == 2
+    for record in updates:
+        penalty = 3 * record["decoder.fuse.count"] ** 2  # one value for each target token
+        assert record["decoder.fuse.penalty"] == pytest.approx(penalty)
+    assert not any("decoder.fuse.count" in record for record in validations)
     assert (
         "  decoder.fuse.count 1.0000  decoder.fuse.distance "
         in (tmp_path / "run" / "log.txt").read_text()

@@ -1,6 +1,5 @@
 """Training with a rate that decays to a floor: it stays there, and resuming is exact."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from fusetk import runs
 from fusetk import train as train_module
 from fusetk.errors import ConfigError
 from fusetk.recipe import load
+from tests.helpers.metrics import records
 
 STAGE = "training.stages.0={optimizer: {kind: adafactor, beta1: 0.9}, batch: {size: 400}, end: %s, "
 STAGE += "schedule: {kind: %s, peak: 0.05, warmup: 2, floor: 0.01, updates: 6}}"
@@ -19,8 +19,7 @@ def train(toy: Path, run: Path, kind: str, end: str) -> dict[int, float]:
     train_module.train(
         load(toy, [STAGE % (end, kind), "training.log_every=1"]), run, "cpu", quiet=True
     )
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {line["update"]: line["lr"] for line in lines if line["kind"] == "train"}
+    return {record["update"]: record["lr"] for record in records(run, "train")}
 
 
 def state(run: Path) -> tuple[bytes, ...]:

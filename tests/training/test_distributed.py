@@ -2,7 +2,6 @@
 one of them fails.
 """
 
-import json
 import os
 import signal
 import socket
@@ -33,6 +32,7 @@ from fusetk.training.gradients import seed_of_update
 from fusetk.training.parallel import all_reduce_gradients
 from fusetk.weights import read_state
 from tests.helpers.forks import train
+from tests.helpers.metrics import records
 
 # Adam would enlarge the rounding error of zero gradients, such as those of the keys' biases.
 PLAIN = [
@@ -81,15 +81,6 @@ def weights(run: Path, update: int) -> dict[str, torch.Tensor]:
     )
 
 
-def records(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == kind]
-
-
-def validations(run: Path) -> list[dict[str, Any]]:
-    return records(run, "valid")
-
-
 def assert_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
@@ -107,7 +98,7 @@ def test_several_processes_are_one(
     actual, expected = weights(tmp_path / "many", 8), weights(tmp_path / "one", 8)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
     for several, single in zip(
-        validations(tmp_path / "many"), validations(tmp_path / "one"), strict=True
+        records(tmp_path / "many", "valid"), records(tmp_path / "one", "valid"), strict=True
     ):
         assert several.keys() == single.keys() and several["update"] == single["update"]
         assert several["loss"] == pytest.approx(single["loss"], rel=1e-4) and several[

@@ -1,6 +1,5 @@
 """`fusetk train`, killed at random moments and restarted, gives the uninterrupted result."""
 
-import json
 import os
 import random
 import signal
@@ -17,6 +16,7 @@ from fusetk import runs
 from fusetk.cli.main import main
 from fusetk.weights import read_state
 from tests.helpers.forks import Forks
+from tests.helpers.metrics import records
 
 STAGES = (
     "training.stages=["
@@ -101,14 +101,6 @@ def contents(run: Path, update: int) -> dict[str, Any]:
     return {**files, **state}
 
 
-def validations(run: Path) -> list[dict[str, Any]]:
-    return [
-        {key: value for key, value in line.items() if key != "seconds"}
-        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-        if line["kind"] == "valid"
-    ]
-
-
 def kill_and_compare(
     config: Path, folder: Path, kills: int, updates: tuple[int, int], seed: int, fresh: bool
 ) -> None:
@@ -150,7 +142,7 @@ def kill_and_compare(
         ".said"
     ).read_text()
     assert contents(killed, total) == contents(uninterrupted, total)
-    assert validations(killed) == validations(uninterrupted)
+    assert records(killed, "valid") == records(uninterrupted, "valid")
     names = [
         sorted(path.name for path in (run / "checkpoints").iterdir())
         for run in (uninterrupted, killed)

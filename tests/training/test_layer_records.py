@@ -1,6 +1,5 @@
 """Training records the gradient norm of each layer and its share in the fusions."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,13 @@ from fusetk.training.update import UpdateStats
 from fusetk.training.validation import Validator, check_shares
 from fusetk.weights import read_state
 from tests.contracts.systems import SYSTEMS
+from tests.helpers.metrics import records
 
 FUSED = [
     "model.encoder={layers: 2, fuse: linear}",
     "model.decoder={layers: 2, fuse: {kind: attention, hops: 2}}",
 ]
 SHARES = "training.validation.share_pairs=7"
-
-
-def records(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
 def test_norms_of_parts_add_up_to_the_gradient_norm(toy: Path, tmp_path: Path) -> None:

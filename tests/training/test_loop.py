@@ -55,6 +55,7 @@ from fusetk.training.start_from import start_checkpoint, start_from
 from fusetk.training.validation import LossSums, PartialResults, ValidationConfig, Validator
 from fusetk.weights import read_state
 from tests.helpers.forks import Forks, train
+from tests.helpers.metrics import records
 
 TWO_STAGES = [
     "training.stages=["
@@ -76,15 +77,6 @@ ENDLESS = [
 def files(run: Path, update: int) -> dict[str, bytes]:
     folder = run / "checkpoints" / runs.checkpoint_name(update)
     return {name: (folder / name).read_bytes() for name in (runs.MODEL, runs.TRAINING)}
-
-
-def lines(run: Path, kind: str) -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in line.items() if k not in ("tokens_per_second", "memory", "seconds")}
-        for line in records
-        if line["kind"] == kind
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +109,10 @@ def test_resuming_gives_the_same_run_to_the_bit(
     assert files(copy, last) == files(run, last)
     assert [p.name for p in runs.checkpoints(copy)] == [p.name for p in checkpoints]
     for kind in ("train", "valid"):
-        assert [line["update"] for line in lines(copy, kind)] == [
-            line["update"] for line in lines(run, kind)
+        assert [line["update"] for line in records(copy, kind)] == [
+            line["update"] for line in records(run, kind)
         ]
-    assert lines(copy, "valid") == lines(run, "valid")
+    assert records(copy, "valid") == records(run, "valid")
 
 
 def test_a_trainer_is_freed_at_the_end_of_training(
@@ -151,7 +143,7 @@ def test_the_second_stage_starts_fresh_from_the_best(whole: tuple[Recipe, Path])
     assert all(name.endswith(":momentum_buffer") for name in tensors), (
         "nothing of the first stage's Adam is left"
     )
-    epochs = [line["epoch"] for line in lines(run, "valid")]
+    epochs = [line["epoch"] for line in records(run, "valid")]
     assert epochs == sorted(epochs)
     assert epochs[-1] == round(11 / 9 + 1, 3), "stage 1 reads 11 / 9 epochs, stage 2 one"
 
@@ -176,7 +168,7 @@ def test_a_stage_can_start_with_the_weights_of_the_best_checkpoint(
 
 def test_best_is_the_lowest_validation_loss(whole: tuple[Recipe, Path]) -> None:
     _, run = whole
-    best = min(lines(run, "valid"), key=lambda line: line["loss"])["update"]
+    best = min(records(run, "valid"), key=lambda line: line["loss"])["update"]
     assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(best)
 
 
@@ -197,7 +189,7 @@ def test_patience_ends_a_stage(toy: Path, tmp_path: Path) -> None:
         "training.stages.0.end={patience: 3}",
     ]
     train_module.train(load(toy, overrides), tmp_path, "cpu", quiet=True)
-    assert [line["update"] for line in lines(tmp_path, "valid")] == [4, 8, 12, 16]
+    assert [line["update"] for line in records(tmp_path, "valid")] == [4, 8, 12, 16]
 
 
 def test_the_seed_fixes_everything(toy: Path, tmp_path: Path) -> None:
@@ -242,7 +234,7 @@ def test_a_lost_link_does_not_start_again(toy: Path, tmp_path: Path) -> None:
     for name in ("last", "best"):
         (tmp_path / "a" / "checkpoints" / name).unlink()
     train_module.train(load(toy), tmp_path / "a", "cpu", quiet=True)
-    assert [line["update"] for line in lines(tmp_path / "a", "valid")] == [4, 8]
+    assert [line["update"] for line in records(tmp_path / "a", "valid")] == [4, 8]
 
 
 def test_a_restart_from_an_earlier_checkpoint_keeps_its_new_checkpoints(
@@ -403,7 +395,7 @@ def test_a_schedule_that_fails_loses_no_update(
     assert (tmp_path / "a/checkpoints/last").resolve().name == runs.checkpoint_name(update)
     for name in ("a", "b"):
         train_module.train(load(toy, settings), tmp_path / name, "cpu", quiet=True)
-    assert lines(tmp_path / "a", "valid") == lines(tmp_path / "b", "valid")
+    assert records(tmp_path / "a", "valid") == records(tmp_path / "b", "valid")
     assert files(tmp_path / "a", 8) == files(tmp_path / "b", 8)
 
 
@@ -475,15 +467,8 @@ def test_updates_that_are_skipped_are_counted_over_a_resume(toy: Path, tmp_path:
     train_module.train(diverging(4), tmp_path / "run", "cpu", quiet=True)
     with pytest.raises(TrainingDiverged, match="6 updates in a row after update 1 "):
         train_module.train(diverging(90), tmp_path / "run", "cpu", quiet=True)
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    norms = [
-        json.loads(line, parse_constant=pytest.fail)["grad_norm"]
-        for line in lines
-        if '"kind": "train"' in line
-    ]
-    assert norms[0] is not None and norms[-1] is None, (
-        "JSON has null for a number that is not finite"
-    )
+    norms = [record["grad_norm"] for record in records(tmp_path / "run", "train")]
+    assert norms[0] is not None and norms[-1] is None
 
 
 def test_surplus_checkpoints_of_a_kill_are_deleted_on_resume(
@@ -644,7 +629,7 @@ def test_padded_lengths_stay_within_learned_positions(
     ]
     recipe = load(toy, settings)
     train_module.train(recipe, tmp_path / "run", "cpu", quiet=True)
-    assert lines(tmp_path / "run", "valid")
+    assert records(tmp_path / "run", "valid")
 
 
 def test_tying_all_needs_one_vocabulary(toy: Path) -> None:
@@ -667,7 +652,7 @@ def test_average_is_the_mean(whole: tuple[Recipe, Path], tmp_path: Path) -> None
     for name, mean in weights_module.read_tensors(tmp_path / "mean", runs.MODEL).items():
         torch.testing.assert_close(mean, sum(t[name] for t in tensors) / 3)
     best = choose(run, best=2)
-    ranked = sorted(lines(run, "valid"), key=lambda line: line["loss"])
+    ranked = sorted(records(run, "valid"), key=lambda line: line["loss"])
     assert {p.name for p in best} == {runs.checkpoint_name(line["update"]) for line in ranked[:2]}
     assert [p.name for p in choose(run, updates=[5, 10])] == ["update-0000005", "update-0000010"]
     too_many = len(runs.checkpoints(run)) + 1
@@ -756,7 +741,8 @@ def test_equal_metrics_are_ranked_by_loss(
     assert [path.name for path in choose(run, best=2, metric="bleu")] == [
         runs.checkpoint_name(update) for update in (5, 6)
     ]
-    assert [line["best"] for line in lines(run, "valid")] == [True, True, True, False, True, False]
+    are_best = [line["best"] for line in records(run, "valid")]
+    assert are_best == [True, True, True, False, True, False]
 
 
 def test_a_resume_does_not_write_its_checkpoint_again(
@@ -806,7 +792,7 @@ def test_the_metrics_of_a_killed_run_have_all_tokens(
             train_module.train(recipe, tmp_path / "a", "cpu", quiet=True)
     train_module.train(recipe, tmp_path / "a", "cpu", quiet=True)
     train_module.train(recipe, tmp_path / "b", "cpu", quiet=True)
-    sums = [sum(line["tokens"] for line in lines(tmp_path / run, "train")) for run in "ab"]
+    sums = [sum(line["tokens"] for line in records(tmp_path / run, "train")) for run in "ab"]
     assert sums[0] == sums[1]
 
 
@@ -859,10 +845,10 @@ def test_a_validation_is_repeated_after_a_signal(
         patched.setattr(Validator, "validate_part", signalled)
         with pytest.raises(Interrupted, match="after update 4"):
             train_module.train(load(toy), tmp_path / "a", "cpu", quiet=True)
-    assert lines(tmp_path / "a", "valid") == []
+    assert records(tmp_path / "a", "valid") == []
     train_module.train(load(toy), tmp_path / "a", "cpu", quiet=True)
     train_module.train(load(toy), tmp_path / "b", "cpu", quiet=True)
-    assert lines(tmp_path / "a", "valid") == lines(tmp_path / "b", "valid") and files(
+    assert records(tmp_path / "a", "valid") == records(tmp_path / "b", "valid") and files(
         tmp_path / "a", 8
     ) == files(tmp_path / "b", 8)
     assert [p.name for p in runs.checkpoints(tmp_path / "a")] == [

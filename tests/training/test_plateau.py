@@ -1,7 +1,6 @@
 """Training with schedule plateau: resuming is exact, and end.rate ends a stage."""
 
 import itertools
-import json
 import shutil
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from fusetk.recipe import load
 from fusetk.training import checkpoint
 from fusetk.training.validation import Validator
 from fusetk.weights import read_state
+from tests.helpers.metrics import records
 
 # A validation that is not at least 3 % better counts as worse.
 STAGE = "training.stages.0={optimizer: {kind: nag, momentum: 0.9}, "
@@ -30,8 +30,7 @@ def train(
     train_module.train(
         load(toy, [STAGE % (options, end), *MORE, *overrides]), run, "cpu", quiet=True
     )
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(line["update"], line["lr"]) for line in lines if line["kind"] == "train"]
+    return [(record["update"], record["lr"]) for record in records(run, "train")]
 
 
 def test_equal_values_are_ranked_by_loss(
@@ -116,8 +115,7 @@ def test_a_later_stage_starts_with_its_initial_rate(toy: Path, tmp_path: Path) -
     train_module.train(
         load(toy, [f"training.stages=[{stage}, {stage}]", *MORE]), tmp_path, "cpu", quiet=True
     )
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    rates = {line["update"]: line["lr"] for line in lines if line["kind"] == "train"}
+    rates = {record["update"]: record["lr"] for record in records(tmp_path, "train")}
     assert (rates[1], rates[8], rates[9], rates[10]) == pytest.approx((0.1, 0.1, 0.01, 0.1))
     assert "learning rate 1.000e-01 -> 1.000e-02" in (tmp_path / "log.txt").read_text()
 

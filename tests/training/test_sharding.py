@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_distributed import PLAIN, records, validations
+from test_distributed import PLAIN
 
 from fusetk import runs
 from fusetk import train as train_module
@@ -12,6 +12,7 @@ from fusetk import weights as weights_module
 from fusetk.recipe import load
 from fusetk.runs import EMA, MODEL, TRAINING
 from tests.helpers.forks import Forks, train
+from tests.helpers.metrics import records
 
 SHARD = "training.shard=true"
 
@@ -72,7 +73,7 @@ def test_sharded_and_unsharded_training_resume_each_other(toy: Path, tmp_path: P
     for update in (6, 9):
         close(tmp_path / "parts", tmp_path / "one", update, MODEL, TRAINING, EMA)
     for actual, expected in zip(
-        validations(tmp_path / "parts"), validations(tmp_path / "one"), strict=True
+        records(tmp_path / "parts", "valid"), records(tmp_path / "one", "valid"), strict=True
     ):
         assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-4) and actual[
             "bleu"

@@ -1,6 +1,5 @@
 """Training and preparation that start from an existing run, codes and vocabularies."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from fusetk.train import train
 from fusetk.training import checkpoint
 from fusetk.training.start_from import start_checkpoint, start_from
 from fusetk.weights import read_tensors
+from tests.helpers.metrics import records
 
 
 @pytest.fixture(scope="module")
@@ -180,13 +180,8 @@ def test_fine_tuning_continues_from_the_run(toy: Path, parent: Path, tmp_path: P
     call("train", tmp_path / "tuned.yaml", "--prep", "-d", "cpu", "-r", run, "-q")
     log = (run / "log.txt").read_text()
     assert f"start from {parent / 'checkpoints'}" in log and "weights copied" in log
-    first = [json.loads(line) for line in (parent / "metrics.jsonl").read_text().splitlines()]
-    tuned = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = [
-        next(record["loss"] for record in records if record["kind"] == "valid")
-        for records in (first, tuned)
-    ]
-    assert losses[1] < losses[0], "a run that starts from weights begins with a lower loss"
+    first, tuned = (records(each, "valid")[0]["loss"] for each in (parent, run))
+    assert tuned < first, "a run that starts from weights begins with a lower loss"
     call("train", tmp_path / "tuned.yaml", "-d", "cpu", "-r", run, "-q")  # does not start again
     assert (run / "log.txt").read_text().count("weights copied") == 1
     text = tmp_path / "in.de"

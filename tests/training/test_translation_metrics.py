@@ -1,6 +1,5 @@
 """Metrics of translations as the metric of validation: text, direction and errors."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from fusetk.training.progress import Progress
 from fusetk.training.signals import Stop
 from fusetk.training.validation import LossSums, PartialResults, TranslationMetric
 from fusetk.training.validation_config import BLEU, ranking_key
+from tests.helpers.metrics import records
 
 MODULE = """
 import numpy as np
@@ -73,15 +73,6 @@ def test_each_metric_reads_the_text_that_it_expects(name: str, tmp_path: Path) -
     assert score == pytest.approx(0 if name == "ter" else 100)
 
 
-def validations(run: Path) -> list[dict[str, Any]]:
-    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [
-        {key: value for key, value in record.items() if key != "seconds"}
-        for record in records
-        if record["kind"] == "valid"
-    ]
-
-
 @pytest.mark.parametrize("metric", ["ter", "validation_metrics:Errors"])
 def test_the_lowest_error_rate_is_the_best(
     toy: Path, tmp_path: Path, module: None, metric: str
@@ -97,7 +88,7 @@ def test_the_lowest_error_rate_is_the_best(
         for updates in ends:
             settings = [*overrides, f"training.stages.0.end={{updates: {updates}, patience: 9}}"]
             train(load(toy, settings), run, "cpu", quiet=True)
-    whole, resumed = map(validations, runs)
+    whole, resumed = (records(run, "valid") for run in runs)
     assert whole == resumed and len(whole) == 4 and "bleu" in whole[0]
     best = min(whole, key=lambda record: (record[metric], record["loss"]))
     assert (runs[0] / "checkpoints/best").resolve().name == checkpoint_name(best["update"])
