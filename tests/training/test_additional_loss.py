@@ -286,7 +286,7 @@ def test_a_layer_can_be_recomputed_twice() -> None:
 
 
 class MeanOfBatch(Counting):
-    """A loss that is no sum over the sentences of a batch."""
+    """A loss that is not a sum over the sentences of a batch."""
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
         distances = (layers[0] - layers[-1]).square().mean((0, 1))

@@ -29,7 +29,7 @@ def write(run: Path, update: int) -> Path:
     return folder
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = write(tmp_path, 12)
     found = weights_module.read_tensors(folder, runs.MODEL)
     assert found.keys() == MODEL.keys() and all(torch.equal(found[n], MODEL[n]) for n in MODEL)

@@ -87,7 +87,7 @@ def assert_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tens
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_several_processes_are_one(
+def test_several_processes_train_as_one(
     toy: Path, tmp_path: Path, processes: int, accumulate: int
 ) -> None:
     """Batches and results do not depend on the number of processes."""
@@ -209,7 +209,7 @@ def test_gradients_are_summed_in_buckets(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sizes == [6, 3, 12, 4, 4]
 
 
-def test_a_process_that_does_not_answer_is_one_sentence() -> None:
+def test_the_error_about_a_process_that_does_not_answer_is_one_sentence() -> None:
     world = process_module.World(0, 2)
     error = RuntimeError(
         "[unbound_buffer.cc:78] Timed out waiting 600000ms for recv operation to complete"
@@ -308,7 +308,7 @@ def test_processes_of_a_start_agree_on_a_name_despite_old_entries() -> None:
 
 
 @pytest.mark.parametrize(("rank", "size"), [("x", "2"), ("2", "2"), ("-1", "2")])
-def test_a_rank_that_is_not_one_of_the_group(
+def test_a_rank_outside_the_group_is_refused(
     monkeypatch: pytest.MonkeyPatch, rank: str, size: str
 ) -> None:
     variables = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
@@ -340,7 +340,7 @@ def test_the_number_of_processes_must_be_a_number(
 
 
 @pytest.mark.parametrize("port", ["abc", "99999999"])
-def test_a_port_that_is_none(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+def test_a_wrong_port_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
     variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -348,7 +348,7 @@ def test_a_port_that_is_none(monkeypatch: pytest.MonkeyPatch, port: str) -> None
         process_module.connect(torch.device("cpu"))
 
 
-def test_a_process_that_finds_no_other_one(
+def test_a_process_that_finds_no_other_one_names_the_address(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}

@@ -360,7 +360,9 @@ def test_a_changed_config_is_named_where_no_checkpoint_fits(toy: Path, copy: Pat
     assert "; update-0000006 does not fit it either: " in said
 
 
-def test_an_edited_config_of_a_run_is_no_other_model(toy: Path, copy: Path) -> None:
+def test_an_edited_config_of_a_run_is_refused_if_it_changes_the_model(
+    toy: Path, copy: Path
+) -> None:
     """Another number of heads, or another clipping, has the same shapes."""
     decode = ("decode", "-m", copy, "-i", toy.parent / "train.de", "--device", "cpu", "-q")
     assert call("average", copy, "--last", 2).exit_code == 0
@@ -734,7 +736,9 @@ def file_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_files_that_may_not_become_large(toy: Path, trained: Path, tmp_path: Path) -> None:
+def test_a_limit_of_file_sizes_leaves_complete_checkpoints(
+    toy: Path, trained: Path, tmp_path: Path
+) -> None:
     run, fewer = tmp_path / "run", "training.stages.0.end.updates=4"
     assert train(toy, run, *GIVEN, fewer).exit_code == 0
     size = (folder_of(run, 4) / MODEL).stat().st_size
@@ -1047,7 +1051,7 @@ def test_the_end_of_a_finished_stage_is_fixed(toy: Path, copy: Path) -> None:
     )
 
 
-def test_only_what_changes_no_model_is_free() -> None:
+def test_a_key_is_free_only_if_it_changes_no_model() -> None:
     def free(key: str) -> bool:
         return any(resume.re.fullmatch(pattern, key) for pattern in resume.CHANGEABLE_KEYS)
 
@@ -1088,7 +1092,7 @@ def test_only_what_changes_no_model_is_free() -> None:
         ),
     ],
 )
-def test_what_validation_decides_with_is_not_free(
+def test_keys_that_change_decisions_of_validations_are_not_free(
     toy: Path, tmp_path: Path, overrides: list[str], change: str
 ) -> None:
     overrides = [

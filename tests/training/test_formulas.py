@@ -108,7 +108,7 @@ def config(table: dict[str, Any], kind: str, options: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "options"), OPTIONS)
-def test_optimizer(kind: str, options: dict[str, Any]) -> None:
+def test_each_optimizer_follows_its_formula(kind: str, options: dict[str, Any]) -> None:
     random = np.random.default_rng(7)
     weights: list[Array] = [random.normal(size=shape) for shape in SHAPES] + [
         np.zeros((3, 2)),
@@ -137,8 +137,8 @@ def test_every_optimizer_has_a_formula_here() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-18, 1e-12, 1.0, 1e6])
-def test_adafactor_keeps_to_numbers_in_float32(scale: float) -> None:
-    """Words that a batch has not get no gradient, and others a tiny or a large one."""
+def test_adafactor_has_finite_steps_in_float32(scale: float) -> None:
+    """The rows of words outside the batch have no gradient, the others a tiny or a large one."""
     table, bias = torch.nn.Parameter(torch.ones(50, 8)), torch.nn.Parameter(torch.zeros(8))
     optimizer = build("adafactor", {}, [table, bias])
     optimizer.param_groups[0]["lr"] = 0.01
@@ -232,7 +232,7 @@ SCHEDULE_FORMULAS: dict[str, tuple[Callable[..., float], list[dict[str, Any]]]] 
         replicas,
         [{"rate": 1e-4, "replicas": 8, "warmup": 50, "decay_start": 4_000, "decay_end": 12_000}],
     ),
-    "plateau": (lambda t, rate: rate, [{"rate": 0.25}]),  # what cuts it is in test_optim.py
+    "plateau": (lambda t, rate: rate, [{"rate": 0.25}]),  # test_optim.py tests its cuts
 }
 
 
@@ -245,7 +245,7 @@ def make(kind: str, options: dict[str, Any]) -> Schedule:
     ("kind", "options"),
     [(kind, options) for kind, (_, some) in SCHEDULE_FORMULAS.items() for options in some],
 )
-def test_schedule(kind: str, options: dict[str, Any]) -> None:
+def test_each_schedule_follows_its_formula(kind: str, options: dict[str, Any]) -> None:
     for t in (1, 2, 250, 499, 500, 501, 2_250, 3_999, 4_000, 4_001, 4_999, 5_000, 5_001, 50_000):
         expected = SCHEDULE_FORMULAS[kind][0](t, **options)
         assert make(kind, options).rate(t) == pytest.approx(expected, rel=1e-9, abs=1e-18), t
@@ -299,7 +299,9 @@ def test_the_floor_is_reached_with_the_last_update_and_held(kind: str) -> None:
         ({}, "updates"),
     ],
 )
-def test_a_fall_that_is_none_is_refused(kind: str, options: dict[str, Any], said: str) -> None:
+def test_a_schedule_whose_rate_does_not_fall_is_refused(
+    kind: str, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValidationError, match=said):
         config(SCHEDULES, kind, {"peak": 0.5, **options})
 

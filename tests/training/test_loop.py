@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import torch
 
+import fusetk
 from fusetk import runs, system
 from fusetk import train as train_module
 from fusetk import weights as weights_module
@@ -965,8 +966,9 @@ def test_two_averages_of_one_name_are_written_one_after_the_other(
     assert read_state(tmp_path / "average")["averaged"] == [folder.name for folder in folders]
 
 
-def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
-    """What another one needs to know of a run: code, batches, data; and how it goes."""
+def test_the_log_names_code_batches_and_data_and_the_state_of_training(
+    toy: Path, tmp_path: Path
+) -> None:
     train_module.train(
         load(toy, ["training.stages.0.batch.accumulate=2"]), tmp_path / "a", "cpu", quiet=True
     )
@@ -977,7 +979,7 @@ def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
         and f"data {fingerprint[:12]}" in log_text
     )
     if found := revision():
-        assert f"fusetk 0.1.0 ({found})" in log_text
+        assert f"fusetk {fusetk.__version__} ({found})" in log_text
     [line, *_] = [line for line in log_text.splitlines() if "  train  " in line]
     for part in ("epoch ", "update 1", "loss ", "ppl ", "tokens/s", "gradient norm ", "lr ", " MB"):
         assert part in line

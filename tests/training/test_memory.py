@@ -140,5 +140,5 @@ def test_other_errors_are_not_treated_as_lack_of_memory(
         "CUBLAS_STATUS_ALLOC_FAILED",
     ],
 )
-def test_messages_of_other_libraries(said: str) -> None:
+def test_messages_of_other_libraries_are_recognised(said: str) -> None:
     assert out_of_memory(RuntimeError(said)) and not out_of_memory(ValueError(said))

@@ -125,7 +125,9 @@ LOSSES = [5.0, 4.0, 4.2, 4.1, 3.9, 3.95, 3.0]
         ({}, [math.nan, 5.0, math.nan, 4.0], [0, 0, 1, 1]),
     ],
 )
-def test_plateau(options: dict[str, Any], values: list[float], expected: list[int]) -> None:
+def test_plateau_cuts_the_rate_after_values_that_are_not_better(
+    options: dict[str, Any], values: list[float], expected: list[int]
+) -> None:
     assert cuts(Plateau(PlateauConfig(rate=0.25, **options), 256), values) == expected
     assert (
         cuts(

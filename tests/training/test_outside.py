@@ -870,6 +870,6 @@ def test_an_optimiser_has_all_trainable_parameters(monkeypatch: pytest.MonkeyPat
     assert [len(group["params"]) for group in groups] == [1, 1]
 
 
-def test_the_old_name_of_is_listening_for() -> None:
+def test_the_earlier_name_of_is_listening_for_continues_to_work() -> None:
     with trace.listen("encoder.*"):
         assert trace.is_recorded("encoder.fuse.gate") and not trace.is_recorded("decoder.fuse.gate")

@@ -92,7 +92,7 @@ def test_skipped_updates_are_counted_and_end_a_run(precision: str) -> None:
     assert "prepared training pairs 1, 2, 3; " in log.lines[0]
 
 
-def test_an_fp16_overflow_lowers_the_scale_and_is_no_failure() -> None:
+def test_an_fp16_overflow_lowers_the_scale_and_is_not_a_failure() -> None:
     log: Any = RecordingLog()
     check = GradientCheck("fp16", 1, Path("run"), log)
     progress = Progress(scale=8.0)
@@ -124,7 +124,7 @@ def test_a_failed_attempt_changes_no_buffer(toy: Path, monkeypatch: pytest.Monke
     assert len(parts) == 2 and before == [0, 0] and count == 1
 
 
-def test_parts_of_a_batch() -> None:
+def test_the_processes_share_the_batches_of_an_update() -> None:
     """Each pair is in one part, and all processes have the same number of batches."""
     batches = [np.arange(7), np.arange(7, 10), np.arange(10, 11)]
     for size in (1, 2, 3, 4):
@@ -271,7 +271,7 @@ def test_an_average_may_have_infinite_values_that_never_change(tmp_path: Path) -
     assert read_tensors(folders[2], runs.MODEL)["bias"].tolist() == [-math.inf, 0.5]
 
 
-def test_a_stage_that_hours_limit_has_the_duration_of_the_first_process() -> None:
+def test_a_stage_with_a_limit_of_hours_has_the_duration_of_the_first_process() -> None:
     world: Any = SimpleNamespace(first=False, all_sum=lambda values: [values[0] + 7200.0])
     clock = StageClock(world)
     progress = Progress(seconds=5.0)
@@ -295,7 +295,7 @@ def test_stages_know_their_updates_and_ends(toy: Path) -> None:
     corpus = Corpus.open(Path(recipe.data.folder), "train")
     stages = Stages(recipe.training, model, 8, corpus)
     progress = Progress()
-    assert stages.is_last(progress) == (len(recipe.training.stages) == 1)
+    assert stages.is_last(progress)
     updates = stages.updates(progress, stages.corpus)
     pairs = np.concatenate([pairs for batches in updates for pairs in batches])
     assert sorted(pairs) == list(range(len(corpus)))
@@ -317,8 +317,8 @@ def test_the_state_of_a_checkpoint_is_read() -> None:
             Progress.from_state(wrong)  # type: ignore[arg-type]
 
 
-def test_epochs_of_stages_that_end_inside_an_epoch() -> None:
-    """Each stage begins with a complete epoch, whose shuffle is its own."""
+def test_each_stage_begins_with_a_complete_epoch() -> None:
+    """Its shuffle is not that of the epoch in which the stage before ended."""
     config = ValidationConfig(every_epochs=2)
     progress = Progress()
     due = []
@@ -347,8 +347,8 @@ def test_a_stage_does_not_inherit_the_limits_of_the_stage_before() -> None:
     assert not stage_ended(end, progress, schedule)
 
 
-def test_the_progress_of_a_version_without_the_data_of_earlier_stages() -> None:
-    """The number of epochs goes on from the one that the checkpoint has."""
+def test_the_progress_of_an_earlier_version_is_read() -> None:
+    """It lacks the data of earlier stages. The number of epochs is continued."""
     progress = Progress(update=11, stage=1, stage_update=9, stage_epoch=1, epoch=2, position=2)
     progress.epochs = 2 + 2 / 7
     state = progress.to_state()

@@ -149,7 +149,7 @@ def test_a_later_stage_starts_with_its_initial_rate(toy: Path, tmp_path: Path) -
         ("{kind: plateau, rate: 1}", "{}", "epochs, updates, patience, rate or hours"),
     ],
 )
-def test_what_would_never_end_or_begin_is_refused(
+def test_a_stage_that_never_begins_or_never_ends_is_refused(
     toy: Path, schedule: str, end: str, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -51,7 +51,7 @@ def test_rates_are_those_of_the_equation(task: tuple[int, int, int, int, float])
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_there_is_no_jump(task: tuple[int, int, int, int, float]) -> None:
+def test_the_rate_has_no_jump(task: tuple[int, int, int, int, float]) -> None:
     n, p, s, e, rate = task
     actual = schedule(*task)
     rise, fall = rate * (n - 1) / (n * p), 1 - (2 * n) ** (-n / (e - s))
@@ -72,7 +72,7 @@ def test_one_replica_has_no_warm_up_and_halves_its_rate_from_start_to_end() -> N
     )
 
 
-def test_where_the_decay_is_short_or_long_over_rates_are_numbers() -> None:
+def test_rates_are_finite_in_a_short_decay_and_long_after_it() -> None:
     assert (
         schedule(8, 1, 10**9, 10**9 + 1, 1.0).rate(8) == 8
     )  # 16 to the power of 10^9 - 64 would overflow

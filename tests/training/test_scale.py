@@ -19,7 +19,7 @@ from fusetk.weights import read_state
 GIVEN = ["training.precision=fp16", "training.save_every=1", "training.keep_last=50"]
 
 
-def test_down_at_once_and_up_slowly() -> None:
+def test_the_scale_is_halved_at_once_and_doubled_slowly() -> None:
     assert next_scale(1024.0, 7, finite=False) == (512.0, 0)
     scale, good = 1024.0, 0
     for _ in range(4000):
@@ -29,7 +29,7 @@ def test_down_at_once_and_up_slowly() -> None:
     assert next_scale(LARGEST_SCALE, 1999, finite=True) == (LARGEST_SCALE, 0)
 
 
-def test_it_trains_as_in_float32(toy: Path, tmp_path: Path) -> None:
+def test_fp16_trains_as_float32(toy: Path, tmp_path: Path) -> None:
     for precision in ("fp16", "fp32"):
         overrides = [
             f"training.precision={precision}",

@@ -117,7 +117,7 @@ def test_all_segmentations_must_fit(toy: Path, overrides: list[str], tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
-def test_settings_that_changed_after_the_preparation(
+def test_settings_that_changed_after_the_preparation_are_refused(
     toy: Path, overrides: list[str], tmp_path: Path
 ) -> None:
     recipe = load(toy, [*overrides, "data.bpe.dropout=0.1"])
@@ -125,7 +125,7 @@ def test_settings_that_changed_after_the_preparation(
         train_module.train(recipe, tmp_path / "run", "cpu", quiet=True)
 
 
-def test_a_segmentation_that_changed_after_the_preparation(
+def test_a_segmentation_that_changed_after_the_preparation_is_refused(
     toy: Path, overrides: list[str], tmp_path: Path
 ) -> None:
     path = Path(load(toy, overrides).data.folder) / "train.2.en.ids"

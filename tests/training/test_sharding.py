@@ -234,7 +234,9 @@ OPTIMIZERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_every_optimiser(toy: Path, tmp_path: Path, optimizer: str) -> None:
+def test_every_optimiser_trains_the_same_in_shards(
+    toy: Path, tmp_path: Path, optimizer: str
+) -> None:
     """Shards have unequal sizes. Three processes start the training and one process ends it.
 
     With the chosen eps, gradients that are only rounding errors do not become steps.
@@ -302,7 +304,9 @@ def test_a_signal_in_validation_and_its_resume(toy: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_memory_that_does_not_suffice_is_said(toy: Path, tmp_path: Path) -> None:
+def test_a_sharded_batch_that_does_not_fit_into_memory_is_an_error(
+    toy: Path, tmp_path: Path
+) -> None:
     fail = (
         "from fusetk.training import gradients as module\nplain = module.accumulate_gradients\n"
         "def gradients(*arguments):\n"

@@ -107,8 +107,10 @@ def test_weights_are_matched_by_name_and_rows_by_token(
     assert {rows.name for rows in report.rows if rows.new} >= {"source.tokens.weight"}
 
 
-def test_learned_positions_are_no_tokens(toy: Path, parent: Path, tmp_path: Path) -> None:
-    """Even if there are as many positions as tokens, in both runs."""
+def test_learned_positions_are_not_matched_by_token(
+    toy: Path, parent: Path, tmp_path: Path
+) -> None:
+    """Both runs have as many positions as tokens."""
     pipeline = Pipeline.load(parent / "text")
     size = len(pipeline.source_vocab)
     positions = ("model.positions=learned", f"model.max_positions={size}")
@@ -284,7 +286,9 @@ def test_changed_codes_do_not_replace_the_text_of_a_run(
         ("data.vocabulary={joint: true, source: a, threshold: 2}", "threshold has no effect on"),
     ],
 )
-def test_settings_that_contradict(toy: Path, setting: str, said: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(
+    toy: Path, setting: str, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         load(toy, [setting])
 
@@ -304,7 +308,7 @@ def test_defaults_and_keys_with_an_effect_are_accepted(toy: Path, setting: str) 
     load(toy, [setting])
 
 
-def test_codes_that_cannot_be_used(toy: Path, tmp_path: Path) -> None:
+def test_codes_that_cannot_be_used_are_refused(toy: Path, tmp_path: Path) -> None:
     (tmp_path / "codes").write_text("#version: 0.2\na b c d\n")
     folder = f"data.folder={tmp_path / 'p'}"
     with pytest.raises(DataError, match=r"codes, line 2: .* is not a merge"):

@@ -118,7 +118,7 @@ def test_a_metric_outside_fusetk_has_a_direction(module: None) -> None:
         ("validation_metrics:Score", "is not a subclass of fusetk.evaluation.metric.Metric"),
     ],
 )
-def test_a_metric_that_validation_cannot_compute(
+def test_a_metric_that_validation_cannot_compute_is_refused(
     toy: Path, module: None, metric: str, said: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -207,7 +207,7 @@ class ZeroGate(Plain):
 
 
 class RootOfWeights(Plain):
-    """Noise makes the result NaN, which is no mistake."""
+    """Noise makes the result NaN, which is not a mistake."""
 
     def __init__(self, *options: Any):
         super().__init__(*options)
@@ -968,7 +968,7 @@ def test_unused_parameters_are_named() -> None:
 
 
 class RandomValues(Plain):
-    """Values that ``generator`` draws, where ``place`` says."""
+    """Values that ``generator`` draws, in the kind of attribute that ``place`` names."""
 
     generator: Any
     place: str
