@@ -81,6 +81,14 @@ def weights(run: Path, update: int) -> dict[str, torch.Tensor]:
     )
 
 
+@pytest.fixture(scope="module")
+def whole(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of two processes, with dropout."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train(toy, run, [], 2).succeed()
+    return run
+
+
 def assert_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
@@ -122,15 +130,14 @@ def test_each_process_has_its_own_random_numbers() -> None:
     assert not any(a.equal(b) for a, b in combinations(drawn, 2))
 
 
-def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
+def test_two_processes_resume_to_the_bit(toy: Path, whole: Path, tmp_path: Path) -> None:
     """With dropout, in the middle of an epoch."""
-    train(toy, tmp_path / "whole", ["training.save_every=3"], 2).succeed()
     first = ["training.save_every=3", "training.stages.0.end.updates=3"]
     train(toy, tmp_path / "parts", first, 2).succeed()
     said = train(toy, tmp_path / "parts", ["training.save_every=3"], 2).succeed()
     assert "resumed after update 3" in said and "number of processes" not in said
     uninterrupted, resumed = (
-        tmp_path / name / "checkpoints" / runs.checkpoint_name(8) for name in ("whole", "parts")
+        run / "checkpoints" / runs.checkpoint_name(8) for run in (whole, tmp_path / "parts")
     )
     for file in (runs.MODEL, runs.TRAINING):
         assert (uninterrupted / file).read_bytes() == (resumed / file).read_bytes()
@@ -223,7 +230,9 @@ def test_the_error_about_a_process_that_does_not_answer_is_one_sentence() -> Non
     ["raise RuntimeError('the metric is broken')", "os._exit(9)"],
     ids=["error", "killed"],
 )
-def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure: str) -> None:
+def test_a_failed_validation_loses_no_update(
+    toy: Path, whole: Path, tmp_path: Path, failure: str
+) -> None:
     """Validation fails in one of two processes, or the process ends. The run then resumes."""
     fail = (
         "from fusetk.training.validation import Validator\nplain = Validator.validate_part\n"
@@ -236,11 +245,12 @@ def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure:
     [saved] = runs.checkpoints(tmp_path / "run")
     assert saved.name == runs.checkpoint_name(4) and read_state(saved)["interrupted"]
     train(toy, tmp_path / "run", [], 2).succeed()
-    train(toy, tmp_path / "whole", [], 2).succeed()
-    assert_equal(weights(tmp_path / "run", 8), weights(tmp_path / "whole", 8))
+    assert_equal(weights(tmp_path / "run", 8), weights(whole, 8))
 
 
-def test_a_process_that_ends_in_an_update_loses_no_earlier_one(toy: Path, tmp_path: Path) -> None:
+def test_a_process_that_ends_in_an_update_loses_no_earlier_one(
+    toy: Path, whole: Path, tmp_path: Path
+) -> None:
     fail = (
         "from fusetk.training import gradients\nplain = gradients.accumulate_gradients\n"
         "def gradients_of(*arguments):\n"
@@ -254,8 +264,7 @@ def test_a_process_that_ends_in_an_update_loses_no_earlier_one(toy: Path, tmp_pa
     [saved] = runs.checkpoints(tmp_path / "run")
     assert saved.name == runs.checkpoint_name(3) and read_state(saved)["interrupted"]
     train(toy, tmp_path / "run", settings, 2).succeed()
-    train(toy, tmp_path / "whole", settings, 2).succeed()
-    assert_equal(weights(tmp_path / "run", 8), weights(tmp_path / "whole", 8))
+    assert_equal(weights(tmp_path / "run", 8), weights(whole, 8))
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
@@ -514,7 +523,7 @@ def test_two_hosts(toy: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_restart_by_torchrun_resumes(toy: Path, tmp_path: Path) -> None:
+def test_a_restart_by_torchrun_resumes(toy: Path, whole: Path, tmp_path: Path) -> None:
     fail = (
         "from fusetk.training import loop\nplain = loop.optimizer_step\n"
         "def apply(*arguments, **named):\n"
@@ -527,8 +536,7 @@ def test_a_restart_by_torchrun_resumes(toy: Path, tmp_path: Path) -> None:
     options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     said = output(torchrun(toy, tmp_path / "run", [], *options, code=fail))
     assert "once" in said and "resumed after update 5" in said and "done: 8 updates" in said
-    train(toy, tmp_path / "whole", [], 2).succeed()
-    assert_equal(weights(tmp_path / "run", 8), weights(tmp_path / "whole", 8))
+    assert_equal(weights(tmp_path / "run", 8), weights(whole, 8))
 
 
 @pytest.mark.parametrize(
