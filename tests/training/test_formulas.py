@@ -255,6 +255,11 @@ def test_every_schedule_has_a_formula_here() -> None:
     assert SCHEDULE_FORMULAS.keys() == SCHEDULES.keys()
 
 
+def test_the_default_kind_of_the_config_of_a_schedule_is_its_name() -> None:
+    kinds = [component.Config.model_fields["kind"].default for component in SCHEDULES.values()]
+    assert kinds == list(SCHEDULES)
+
+
 @pytest.mark.parametrize(
     ("earlier", "now", "options"),
     [

@@ -4,8 +4,9 @@ import math
 
 import pytest
 from pydantic import ValidationError
+from test_formulas import replicas
 
-from fusetk.training.schedule import SCHEDULES, RnmtPlus, RnmtPlusConfig
+from fusetk.training.schedule import RnmtPlus, RnmtPlusConfig
 
 TASKS = {  # n, p, s, e, lr0: section "Training Details"
     "zh-en": (2, 500, 8_000, 64_000, 1e-3),
@@ -18,10 +19,6 @@ def schedule(n: int, p: int, s: int, e: int, rate: float) -> RnmtPlus:
     return RnmtPlus(
         RnmtPlusConfig(rate=rate, replicas=n, warmup=p, decay_start=s, decay_end=e), 1024
     )
-
-
-def equation(t: int, n: int, p: int, s: int, e: int, rate: float) -> float:
-    return rate * min(1 + t * (n - 1) / (n * p), n, n * (2 * n) ** ((s - n * t) / (e - s)))
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
@@ -41,7 +38,7 @@ def test_rates_are_those_of_the_equation(task: tuple[int, int, int, int, float])
         e // n,
         2 * e // n,
     ):
-        assert actual.rate(t) == pytest.approx(equation(t, *task))
+        assert actual.rate(t) == pytest.approx(replicas(t, rate, n, p, s, e))
     assert (
         actual.rate(n * p) == pytest.approx(n * rate) == pytest.approx(actual.rate(s // n))
     )  # held between
@@ -84,7 +81,3 @@ def test_rates_are_finite_in_a_short_decay_and_long_after_it() -> None:
 def test_an_end_that_does_not_come_after_the_start_is_refused(end: int) -> None:
     with pytest.raises(ValidationError, match=rf"decay_end {end} must come after decay_start 8000"):
         RnmtPlusConfig(rate=1e-3, decay_start=8_000, decay_end=end)
-
-
-def test_it_has_a_name() -> None:
-    assert SCHEDULES[RnmtPlusConfig(rate=1, decay_start=0, decay_end=1).kind] is RnmtPlus
