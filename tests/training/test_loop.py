@@ -138,10 +138,12 @@ def test_a_trainer_is_freed_at_the_end_of_training(
     assert [reference() for reference in references] == [None]
 
 
-def test_the_second_stage_starts_fresh_from_the_best(whole: tuple[Recipe, Path]) -> None:
+def test_the_second_stage_has_a_new_optimiser_and_begins_an_epoch(
+    whole: tuple[Recipe, Path],
+) -> None:
     _, run = whole
     tensors = weights_module.read_tensors(runs.checkpoints(run)[-1], runs.TRAINING)
-    assert all(name.endswith(":momentum_buffer") for name in tensors), (
+    assert tensors and all(name.endswith(":momentum_buffer") for name in tensors), (
         "nothing of the first stage's Adam is left"
     )
     epochs = [line["epoch"] for line in records(run, "valid")]
