@@ -160,7 +160,7 @@ def test_kills_lose_nothing(toy: Path, tmp_path: Path) -> None:
         "from tests.training.test_kills import kill_and_compare\n"
         f"kill_and_compare({call})\n"
     )
-    Forks([], code=program).succeed()
+    Forks([], code=program).succeed(seconds=500)
 
 
 @pytest.mark.slow
