@@ -73,7 +73,9 @@ def examine(
         "gpus": _gpus(),
         "kernels": {name: _kernel(name) for name in KERNELS},
         "cache": {str(folder): _cache_state(folder) for folder in cache_folders()},
-        "choices": machine.chosen_ways().ways,
+        "choices": {
+            name: machine.way_name(way) for name, way in machine.chosen_ways().ways.items()
+        },
         "gflops": {name: _rate(*make) for name, make in PRODUCTS.items()},
     }
     return {**description, "advice": _advice(description)}

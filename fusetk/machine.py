@@ -270,7 +270,7 @@ def computing(
             chosen = recorded or chosen_ways(matmul)
             for restore in _use(chosen, matmul, PRODUCTS):
                 undo.callback(restore)
-            description = f"by {chosen.ways[PRODUCTS]}"
+            description = f"by {way_name(chosen.ways[PRODUCTS])}"
             if precision == "fp32" and matmul == "highest" and uses_kernels(torch.float32):
                 undo.callback(products.replace(torch.float32))
                 description += " and kernels"
@@ -308,6 +308,14 @@ def _measure(matmul: str) -> ChosenWays:
             if matmul != "highest":
                 undo.callback(use_precision(matmul))
     return ChosenWays(processor(), torch.get_num_threads(), ways)
+
+
+def way_name(way: Way) -> Way:
+    """Return the name of a way for the user.
+
+    The way "MKL" computes products with PyTorch's default library, which is MKL on x86 only.
+    """
+    return "PyTorch's BLAS" if way == "MKL" and not torch.backends.mkl.is_available() else way
 
 
 @cache

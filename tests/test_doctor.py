@@ -78,6 +78,12 @@ def test_measure_again_replaces_the_stored_ways(
     machine.chosen_ways()  # those of this machine
 
 
+def test_products_without_mkl_are_those_of_pytorchs_blas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    names = [machine.way_name(way) for way in ("MKL", "oneDNN", "kernels", 64)]
+    assert names == ["PyTorch's BLAS", "oneDNN", "kernels", 64]
+
+
 def test_advice_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("CXX", "no-such-compiler")
