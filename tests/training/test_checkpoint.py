@@ -263,6 +263,15 @@ def test_every_optimizer_resumes_exactly(
         )
 
 
+def test_state_of_an_unknown_parameter_is_refused(tmp_path: Path) -> None:
+    model = Mixed()
+    checkpoint.save(
+        tmp_path, checkpoint.model_tensors(model), {"other:exp_avg": torch.zeros(2)}, {}
+    )
+    with pytest.raises(CheckpointError, match="optimiser state of 'other', which is not a param"):
+        checkpoint.load_optimizer(model, optimizer_of(model, "adam", {}), tmp_path)
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_the_file_of_a_loaded_optimizer_is_not_mapped(tmp_path: Path) -> None:
     """Otherwise its blocks stay on the disk after the checkpoint is deleted."""

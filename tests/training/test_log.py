@@ -117,6 +117,19 @@ def test_a_write_error_of_tensorboard_stops_nothing(
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_said_once_and_again_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with Log(tmp_path, quiet=True) as log:
+        for update in (1, 2):
+            log.record("train", {"update": update})
+    first, last = capsys.readouterr().err.splitlines()
+    assert "metrics.jsonl cannot be written (No space left on device)" in first
+    assert "metrics.jsonl lacks its last lines" in last
+
+
 def test_a_quiet_log_prints_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Log(tmp_path, quiet=True) as log:
         log.line("stage 1 of 1 starts")
