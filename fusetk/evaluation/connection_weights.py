@@ -215,6 +215,7 @@ def _sublayer_readings(traced: ForwardTrace, side: str, stack: Stack | None) -> 
             kinds[kind] = _checked_weights(name, values) if is_sources else _checked_array(values)
     if not by_sublayer:
         return []
+    _check_sources(side, by_sublayer)
     output = by_sublayer.pop(0, None)
     sublayers = [by_sublayer[k] for k in sorted(by_sublayer)]
     for k, kinds in sorted(by_sublayer.items()):
@@ -273,6 +274,19 @@ def _sublayer_names(count: int, stack: Stack | None) -> list[str]:
     if names is None or count % depth:
         return [f"s{k}" for k in range(1, count + 1)]
     return [f"l{i}.{name}" for i in range(1, depth + 1) for name in names]
+
+
+def _check_sources(side: str, by_sublayer: Mapping[int, Mapping[str, np.ndarray]]) -> None:
+    """Raise DataError if only some sub-layers have a record of their sources. 0 is the output."""
+    names = {
+        k: f"{side}.residual.sublayer{k}" if k else f"{side}.residual.output" for k in by_sublayer
+    }
+    missing = [names[k] for k, kinds in by_sublayer.items() if "sources" not in kinds]
+    if 0 < len(missing) < len(names):
+        raise DataError(
+            f"{missing[0]} has no record of its sources, and other sub-layers have: record them "
+            "in the residual connection of every sub-layer"
+        )
 
 
 def _check_shapes(

@@ -236,6 +236,22 @@ def test_a_record_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -
         connect.panels(model)
 
 
+def test_sources_of_some_sublayers_only_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def after(self: LaurelWeightsResidual, stream: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if self.name.endswith("1"):
+            trace.record(f"{self.name}.sources", torch.ones(1))
+        else:
+            trace.record(f"{self.name}.write", torch.ones(1))
+        return stream + y
+
+    model = noisy({"residual": "laurel-weights"}, {})
+    monkeypatch.setattr(LaurelWeightsResidual, "after", after)
+    with pytest.raises(
+        DataError, match=r"encoder\.residual\.sublayer2 has no record of its sources"
+    ):
+        connect.panels(model)
+
+
 def test_a_connection_outside_may_read_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
     model = noisy({"residual": "laurel-weights"}, {})
 
