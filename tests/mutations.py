@@ -339,6 +339,14 @@ MUTATIONS = [
         ("training/test_loop.py",),
     ),
     Mutation(
+        "a stage with `start: best` keeps the last weights",
+        "training/loop.py",
+        "self.checkpoints.load_weights(folder)\n        self.reporter.task",
+        "pass\n        self.reporter.task",
+        ("training/test_loop.py",),
+        "weights_of_the_best",
+    ),
+    Mutation(
         "the best checkpoint has the highest loss",
         "training/validation_config.py",
         "sign = 1 if",
