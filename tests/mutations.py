@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("fusetk", "tests", "recipes", "man", "docs", "pyproject.toml", "setup.cfg", "README.md")
+COPIED = ("fusetk", "tests", "tools", "recipes", "man", "docs")
+COPIED += ("pyproject.toml", "setup.cfg", "README.md")
 TIME_LIMIT = 900  # seconds for the tests of one mutation; a mutation that never ends is killed
 TESTS_PASSED = 0  # exit statuses of pytest
 TESTS_FAILED = 1
