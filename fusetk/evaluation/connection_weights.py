@@ -277,15 +277,19 @@ def _sublayer_names(count: int, stack: Stack | None) -> list[str]:
 
 
 def _check_sources(side: str, by_sublayer: Mapping[int, Mapping[str, np.ndarray]]) -> None:
-    """Raise DataError if only some sub-layers have a record of their sources. 0 is the output."""
-    names = {
-        k: f"{side}.residual.sublayer{k}" if k else f"{side}.residual.output" for k in by_sublayer
-    }
-    missing = [names[k] for k, kinds in by_sublayer.items() if "sources" not in kinds]
-    if 0 < len(missing) < len(names):
+    """Raise DataError if only some sub-layers have a record of their sources.
+
+    The key 0 is that of the output of the stack.
+    """
+    recorded: list[str] = []
+    missing: list[str] = []
+    for k, kinds in by_sublayer.items():
+        name = f"{side}.residual.sublayer{k}" if k else f"{side}.residual.output"
+        (recorded if "sources" in kinds else missing).append(name)
+    if recorded and missing:
         raise DataError(
-            f"{missing[0]} has no record of its sources, and other sub-layers have: record them "
-            "in the residual connection of every sub-layer"
+            f"{missing[0]} has no record of its sources, but {recorded[0]} has one: record the "
+            "sources in the residual connection of every sub-layer"
         )
 
 
