@@ -46,13 +46,13 @@ class ValueResidualAttention(GroupedSelfAttention):
 
 
 class SharedValueAttention(ValueResidualAttention):
-    """Self-attention whose values are a V_1 with a weight a; it computes no values (SVFormer)."""
+    """Self-attention with the values a V_1. It has no values of its own (SVFormer)."""
 
     @property
     def projection_widths(self) -> list[int]:
         return [self.width, self.keys_width]
 
     def _projections(self, x: ValueInputs, start: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        assert x.first is not None, "a layer that uses V_1 only has a layer below it"
+        assert x.first is not None, "a layer without own values needs V_1"
         q, k = self.project(x.x).split(self.projection_widths, -1)
         return *self._rotated(q, k, start), x.weights[0] * x.first

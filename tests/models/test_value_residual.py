@@ -132,7 +132,7 @@ def test_layers_with_shared_values_have_no_map_of_values() -> None:
 
 
 def test_shared_values_have_no_learned_weight() -> None:
-    with pytest.raises(ValueError, match="own: 0 has no values of its own to weight: remove learn"):
+    with pytest.raises(ValueError, match="own: 0 has no values of its own, so it cannot"):
         build(SHARED | {"learned": True}, "pre")
 
 

@@ -43,8 +43,8 @@ class ValueResidualConfig(ResidualConfig):
             )
         if self.learned and self.own == 0:
             raise ValueError(
-                "value-residual with own: 0 has no values of its own to weight: remove learned, or "
-                "choose another number for own"
+                "value-residual with own: 0 has no values of its own, so it cannot learn their "
+                "weight: remove learned, or choose another number for own"
             )
 
 
@@ -74,8 +74,8 @@ class ValueResidual(PlainResidual):
     ``first`` and ``own``. The residual sum of the sub-layers is the usual one. The paper has
     decoders only; here each stack has its own V_1, and attention to the source has the usual
     values. The defaults are those of the paper's Identity-ResFormer, which has the parameters of
-    the plain model, but does not compute its function. With b = 0 and a = 1 the values of all
-    layers are V_1 (SVFormer); the other layers have no map of values.
+    the plain model, but does not compute its function. With b = 0, a layer that uses V_1 has
+    no map of values. This is SVFormer if a is 1 and ``from_layer`` is 2.
     """
 
     Config = ValueResidualConfig
