@@ -27,6 +27,7 @@ from tests.cli.test_decode import WORDS, make_run, output
 from tests.contracts.systems import SYSTEMS
 from tests.helpers.batches import random_batch
 from tests.helpers.forks import Forks
+from tests.helpers.threads import torch_threads
 from tools.manual import commands
 from tools.markdown import blocks
 
@@ -326,38 +327,24 @@ def test_neither_batches_nor_threads_nor_order_change_a_translation(
     system = fusetk.load(trained, max_length_extra=6, **settings)
     expected = system.n_best(lines)
     order = list(range(12)) if settings.get("sample") else choose.sample(range(12), 12)
-    before = torch.get_num_threads()
-    try:
-        for threads, batch_tokens in ((1, 1), (1, 70), (2, 70), (2, 10_000)):
-            torch.set_num_threads(threads)
-            results = dict(
-                zip(
-                    order,
-                    system.n_best([lines[i] for i in order], batch_tokens=batch_tokens),
-                    strict=True,
-                )
+    for threads, batch_tokens in ((1, 1), (1, 70), (2, 70), (2, 10_000)):
+        with torch_threads(threads):
+            found = system.n_best([lines[i] for i in order], batch_tokens=batch_tokens)
+        results = dict(zip(order, found, strict=True))
+        for i, best in enumerate(expected):
+            assert [one.tokens for one in results[i]] == [one.tokens for one in best]
+            assert [one.score for one in results[i]] == pytest.approx(
+                [one.score for one in best], abs=1e-4
             )
-            for i, best in enumerate(expected):
-                assert [one.tokens for one in results[i]] == [one.tokens for one in best]
-                assert [one.score for one in results[i]] == pytest.approx(
-                    [one.score for one in best], abs=1e-4
-                )
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_listener_sees_the_tensors_of_all_batches(trained: Path) -> None:
     system = fusetk.load(trained, batch_tokens=30)
-    before = torch.get_num_threads()
     names = []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            with trace.listen() as records:
-                system.translate(["ein hund bellt", "hund", "und", "ein hund"])
-            names.append({name: len(tensors) for name, tensors in records.items()})
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2):
+        with torch_threads(threads), trace.listen() as records:
+            system.translate(["ein hund bellt", "hund", "und", "ein hund"])
+        names.append({name: len(tensors) for name, tensors in records.items()})
     assert names[0] == names[1] and "decoder.layer1.cross" in names[0]
 
 

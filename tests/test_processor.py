@@ -9,6 +9,7 @@ import torch
 
 from fusetk import machine, processor
 from fusetk.processor import control_group_limit, control_group_memory, usable_processors
+from tests.helpers.threads import torch_threads
 
 V1 = "4:memory:/m\n3:cpu,cpuacct:/a/b\n1:name=systemd:/\n"
 V2 = "0::/a/b\n"
@@ -105,10 +106,6 @@ def test_threads_are_limited_to_the_processors(
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setattr(machine, "usable_processors", lambda: 1)
     monkeypatch.setattr(machine, "adapt_spinning", lambda threads: None)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with torch_threads(2):
         machine.device_of("cpu")
         assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)

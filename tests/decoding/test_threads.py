@@ -14,14 +14,13 @@ from fusetk.decoding import beam, sample
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.threads import cancelled_by, map_in_threads, raise_if_cancelled
 from tests.decoding.fakes import Echo, batch
+from tests.helpers.threads import torch_threads
 
 
 @pytest.fixture(autouse=True)
 def four_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(4):
+        yield
 
 
 def together(workers: int) -> Callable[[Any], Any]:
