@@ -1155,7 +1155,8 @@ def misfit(mutation: Mutation) -> str:
     text = "".join((ROOT / "tests" / name).read_text(encoding="utf-8") for name in names)
     for word in set(re.findall(r"\w+", mutation.select)) - {"and", "or", "not"}:
         if word not in text:
-            return f"{word!r} in the selection of tests is not in tests/{mutation.tests[0]}"
+            files = ", ".join(f"tests/{name}" for name in mutation.tests)
+            return f"{word!r} in the selection of tests is not in {files}"
     return ""
 
 
