@@ -4,9 +4,9 @@ import math
 
 import pytest
 from pydantic import ValidationError
-from test_formulas import replicas
 
 from fusetk.training.schedule import RnmtPlus, RnmtPlusConfig
+from tests.training.test_formulas import replicas
 
 TASKS = {  # n, p, s, e, lr0: section "Training Details"
     "zh-en": (2, 500, 8_000, 64_000, 1e-3),
