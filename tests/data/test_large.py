@@ -124,7 +124,7 @@ def test_lengths_are_computed_block_by_block(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_order_needs_little_memory_for_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order keeps an int32 for each pair. To make it needs at most 20 bytes for each."""
+    """For each pair, the order keeps an int32, and its computation needs at most 20 bytes."""
     monkeypatch.setattr(sampler, "BLOCK", 1 << 14)
     source, target = lengths(1_000_000, 50)
     tracemalloc.start()

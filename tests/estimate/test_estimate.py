@@ -150,7 +150,7 @@ def test_weights_need_the_prepared_text() -> None:
 
 
 def test_batches_of_prepared_text_are_those_of_training() -> None:
-    """The first, the last, and those at equal distances between them."""
+    """The samples are the first batch, the last one, and some at equal distances between them."""
     source, target = np.random.default_rng(1).integers(1, 10, (2, 60)).astype(np.int32)
     corpus: Any = SimpleNamespace(
         source=SimpleNamespace(lengths=source), target=SimpleNamespace(lengths=target), parts=()

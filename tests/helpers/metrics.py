@@ -14,7 +14,7 @@ DEPEND_ON_MACHINE = ("tokens_per_second", "memory", "seconds")
 def records(run: Path, kind: str) -> list[dict[str, Any]]:
     """Return the records of a kind, train or valid, without values that depend on the machine.
 
-    The test fails if a line is not JSON, which has null for a number that is not finite.
+    The test fails if a line has NaN or Infinity, which are not JSON. JSON has null instead.
     """
     lines = (run / METRICS).read_text(encoding="utf-8").splitlines()
     parsed = [json.loads(line, parse_constant=pytest.fail) for line in lines]

@@ -9,6 +9,10 @@ from tests.helpers.threads import torch_threads
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """The kernels share rows between two threads, which sum gradients of parameters apart."""
+    """Compute with two threads.
+
+    The kernels divide the rows between them. Each thread sums the gradients of parameters over its
+    rows.
+    """
     with torch_threads(2):
         yield

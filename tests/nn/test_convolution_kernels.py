@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(
         not fused_convolution.usable(torch.ones(1)), reason="there are no compiled kernels"
     ),
-    pytest.mark.usefixtures("two_threads"),  # they share more than 8192 numbers
+    pytest.mark.usefixtures("two_threads"),  # the kernels use both above 8192 numbers
 ]
 WIDTH, OUT = 19, 11
 

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(
         not fused_streams.usable(torch.ones(1)), reason="there are no compiled kernels"
     ),
-    pytest.mark.usefixtures("two_threads"),  # they share more than 64 positions
+    pytest.mark.usefixtures("two_threads"),  # the kernels use both above 64 positions
 ]
 D = 37
 

@@ -22,7 +22,7 @@ fused = pytest.mark.skipif(
     not fused_transformer.usable(torch.zeros(1)), reason="there is no C++ compiler"
 )
 DROPOUT_MASKS = [None, DropoutMask(12345, 13_107)]
-pytestmark = pytest.mark.usefixtures("two_threads")  # they share more than 8192 numbers
+pytestmark = pytest.mark.usefixtures("two_threads")  # the kernels use both above 8192 numbers
 
 
 def dropped(x: torch.Tensor, dropout_mask: DropoutMask | None) -> torch.Tensor:

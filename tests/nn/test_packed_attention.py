@@ -14,7 +14,7 @@ fused = pytest.mark.skipif(
     not fused_transformer.usable(torch.zeros(1)), reason="there is no C++ compiler"
 )
 HEADS = 3
-pytestmark = pytest.mark.usefixtures("two_threads")  # they share more than 1024 numbers
+pytestmark = pytest.mark.usefixtures("two_threads")  # the kernels use both above 1024 numbers
 
 
 def layout_of(lengths: list[int], padding: int = 2, multiple: int = 1) -> PackedLayout:

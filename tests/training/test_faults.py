@@ -183,7 +183,7 @@ def test_the_error_names_damage_and_the_newest_complete_checkpoint(
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before, (
         "nothing is written"
     )
-    options = {MODEL: ["--raw"], EMA: [], STATE: []}  # of a translation that reads the file
+    options = {MODEL: ["--raw"], EMA: [], STATE: []}  # with these, a translation reads the file
     if file in options:
         translation = ["-i", toy.parent / "valid.de", "-o", tmp_path / "out", "--device", "cpu"]
         said = refusal(call("decode", "-m", folder_of(copy, 8), *translation, *options[file]))
