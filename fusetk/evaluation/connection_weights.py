@@ -277,10 +277,15 @@ def _sublayer_names(count: int, stack: Stack | None) -> list[str]:
 
 
 def _check_sources(side: str, by_sublayer: Mapping[int, Mapping[str, np.ndarray]]) -> None:
-    """Raise DataError if only some sub-layers have a record of their sources.
+    """Raise DataError if only some sub-layers have a record of their sources, or none any record.
 
     The key 0 is that of the output of the stack.
     """
+    if by_sublayer.keys() == {0}:
+        raise DataError(
+            f"{side}.residual.output was recorded, but no sub-layer was: record the sources in the "
+            "residual connection of every sub-layer"
+        )
     recorded: list[str] = []
     missing: list[str] = []
     for k, kinds in by_sublayer.items():

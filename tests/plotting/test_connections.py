@@ -236,6 +236,17 @@ def test_a_record_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -
         connect.panels(model)
 
 
+def test_a_record_of_the_output_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def after(self: LaurelWeightsResidual, stream: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        trace.record("encoder.residual.output", torch.ones(1))
+        return stream + y
+
+    model = noisy({"residual": "laurel-weights"}, {})
+    monkeypatch.setattr(LaurelWeightsResidual, "after", after)
+    with pytest.raises(DataError, match="output was recorded, but no sub-layer was"):
+        connect.panels(model)
+
+
 def test_sources_of_some_sublayers_only_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def after(self: LaurelWeightsResidual, stream: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if self.name.endswith("1"):
