@@ -524,7 +524,7 @@ MUTATIONS = [
         "{number} {self.side} {line}",
         "{number} {self.side}",
         ("data/test_bpe_dropout.py",),
-        "prepared_segmentations or place",
+        "other_places",
     ),
     Mutation(
         "all epochs read the first segmentation",

@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from fusetk.data import binarize, bpe, bpe_dropout, parallel
 from fusetk.data.bpe import BPE
 from fusetk.data.bpe_dropout import DropoutBPE, possible_subwords
-from fusetk.data.config import DataConfig
+from fusetk.data.config import BPEConfig, DataConfig
 from fusetk.data.corpus import Corpus, Sentences
+from fusetk.data.encode import SideEncoder
 from fusetk.data.parallel import chunks
 from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.data.prepare import PreparedFolder, prepare
@@ -284,6 +285,16 @@ def test_segmentations_depend_only_on_seed_number_and_place(
         for language in ("de", "en")
         for kind in ("ids", "offsets")
     }
+
+
+def test_equal_lines_at_other_places_have_other_segmentations(folder: Path) -> None:
+    manifest = prepared(folder, "out", dropout=0.3)
+    pipeline = Pipeline.load(manifest.folder / "text")
+    words = next(iter(read_lines(manifest.folder / "words" / "train.de"))).split(" ") * 9
+    config = BPEConfig(merges=60, dropout=0.3, segmentations=3)
+    encode = SideEncoder(pipeline, "source", config)
+    assert encode(words, 1) == encode(words, 1)
+    assert len({tuple(ids) for line in (1, 2) for ids in encode(words, line)[1:]}) == 6
 
 
 def test_stages_that_dropout_changes(folder: Path) -> None:
