@@ -640,16 +640,14 @@ MUTATIONS = [
         "nn/cache.py",
         "buffer[:, self.length : end] = new",
         "buffer[:, self.length - 1 : end - 1] = new",
-        ("contracts/test_decoding.py",),
-        "pieces and transformer",
+        ("nn/test_cache.py",),
     ),
     Mutation(
         "a cache is not copied where two hypotheses share it",
         "nn/cache.py",
         "filled[0] != self.length or end",
         "end",
-        ("contracts/test_decoding.py",),
-        "value and coordinated",
+        ("nn/test_cache.py",),
     ),
     Mutation(
         "the GRU swaps its state and the candidate",
