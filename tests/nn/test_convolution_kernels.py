@@ -48,7 +48,7 @@ def test_a_convolution_equals_that_of_float64(
         in_double = [a.double() if a is earlier else a for a in arguments]
         expected = values_and_gradients(exact, x.double(), *in_double)
         for result, right in zip(results, expected, strict=True):
-            torch.testing.assert_close(result, right.float(), rtol=1e-5, atol=3e-5)
+            torch.testing.assert_close(result, right.float(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])

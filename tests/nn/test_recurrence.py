@@ -229,7 +229,7 @@ def test_large_and_broken_numbers(monkeypatch) -> None:
     monkeypatch.setattr(recurrence.fused_recurrence, "usable", lambda *_: False)
     expected, _ = case.run(0.0, torch.float32)
     for a, b in zip(output.states, expected.states, strict=True):
-        torch.testing.assert_close(a, b, equal_nan=True, rtol=1e-5, atol=1e-3)
+        torch.testing.assert_close(a, b, equal_nan=True, rtol=1e-5, atol=1e-4)
     assert output.states[0].isnan().any()
 
 
