@@ -194,9 +194,11 @@ def unsharded(model: nn.Module) -> Iterator[None]:
 
     Processes may run different parts. For this, the hooks that gather and split parameters are
     removed within the context: they require the same order of layers in all processes. The same
-    holds for the wrapper of ``PROJECTION``.
+    holds for the wrapper of ``PROJECTION``. The modules have the classes that they had before
+    ``shard``, because kernels compute modules of exactly these classes.
     """
     units = _units(model)
+    classes = [type(unit) for unit in units]
     attributes = [dict(vars(unit)) for unit in units]
     try:  # the memory may not suffice for all parameters
         for unit in units:
@@ -204,9 +206,11 @@ def unsharded(model: nn.Module) -> Iterator[None]:
             unit._forward_pre_hooks = OrderedDict()
             unit._forward_hooks = OrderedDict()
             vars(unit).pop(PROJECTION, None)
+            unit.__class__ = type(unit).__mro__[2]  # the first two are those of torch
         yield
     finally:
-        for unit, before in zip(units, attributes, strict=True):
+        for unit, cls, before in zip(units, classes, attributes, strict=True):
+            unit.__class__ = cls
             for name in ("_forward_pre_hooks", "_forward_hooks", PROJECTION):
                 if name in before:
                     vars(unit)[name] = before[name]
