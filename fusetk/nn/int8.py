@@ -1,8 +1,8 @@
 """Linear maps with weights and inputs of 8 bits, for inference on CPU.
 
 Each output feature's weights have one scale, and so has each input vector. A scale maps the largest
-absolute value to 127. The products of integers are exact. Only the rounding of the weights and of
-the inputs changes the result.
+absolute value to 127, or that of weights to a lower number (see ``quantize_weight``). The products
+of integers are exact. Only the rounding of the weights and of the inputs changes the result.
 """
 
 import math
@@ -10,6 +10,7 @@ from functools import cache, cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fusetk.nn.fused import decoding as fused_decoding
 from fusetk.nn.inference_linear import ALL, InferenceLinear, KernelLinear
@@ -25,7 +26,7 @@ class Int8Linear(InferenceLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         """``weight`` (out, width) and ``bias`` (out,) are those of the map to replace."""
-        rounded, scale = quantize(weight.detach().float())
+        rounded, scale = quantize_weight(weight.detach().float())
         super().__init__(rounded, bias)
         self.register_buffer("scale", scale)
         self.scale: Tensor  # (out,)
@@ -55,7 +56,7 @@ class Int8KernelLinear(KernelLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         """``weight`` (out, width) and ``bias`` (out,) are those of the map to replace."""
-        rounded, scale = quantize(weight.detach().float())
+        rounded, scale = quantize_weight(weight.detach().float())
         super().__init__(rounded, bias, scale)
 
     def _plain(self, x: Tensor, bias: Tensor | None, relu: bool, part: slice) -> Tensor:
@@ -76,7 +77,7 @@ class ScreenedLinear(KernelLinear):
     @cached_property
     def screen(self) -> fused_decoding.Screen:
         weight = self.weight.float()
-        rounded, scale = quantize(weight)
+        rounded, scale = quantize_weight(weight)
         error = (weight - rounded * scale[:, None]).norm(dim=1).amax()
         return fused_decoding.Screen(
             fused_decoding.to_blocks(rounded, scale),
@@ -119,7 +120,27 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
     With NaN in a row, its scale is NaN.
     """
-    highest = x.abs().amax(1).clamp_min(SMALLEST)
+    return _round(x, x.abs().amax(1))
+
+
+def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``quantize`` of W (V, D), with larger scales if sums of the kernels have 16 bits.
+
+    Then LARGEST is the largest sum of the positive weights, or of the absolute values of the
+    negative ones, of the inputs k, k + 1, k + 4 and k + 5 for k = 0, 2, 8, 10, ... Rounding adds 2
+    at most.
+    """
+    if not fused_decoding.sums_have_16_bits():
+        return quantize(weight)
+    size, width = weight.shape
+    fours = F.pad(weight, (0, -width % 8)).view(size, -1, 2, 2, 2)
+    sums = [signed.clamp_min(0).sum((2, 4)).flatten(1).amax(1) for signed in (fours, -fours)]
+    return _round(weight, torch.maximum(*sums))
+
+
+def _round(x: Tensor, highest: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x (R, D) as int8 and its scales (R,), which map ``highest`` (R,) to LARGEST."""
+    highest = highest.clamp_min(SMALLEST)
     rounded = (x * (LARGEST / highest)[:, None]).round().to(torch.int8)
     return rounded, highest / LARGEST
 

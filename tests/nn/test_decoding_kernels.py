@@ -303,7 +303,7 @@ def test_inputs_of_8_bits_are_loaded_in_their_original_order(tmp_path):
     (tmp_path / "inputs.cpp").write_text(INPUTS)
     options = ["-O0", "-march=native", "-fPIC", "-shared", f"-I{build.FOLDER}", "-o", "inputs.so"]
     subprocess.run([*compiler, *options, "inputs.cpp"], cwd=tmp_path, check=True)
-    numbers = torch.arange(-128, 128, 8, dtype=torch.int8)
+    numbers = torch.arange(-127, 128, 8, dtype=torch.int8)
     loaded = torch.empty(len(numbers))
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (numbers, loaded))
     ctypes.CDLL(str(tmp_path / "inputs.so")).store_and_load(*pointers)
@@ -311,11 +311,33 @@ def test_inputs_of_8_bits_are_loaded_in_their_original_order(tmp_path):
 
 
 @needs_products(torch.int8)
-@pytest.mark.parametrize("sign", [1, -1])
-def test_products_of_the_largest_numbers_of_8_bits(sign):
-    """With the offset 128, the sum of two such products does not fit into 16 bits."""
-    weight, x = torch.full((40, 64), sign * 127.0), torch.full((9, 64), 127.0)
-    assert (Int8KernelLinear(weight, None)(x) == sign * 64 * 127**2).all()
+@pytest.mark.parametrize("width", [5, 64, 70])
+def test_products_of_the_largest_numbers_of_8_bits_are_exact(width):
+    """Each row of x has the largest numbers, with the signs of a row of W, or with one sign."""
+    weight = torch.randn(40, width)
+    weight[0], weight[1], weight[2, 1:], weight[3] = 1, -1, 0, weight[3].sign()
+    weight[4:8] *= (torch.rand(4, width) < 0.2) + 0.01
+    x = 127 * torch.cat((weight.sign(), -weight.sign(), torch.ones(2, width)))
+    x[-1] *= -1
+    linear = Int8KernelLinear(weight, None)
+    rounded = linear.weight.double()
+    sums = x.double() @ rounded.T
+    assert torch.equal(linear(x), sums.float() * linear.blocked.scale[:40])
+
+
+def test_rounded_weights_are_close(monkeypatch):
+    """One large weight, or a few small ones, do not make the scale larger."""
+    monkeypatch.setattr(fused_decoding, "sums_have_16_bits", lambda: True)
+    weight = torch.randn(200, 70)
+    weight[0, 1:], weight[1, 1:] = 0, 0.005 * weight[1, 0]
+    rounded, scale = int8.quantize_weight(weight)
+    expected, lower = int8.quantize(weight)
+    assert torch.equal(rounded[0], expected[0]) and scale[0] == lower[0]
+    assert 1 < scale[1] / lower[1] < 1.03 and (scale <= 4.01 * lower).all()
+    assert ((weight - rounded * scale[:, None]).abs().amax(1) <= 0.501 * scale).all()
+    for k in (*range(0, 64, 8), *range(2, 64, 8)):
+        four = rounded[:, [k, k + 1, k + 4, k + 5]].int()
+        assert four.clamp_min(0).sum(1).amax() <= 129 and four.clamp_max(0).sum(1).amin() >= -129
 
 
 ALL_DTYPES = [*DTYPES, pytest.param(torch.int8, marks=needs_products(torch.int8))]
@@ -337,9 +359,10 @@ def test_a_map_in_the_kernels_stores_its_weight_once(dtype, size, width):
 
 
 def test_python_and_the_kernels_have_the_same_constants():
-    values = [ctypes.c_int64() for _ in range(3)]
+    values = [ctypes.c_int64() for _ in range(4)]
     build.library("decoding").product_constants(0, *map(ctypes.byref, values))
     expected = fused_decoding.BLOCK, fused_decoding.STEP, fused_decoding.BLOCK_ROWS
+    expected += (fused_decoding.INPUT_OFFSET,)
     assert tuple(value.value for value in values) == expected
 
 

@@ -71,8 +71,7 @@ static void to_blocks(Int size, Int width, const T *matrix, T *blocks) {
 }
 
 // The last operations on the sums of a group: add the bias, and replace numbers below `lowest`. For
-// int8, first subtract the correction, if INPUT_OFFSET is not 0, and multiply by the scales of rows
-// and outputs.
+// int8, first subtract the correction, and multiply by the scales of rows and outputs.
 struct GroupEpilogue {
     Vector bias, lowest, scale;
     const float *row_scale;
@@ -83,9 +82,8 @@ struct GroupEpilogue {
 #ifdef INT8_VECTORS
     Vector operator()(const IntRegister *sums, Int row) const {
         const Vector numbers = join<Vector>([=](int k) {
-            IntRegister integers = sums[k];
-            if (INPUT_OFFSET > 0) integers -= *(const IntRegister *)(correction + k * WIDTH);
-            return __builtin_convertvector(integers, Register);
+            const IntRegister offset = *(const IntRegister *)(correction + k * WIDTH);
+            return __builtin_convertvector(sums[k] - offset, Register);
         });
         return (*this)(numbers * row_scale[row] * scale, row);
     }
@@ -290,21 +288,19 @@ static NOT_INLINED void int8_sums(
 ) {
     groups += group * GROUP * width;
     IntRegister sums[ROWS][GROUPS * REGISTERS] = {};
-    for (Int k = 0; k < width; k += 4) {
-        IntRegister w[SHARES][GROUPS * REGISTERS];
-        for (int i = 0; i < GROUPS * REGISTERS; i++) {
-            const int8_t *line = groups + (i / REGISTERS * width + k) * GROUP;
-            const IntRegister weights = *(const IntRegister *)(line + i % REGISTERS * 4 * WIDTH);
-            for (int share = 0; share < SHARES; share++)
-                w[share][i] = share_of_line(weights, share);
-        }
-        for (int r = 0; r < ROWS; r++)
-            for (int share = 0; share < SHARES; share++) {
-                int32_t inputs;
-                memcpy(&inputs, x + r * width + k + share * 4 / SHARES, sizeof inputs);
-                for (int i = 0; i < GROUPS * REGISTERS; i++)
-                    sums[r][i] = add_products(sums[r][i], inputs, w[share][i]);
+    for (Int k = 0; k < width; k += 4 * LINES) {
+        IntRegister w[GROUPS * REGISTERS][LINES];
+        for (int i = 0; i < GROUPS * REGISTERS; i++)
+            for (int line = 0; line < LINES; line++) {
+                const int8_t *weights = groups + (i / REGISTERS * width + k + 4 * line) * GROUP;
+                w[i][line] = *(const IntRegister *)(weights + i % REGISTERS * 4 * WIDTH);
             }
+        for (int r = 0; r < ROWS; r++) {
+            int32_t inputs[LINES];
+            memcpy(inputs, x + r * width + k, sizeof inputs);
+            for (int i = 0; i < GROUPS * REGISTERS; i++)
+                sums[r][i] = add_products(sums[r][i], inputs, w[i]);
+        }
     }
     for (int g = 0; g < GROUPS; g++) {
         const GroupEpilogue epilogue = finish.of_group(group + g);
@@ -498,8 +494,8 @@ struct Rows<int8_t> {
 static const float ZEROS[BLOCK] = {};
 
 // A blocked matrix W (size, width), with the stored width. The bias (size) may be null. int8 has
-// scales of the outputs and corrections: 128 times the sums of the rows of W. Only kernels with
-// INPUT_OFFSET = 128 use the corrections. Both have a multiple of BLOCK numbers.
+// scales of the outputs and corrections: INPUT_OFFSET times the sums of the rows of W. Both have a
+// multiple of BLOCK numbers.
 template <class T>
 struct Map {
     Int size, width;
@@ -514,7 +510,9 @@ struct Map {
 
     // Number of rows whose products are computed together in registers
     Int unit() const {
-        return use_tiles ? BLOCK_ROWS : sizeof(T) == 1 ? INT8_ROWS : MOST_ROWS;
+        if (use_tiles) return BLOCK_ROWS;
+        if (sizeof(T) == 1) return INT8_ROWS;
+        return MOST_ROWS;
     }
 
     // out (rows, BLOCK) from output n on, for the rows of x from `first` on. The rows of `out` have

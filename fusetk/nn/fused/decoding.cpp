@@ -269,9 +269,15 @@ static void attend_keys_values_and_tokens(
 extern "C" {
 
 // Return the constants that decoding.py has, too.
-void product_constants(Int, Int *block, Int *step, Int *block_rows) {
-    *block = BLOCK, *step = STEP, *block_rows = BLOCK_ROWS;
+void product_constants(
+    Int, Int *block, Int *step, Int *block_rows, Int *input_offset
+) {
+    *block = BLOCK, *step = STEP, *block_rows = BLOCK_ROWS, *input_offset = INPUT_OFFSET;
 }
+
+#ifdef INT8_VECTORS
+int int8_lines() { return LINES; }
+#endif
 
 // to_blocks_float32 and so on: store the matrix (size, width) for the other functions. `blocks`
 // contains zeros before.

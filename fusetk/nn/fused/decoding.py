@@ -18,10 +18,11 @@ from fusetk.nn.fused.build import library
 from fusetk.nn.fused.structs import FLOAT, INT, LANES, POINTER, address, struct, transformed
 from fusetk.nn.precision import product_dtype
 
-# The constants of blocked_products.h with these names
+# The constants of blocked_products.h and int8.h with these names
 BLOCK = 32  # outputs that are computed together, and the multiple of their number
 STEP = 32  # multiple of the width of blocked matrices, except those of float32
 BLOCK_ROWS = 32  # rows that are computed together
+INPUT_OFFSET = 127  # is added to the inputs of products of int8
 
 
 def usable(x: Tensor) -> bool:
@@ -242,14 +243,21 @@ def has_products(dtype: torch.dtype) -> bool:
     return kernels is not None and hasattr(kernels, f"{NAMES[dtype]}_product")
 
 
+@cache
+def sums_have_16_bits() -> bool:
+    """Whether products of int8 have sums of 16 bits, and so need smaller weights; see int8.h."""
+    kernels = library("decoding")
+    return has_products(torch.int8) and kernels is not None and kernels.int8_lines() > 1
+
+
 class BlockedMatrix(NamedTuple):
     """A matrix W (V, D) of float32, bf16 or int8 in the order of ``product``."""
 
     matrix: Tensor  # (V, D), rounded up to multiples of ``BLOCK`` and, except for float32, ``STEP``
     size: int  # V
     width: int  # D
-    # int8 W is multiplied by the scales (V,). The corrections (V,) are 128 times the sums of the
-    # rows. Only kernels for VNNI use them; int8.h has the 128, too. Both have the rounded V.
+    # int8 W is multiplied by the scales (V,). The corrections (V,) are ``INPUT_OFFSET`` times the
+    # sums of the rows. Both have the rounded V.
     scale: Tensor | None = None
     correction: Tensor | None = None
 
@@ -269,7 +277,7 @@ def to_blocks(weight: Tensor, scale: Tensor | None = None) -> BlockedMatrix:
     _call(f"to_blocks_{NAMES[weight.dtype]}", size, width, weight.contiguous(), matrix)
     if scale is None:
         return BlockedMatrix(matrix, size, width)
-    correction = 128 * weight.sum(1, dtype=torch.int32)
+    correction = INPUT_OFFSET * weight.sum(1, dtype=torch.int32)
     return BlockedMatrix(
         matrix, size, width, F.pad(scale, (0, rows - size)), F.pad(correction, (0, rows - size))
     )

@@ -15,6 +15,8 @@
 // Lower limit of a row's largest absolute value, so that no scale is 0. fusetk/nn/int8.py has this
 // constant, too.
 static const float SMALLEST = 1e-35f;
+// Products add this to their inputs, which must not be negative. decoding.py has this constant, too.
+enum { INPUT_OFFSET = 127 };
 
 // Round a row to int8, and return the scale that multiplies its numbers. The largest absolute value
 // becomes 127. With NaN in the row, the scale is NaN.
@@ -37,72 +39,57 @@ static inline float quantize_row(Int width, const float *x, int8_t *to) {
 
 #ifdef INT8_VECTORS
 
-// A line of W has the weights of four inputs x0, x1, x2 and x3 for each output. It is divided into
-// shares. One instruction multiplies all weights of a share. With VNNI, the line is one share, and
-// the inputs must not be negative. Otherwise, the shares are x0, x2 and x1, x3, with numbers of 16
-// bits.
+typedef uint8_t Int8Input;  // a number of x plus INPUT_OFFSET
+
+// A line of W has the weights of four inputs for each output. `add_products` returns `sums` plus,
+// for each output, the products of its weights w in LINES lines and of their inputs x. Without
+// VNNI, sums of four of these products have 16 bits: those of the inputs 0, 1, 4, 5 and of the
+// inputs 2, 3, 6, 7. They are exact, because fusetk/nn/int8.py limits the sums of such weights to
+// 129, and 129 * 254 < 2^15.
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 
-typedef uint8_t Int8Input;  // a number of x as to_inputs stores it
-enum { SHARES = 1, INPUT_OFFSET = 128 };  // the offset is added to the numbers of x
+enum { LINES = 1 };
 
-static inline IntRegister share_of_line(IntRegister w, int) { return w; }
-
-// Return `sums` plus, for each output, the products of its weights in the share w and the inputs x.
-static inline IntRegister add_products(IntRegister sums, int32_t x, IntRegister w) {
-#if defined(__AVX512VNNI__)
-    return (IntRegister)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(x), (__m512i)w);
+static inline IntRegister add_products(
+    IntRegister sums, const int32_t *x, const IntRegister *w
+) {
+#ifdef __AVX512VNNI__
+    return (IntRegister)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(*x), (__m512i)*w);
 #else
-    return (IntRegister)_mm256_dpbusd_avx_epi32((__m256i)sums, _mm256_set1_epi32(x), (__m256i)w);
+    return (IntRegister)_mm256_dpbusd_avx_epi32((__m256i)sums, _mm256_set1_epi32(*x), (__m256i)*w);
 #endif
 }
 
-// Store a row of numbers (width, a multiple of 4) as inputs: plus INPUT_OFFSET, in the order of the
-// shares.
+#else
+
+enum { LINES = 2 };
+
+static inline IntRegister add_products(
+    IntRegister sums, const int32_t *x, const IntRegister *w
+) {
+#ifdef __AVX512BW__
+    const __m512i fours = _mm512_add_epi16(
+        _mm512_maddubs_epi16(_mm512_set1_epi32(x[0]), (__m512i)w[0]),
+        _mm512_maddubs_epi16(_mm512_set1_epi32(x[1]), (__m512i)w[1])
+    );
+    return sums + (IntRegister)_mm512_madd_epi16(fours, _mm512_set1_epi16(1));
+#else
+    const __m256i fours = _mm256_add_epi16(
+        _mm256_maddubs_epi16(_mm256_set1_epi32(x[0]), (__m256i)w[0]),
+        _mm256_maddubs_epi16(_mm256_set1_epi32(x[1]), (__m256i)w[1])
+    );
+    return sums + (IntRegister)_mm256_madd_epi16(fours, _mm256_set1_epi16(1));
+#endif
+}
+
+#endif
+
 static inline void to_inputs(Int width, const int8_t *numbers, Int8Input *to) {
     for (Int k = 0; k < width; k++) to[k] = (uint8_t)(numbers[k] + INPUT_OFFSET);
 }
 
-// Load LANES numbers that to_inputs has stored, in their original order, without the offset.
+// Load LANES numbers that to_inputs has stored, without the offset.
 static inline Vector load_inputs(const Int8Input *x) { return to_float(x) - INPUT_OFFSET; }
-
-#else
-
-typedef int16_t Int8Input;
-enum { SHARES = 2, INPUT_OFFSET = 0 };
-
-static inline IntRegister share_of_line(IntRegister w, int share) {
-    typedef int16_t Shorts __attribute__((vector_size(4 * WIDTH)));
-    return (IntRegister)((share ? (Shorts)w : (Shorts)w << 8) >> 8);
-}
-
-static inline IntRegister add_products(IntRegister sums, int32_t x, IntRegister w) {
-#ifdef __AVX512BW__
-    return sums + (IntRegister)_mm512_madd_epi16(_mm512_set1_epi32(x), (__m512i)w);
-#else
-    return sums + (IntRegister)_mm256_madd_epi16(_mm256_set1_epi32(x), (__m256i)w);
-#endif
-}
-
-static inline void to_inputs(Int width, const int8_t *numbers, Int8Input *to) {
-    for (Int k = 0; k < width; k += 4) {
-        to[k] = numbers[k];
-        to[k + 1] = numbers[k + 2];
-        to[k + 2] = numbers[k + 1];
-        to[k + 3] = numbers[k + 3];
-    }
-}
-
-static inline Vector load_inputs(const Int8Input *x) {
-    const Vector v = to_float(x);
-    return join<Vector>([=](int k) {
-        IntRegister places;
-        for (int i = 0; i < WIDTH; i++) places[i] = i + (i % 4 == 1) - (i % 4 == 2);
-        return shuffle(v.registers[k], v.registers[k], places);
-    });
-}
-
-#endif
 
 #endif
 
