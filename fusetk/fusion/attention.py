@@ -19,12 +19,12 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fusetk import trace
 from fusetk.fusion.base import LayerFusion, LayerFusionConfig
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.feedforward import ACTIVATIONS, Activation, FeedForward
+from fusetk.nn.inference_linear import linear_part
 
 LAYER_AXIS = -3  # axis L of the energies and weights (..., L, hops, 1 or D)
 
@@ -90,9 +90,9 @@ class AttentionFusion(LayerFusion):
         shape = self.hops, self.weights_per_hop
         independent = self.config.independent_w1
         if independent == "hops":
-            rows = self.w2.weight.unflatten(0, shape)
+            rows = [slice(p * shape[1], (p + 1) * shape[1]) for p in range(self.hops)]
             hops = zip(self.w1, rows, strict=True)
-            return torch.stack([F.linear(self.sigma(w1(y)), w2) for w1, w2 in hops], -2)
+            return torch.stack([linear_part(self.w2, self.sigma(w1(y)), p) for w1, p in hops], -2)
         w1 = self.w1[layer if independent else 0]
         return self.w2(self.sigma(w1(y))).unflatten(-1, shape)
 

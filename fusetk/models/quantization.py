@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.errors import ConfigError
+from fusetk.fusion.base import Fusion
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.attention import KeysValues
 from fusetk.nn.exact import is_exactly
@@ -27,8 +28,8 @@ from fusetk.nn.weightnorm import NormedLinear
 def to_kernels(model: Seq2Seq) -> Seq2Seq:
     """Replace float32 maps by maps in kernels, where they are faster on this machine.
 
-    These are the maps of layers and the output projection, on CPU. Subclasses of the usual maps and
-    maps with hooks stay. Only the rounding of results changes.
+    These are the maps of layers and fusions, and the output projection, on CPU. Subclasses of the
+    usual maps and maps with hooks stay. Only the rounding of results changes.
     """
     if _device(model) != "cpu" or next(model.parameters()).dtype != torch.float32:
         return model
@@ -64,10 +65,10 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
 
 
 def to_int8(model: Seq2Seq) -> Seq2Seq:
-    """Replace the linear maps of the layers, and the output projection, by maps of 8 bits.
+    """Replace the maps of layers and fusions, and the output projection, by maps of 8 bits.
 
-    Embeddings, normalisations and fusions stay float32, and so do subclasses of the usual maps and
-    maps with hooks. Raises ConfigError on another device than CPU, and if ``converts_maps`` of the
+    Embeddings and normalisations stay float32, and so do subclasses of the usual maps and maps with
+    hooks. Raises ConfigError on another device than CPU, and if ``converts_maps`` of the
     model is False.
     """
     device = _device(model)
@@ -121,12 +122,13 @@ def _kernel_bf16(weight: Tensor, bias: Tensor | None) -> KernelLinear:
 def _replace_maps(
     model: Seq2Seq, convert: Callable[[Tensor, Tensor | None], InferenceLinear]
 ) -> None:
-    """Replace the linear maps of the layers; ``convert`` gets a map's weight and bias.
+    """Replace the linear maps of layers and fusions; ``convert`` gets a map's weight and bias.
 
     Maps in modules outside fusetk remain, because these modules may read the weights.
     """
-    for layer in model.layers():
-        outside = [module for module in layer.modules() if is_outside(module)]
+    fusions = [module for module in model.modules() if isinstance(module, Fusion)]
+    for part in (*model.layers(), *fusions):
+        outside = [module for module in part.modules() if is_outside(module)]
         contained = {
             inner
             for module in outside
@@ -134,7 +136,7 @@ def _replace_maps(
             if type(child).__module__.startswith("torch.")
             for inner in child.modules()
         }
-        for parent in list(layer.modules()):
+        for parent in list(part.modules()):
             if parent in outside or parent in contained:
                 continue
             for name, child in parent.named_children():

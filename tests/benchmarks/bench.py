@@ -86,7 +86,14 @@ def training(bench: Bench) -> Iterator[tuple[str, float]]:
 
 
 def decoding(bench: Bench) -> Iterator[tuple[str, float]]:
+    """Yield the ratios of all systems, and the speed of other precisions, of float32."""
     yield from bench.systems("decoding.py", "--sentences", "64", "--turns", "3")
+    config = "recipes/multi30k/fusion/baseline.yaml"
+    settings = ["--set", f"data.folder={bench.sample}", "--precision", *bench.precisions, "int8"]
+    float32, *others = bench.script("decoding.py", config, *settings, "--turns", "3")
+    for result in others:
+        name = f"fusion/baseline {result['precision']}, of float32"
+        yield name, result["speed"] / float32["speed"]
 
 
 def memory(bench: Bench) -> Iterator[tuple[str, float]]:

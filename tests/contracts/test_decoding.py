@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk import trace
@@ -24,6 +24,7 @@ from fusetk.decoding.sample import sample
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.token_mask import EncodedRequest
 from fusetk.errors import ConfigError, Diverged
+from fusetk.fusion.base import Fusion
 from fusetk.models import cpu_inference
 from fusetk.models.quantization import to_bf16, to_int8, to_kernels
 from fusetk.models.seq2seq import Seq2Seq, State
@@ -442,6 +443,35 @@ def test_rounded_models_are_close_and_translate(searched_model, convert, uses_ke
 @pytest.mark.parametrize("options", ["separate inputs", "baseline of today"])
 def test_rounded_transformers_with_other_attention(options, convert):
     check_rounded(SYSTEMS[f"transformer, {options}"](), convert)
+
+
+@pytest.mark.parametrize("convert", [to_kernels, to_bf16, to_int8])
+@pytest.mark.parametrize(
+    "system",
+    [
+        "transformer, encoder fuse ffn",
+        "transformer, decoder fuse attention",
+        "transformer, decoder fuse attention, feature_wise True, independent_w1 True, add_top True",
+        "transformer, decoder fuse attention, independent_w1 hops, embedding False",
+        "transformer, decoder fuse linear, weights matrix, aggregation ewp-ffn",
+        "transformer, decoder fuse iterative, aggregation concat-ffn, embedding True",
+        "coordinated, stack fuse tree",
+    ],
+)
+def test_maps_of_fusions_are_converted(system, convert, monkeypatch):
+    dtype = {to_kernels: torch.float32, to_bf16: torch.bfloat16, to_int8: torch.int8}[convert]
+    in_kernels = fused_decoding.has_products(dtype)
+    set_kernels(monkeypatch, dtype, in_kernels)
+    model = SYSTEMS[system]()
+    converted = convert(copy.deepcopy(model))
+    fusions = [module for module in converted.modules() if isinstance(module, Fusion)]
+    maps = [type(part) for fusion in fusions for part in fusion.modules()]
+    assert (nn.Linear in maps) == (convert is to_kernels and not in_kernels)
+    if convert is to_kernels:
+        tokens = prefixes(len(SOURCES))
+        close(forced(converted, tokens), forced(model, tokens))
+    else:
+        check_rounded(model, convert)
 
 
 def check_rounded(model: Seq2Seq, convert: Callable[[Seq2Seq], Seq2Seq]) -> None:
