@@ -7,6 +7,7 @@ of integers are exact. Only the rounding of the weights and of the inputs change
 
 import math
 from functools import cache, cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +59,11 @@ class Int8KernelLinear(KernelLinear):
         """``weight`` (out, width) and ``bias`` (out,) are those of the map to replace."""
         rounded, scale = quantize_weight(weight.detach().float())
         super().__init__(rounded, bias, scale)
+        self.fits_16_bits = fused_decoding.sums_have_16_bits()
+
+    @property
+    def has_product(self) -> bool:
+        return super().has_product and (self.fits_16_bits or not fused_decoding.sums_have_16_bits())
 
     def _plain(self, x: Tensor, bias: Tensor | None, relu: bool, part: slice) -> Tensor:
         rounded, row_scale = quantize(x.float())
@@ -85,6 +91,10 @@ class ScreenedLinear(KernelLinear):
             float(weight.norm(dim=1).amax()),
             0.0 if self.bias is None else float(self.bias.abs().amax()),
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without ``screen``, because other processors may need other scales."""
+        return {name: value for name, value in vars(self).items() if name != "screen"}
 
     def screens(self, x: Tensor) -> bool:
         """Whether ``best`` can find the best outputs for x (R, width), with work for all threads.

@@ -325,6 +325,19 @@ def test_products_of_the_largest_numbers_of_8_bits_are_exact(width):
     assert torch.equal(linear(x), sums.float() * linear.blocked.scale[:40])
 
 
+@needs_products(torch.int8)
+def test_a_pickled_map_of_another_processor_is_computed_without_overflow(monkeypatch):
+    weight, x = torch.ones(40, 64), torch.ones(3, 64)
+    with monkeypatch.context() as patch:
+        patch.setattr(fused_decoding, "sums_have_16_bits", lambda: False)
+        linear, screened = Int8KernelLinear(weight, None), ScreenedLinear(weight, None)
+        largest = screened.screen.blocked.matrix.max()
+        loaded, screened = pickle.loads(pickle.dumps((linear, screened)))
+    close(loaded(x), torch.full((3, 40), 64.0))
+    assert largest == 127
+    assert (screened.screen.blocked.matrix.max() < 127) == fused_decoding.sums_have_16_bits()
+
+
 def test_rounded_weights_are_close(monkeypatch):
     """One large weight, or a few small ones, do not make the scale larger."""
     monkeypatch.setattr(fused_decoding, "sums_have_16_bits", lambda: True)
