@@ -90,9 +90,12 @@ class AttentionFusion(LayerFusion):
         shape = self.hops, self.weights_per_hop
         independent = self.config.independent_w1
         if independent == "hops":
-            rows = [slice(p * shape[1], (p + 1) * shape[1]) for p in range(self.hops)]
-            hops = zip(self.w1, rows, strict=True)
-            return torch.stack([linear_part(self.w2, self.sigma(w1(y)), p) for w1, p in hops], -2)
+            size = self.weights_per_hop
+            energies = [
+                linear_part(self.w2, self.sigma(w1(y)), slice(p * size, (p + 1) * size))
+                for p, w1 in enumerate(self.w1)
+            ]
+            return torch.stack(energies, -2)
         w1 = self.w1[layer if independent else 0]
         return self.w2(self.sigma(w1(y))).unflatten(-1, shape)
 

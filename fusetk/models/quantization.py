@@ -68,8 +68,8 @@ def to_int8(model: Seq2Seq) -> Seq2Seq:
     """Replace the maps of layers and fusions, and the output projection, by maps of 8 bits.
 
     Embeddings and normalisations stay float32, and so do subclasses of the usual maps and maps with
-    hooks. Raises ConfigError on another device than CPU, and if ``converts_maps`` of the
-    model is False.
+    hooks. Raises ConfigError on another device than CPU, and if ``converts_maps`` of the model is
+    False.
     """
     device = _device(model)
     if device != "cpu":

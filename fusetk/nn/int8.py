@@ -1,8 +1,9 @@
 """Linear maps with weights and inputs of 8 bits, for inference on CPU.
 
 Each output feature's weights have one scale, and so has each input vector. A scale maps the largest
-absolute value to 127, or that of weights to a lower number (see ``quantize_weight``). The products
-of integers are exact. Only the rounding of the weights and of the inputs changes the result.
+absolute value to 127. Scales of weights may map it to a lower number (see ``quantize_weight``). The
+products of integers are exact. Only the rounding of the weights and of the inputs changes the
+result.
 """
 
 import math
@@ -59,11 +60,13 @@ class Int8KernelLinear(KernelLinear):
         """``weight`` (out, width) and ``bias`` (out,) are those of the map to replace."""
         rounded, scale = quantize_weight(weight.detach().float())
         super().__init__(rounded, bias, scale)
-        self.fits_16_bits = fused_decoding.sums_have_16_bits()
+        self._fits_16_bits = fused_decoding.sums_have_16_bits()
 
     @property
     def has_product(self) -> bool:
-        return super().has_product and (self.fits_16_bits or not fused_decoding.sums_have_16_bits())
+        # A pickled map may come from a processor whose sums have 32 bits.
+        fits = self._fits_16_bits or not fused_decoding.sums_have_16_bits()
+        return super().has_product and fits
 
     def _plain(self, x: Tensor, bias: Tensor | None, relu: bool, part: slice) -> Tensor:
         rounded, row_scale = quantize(x.float())
@@ -93,7 +96,7 @@ class ScreenedLinear(KernelLinear):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without ``screen``, because other processors may need other scales."""
+        """Return the attributes without ``screen``, which may overflow on another processor."""
         return {name: value for name, value in vars(self).items() if name != "screen"}
 
     def screens(self, x: Tensor) -> bool:
@@ -136,9 +139,10 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``quantize`` of W (V, D), with larger scales if sums of the kernels have 16 bits.
 
-    Then LARGEST is the largest sum of the positive weights, or of the absolute values of the
-    negative ones, of the inputs k, k + 1, k + 4 and k + 5 for k = 0, 2, 8, 10, ... Rounding adds 2
-    at most.
+    The kernels add the products of the inputs k, k + 1, k + 4 and k + 5, for k = 0, 2, 8, 10, ...,
+    in 16 bits. Each such four has two sums: the positive weights, and the absolute values of the
+    negative ones. The larger scale of a row maps its largest sum to LARGEST. Rounding adds at most
+    2 to a sum. If a sum is not finite, the scale is not finite either.
     """
     if not fused_decoding.sums_have_16_bits():
         return quantize(weight)

@@ -325,21 +325,8 @@ def test_products_of_the_largest_numbers_of_8_bits_are_exact(width):
     assert torch.equal(linear(x), sums.float() * linear.blocked.scale[:40])
 
 
-@needs_products(torch.int8)
-def test_a_pickled_map_of_another_processor_is_computed_without_overflow(monkeypatch):
-    weight, x = torch.ones(40, 64), torch.ones(3, 64)
-    with monkeypatch.context() as patch:
-        patch.setattr(fused_decoding, "sums_have_16_bits", lambda: False)
-        linear, screened = Int8KernelLinear(weight, None), ScreenedLinear(weight, None)
-        largest = screened.screen.blocked.matrix.max()
-        loaded, screened = pickle.loads(pickle.dumps((linear, screened)))
-    close(loaded(x), torch.full((3, 40), 64.0))
-    assert largest == 127
-    assert (screened.screen.blocked.matrix.max() < 127) == fused_decoding.sums_have_16_bits()
-
-
-def test_rounded_weights_are_close(monkeypatch):
-    """One large weight, or a few small ones, do not make the scale larger."""
+def test_weights_of_8_bits_for_sums_of_16_bits(monkeypatch):
+    """The sums of weights are limited. One large weight and small ones hardly enlarge the scale."""
     monkeypatch.setattr(fused_decoding, "sums_have_16_bits", lambda: True)
     weight = torch.randn(200, 70)
     weight[0, 1:], weight[1, 1:] = 0, 0.005 * weight[1, 0]
@@ -351,6 +338,22 @@ def test_rounded_weights_are_close(monkeypatch):
     for k in (*range(0, 64, 8), *range(2, 64, 8)):
         four = rounded[:, [k, k + 1, k + 4, k + 5]].int()
         assert four.clamp_min(0).sum(1).amax() <= 129 and four.clamp_max(0).sum(1).amin() >= -129
+
+
+@needs_products(torch.int8)
+def test_a_pickled_map_of_a_processor_with_sums_of_32_bits(monkeypatch):
+    """Its weights may overflow in sums of 16 bits, so PyTorch computes the product."""
+    weight, x = torch.ones(40, 64), torch.ones(32 * torch.get_num_threads(), 64)
+    monkeypatch.setattr(fused_decoding, "sums_have_16_bits", lambda: False)
+    linear, screened = Int8KernelLinear(weight, None), ScreenedLinear(weight, None)
+    assert linear.has_product and screened.screens(x)
+    stored = pickle.dumps((linear, screened))
+    monkeypatch.setattr(fused_decoding, "sums_have_16_bits", lambda: True)
+    linear, screened = pickle.loads(stored)
+    assert not linear.has_product
+    close(linear(x), x @ weight.T)
+    assert screened.screen.blocked.scale[0] > 1 / 127
+    assert Int8KernelLinear(weight, None).has_product
 
 
 ALL_DTYPES = [*DTYPES, pytest.param(torch.int8, marks=needs_products(torch.int8))]

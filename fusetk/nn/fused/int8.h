@@ -15,7 +15,7 @@
 // Lower limit of a row's largest absolute value, so that no scale is 0. fusetk/nn/int8.py has this
 // constant, too.
 static const float SMALLEST = 1e-35f;
-// Products add this to their inputs, which must not be negative. decoding.py has this constant, too.
+// Products add this to their inputs, so that none is negative. decoding.py has this constant, too.
 enum { INPUT_OFFSET = 127 };
 
 // Round a row to int8, and return the scale that multiplies its numbers. The largest absolute value
@@ -44,8 +44,9 @@ typedef uint8_t Int8Input;  // a number of x plus INPUT_OFFSET
 // A line of W has the weights of four inputs for each output. `add_products` returns `sums` plus,
 // for each output, the products of its weights w in LINES lines and of their inputs x. Without
 // VNNI, sums of four of these products have 16 bits: those of the inputs 0, 1, 4, 5 and of the
-// inputs 2, 3, 6, 7. They are exact, because fusetk/nn/int8.py limits the sums of such weights to
-// 129, and 129 * 254 < 2^15.
+// inputs 2, 3, 6, 7. They are exact: fusetk/nn/int8.py limits the sum of the positive ones of such
+// four weights to 129, and that of the negative ones to -129. An input is at most 254, and
+// 129 * 254 < 2^15.
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 
 enum { LINES = 1 };
