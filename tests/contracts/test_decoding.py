@@ -6,6 +6,7 @@ methods only, so searches are tested with two systems of each backbone.
 
 import copy
 import math
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -475,18 +476,23 @@ def test_maps_of_fusions_are_converted(system, convert, monkeypatch):
 
 
 def check_rounded(model: Seq2Seq, convert: Callable[[Seq2Seq], Seq2Seq]) -> None:
-    tokens = prefixes(len(SOURCES))
-    expected = forced(model, tokens)
+    choices = random.Random(0)
+    sources = [[*choices.choices(WORDS, k=length), EOS] for length in (1, 2, 3, 5, 6) * 4]
+    tokens = prefixes(len(sources))
+    expected = forced(model, tokens, sources)
     rounded = convert(copy.deepcopy(model))
-    logits = forced(rounded, tokens)
+    logits = forced(rounded, tokens, sources)
     error = 0.2 if convert is to_int8 else 0.05
     assert (logits - expected).abs().mean() < error * expected.std()
-    in_steps = read(rounded, tokens, begin(rounded), [1] * LENGTH)[0]
+    in_steps = read(rounded, tokens, begin(rounded, sources), [1] * LENGTH)[0]
     if convert is to_int8:
-        close(in_steps, logits)
+        # A number in the middle of two integers may be rounded up in one of the two ways and down in
+        # the other, which changes later logits of its sentence (about one of 200 sentences).
+        equal = torch.isclose(in_steps, logits, rtol=1e-3, atol=1e-3).flatten(1).all(1)
+        assert equal.sum() >= 17, equal
     # Forced decoding adds the bias before it rounds a result to bf16, decoding in steps after it.
     assert (in_steps - logits).abs().mean() < 0.01 * expected.std()
-    assert all(search([rounded], *batch(SOURCES), SearchConfig(beam=3, max_length_extra=6)))
+    assert all(search([rounded], *batch(sources), SearchConfig(beam=3, max_length_extra=6)))
 
 
 REQUESTS = [
