@@ -486,8 +486,8 @@ def check_rounded(model: Seq2Seq, convert: Callable[[Seq2Seq], Seq2Seq]) -> None
     assert (logits - expected).abs().mean() < error * expected.std()
     in_steps = read(rounded, tokens, begin(rounded, sources), [1] * LENGTH)[0]
     if convert is to_int8:
-        # A number in the middle of two integers may be rounded up in one of the two ways and down in
-        # the other, which changes later logits of its sentence (about one of 200 sentences).
+        # One of the ways may round a number in the middle of two integers up, and the other down.
+        # This changes later logits of its sentence. It happens in about one of 200 sentences.
         equal = torch.isclose(in_steps, logits, rtol=1e-3, atol=1e-3).flatten(1).all(1)
         assert equal.sum() >= 17, equal
     # Forced decoding adds the bias before it rounds a result to bf16, decoding in steps after it.
