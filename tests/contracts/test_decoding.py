@@ -6,7 +6,6 @@ methods only, so searches are tested with two systems of each backbone.
 
 import copy
 import math
-import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -355,7 +354,10 @@ def test_greedy_search_without_scores_finds_the_same(searched_model, monkeypatch
         search([model], *batch(SOURCES), config, scores=False)
 
 
-@pytest.mark.parametrize("convert", [to_kernels, to_bf16, to_int8])
+DTYPES = {to_kernels: torch.float32, to_bf16: torch.bfloat16, to_int8: torch.int8}
+
+
+@pytest.mark.parametrize("convert", DTYPES)
 @pytest.mark.parametrize(
     "system",
     [
@@ -366,7 +368,7 @@ def test_greedy_search_without_scores_finds_the_same(searched_model, monkeypatch
     ],
 )
 def test_a_layer_in_one_call_computes_what_its_parts_compute(system, convert, monkeypatch):
-    dtype = {to_kernels: torch.float32, to_bf16: torch.bfloat16, to_int8: torch.int8}[convert]
+    dtype = DTYPES[convert]
     if not fused_decoding.has_products(dtype):
         pytest.skip(f"the processor has no products of {dtype}")
     set_kernels(monkeypatch, dtype, True)
@@ -442,11 +444,13 @@ def test_rounded_models_are_close_and_translate(searched_model, convert, uses_ke
 
 @pytest.mark.parametrize("convert", [to_bf16, to_int8])
 @pytest.mark.parametrize("options", ["separate inputs", "baseline of today"])
-def test_rounded_transformers_with_other_attention(options, convert):
+def test_rounded_transformers_with_other_attention(options, convert, monkeypatch):
+    # With larger scales, a number in the middle of two integers may be rounded up or down here.
+    monkeypatch.setattr(fused_decoding, "sums_have_16_bits", lambda: False)
     check_rounded(SYSTEMS[f"transformer, {options}"](), convert)
 
 
-@pytest.mark.parametrize("convert", [to_kernels, to_bf16, to_int8])
+@pytest.mark.parametrize("convert", DTYPES)
 @pytest.mark.parametrize(
     "system",
     [
@@ -460,7 +464,7 @@ def test_rounded_transformers_with_other_attention(options, convert):
     ],
 )
 def test_maps_of_fusions_are_converted(system, convert, monkeypatch):
-    dtype = {to_kernels: torch.float32, to_bf16: torch.bfloat16, to_int8: torch.int8}[convert]
+    dtype = DTYPES[convert]
     in_kernels = fused_decoding.has_products(dtype)
     set_kernels(monkeypatch, dtype, in_kernels)
     model = SYSTEMS[system]()
@@ -476,23 +480,18 @@ def test_maps_of_fusions_are_converted(system, convert, monkeypatch):
 
 
 def check_rounded(model: Seq2Seq, convert: Callable[[Seq2Seq], Seq2Seq]) -> None:
-    choices = random.Random(0)
-    sources = [[*choices.choices(WORDS, k=length), EOS] for length in (1, 2, 3, 5, 6) * 4]
-    tokens = prefixes(len(sources))
-    expected = forced(model, tokens, sources)
+    tokens = prefixes(len(SOURCES))
+    expected = forced(model, tokens)
     rounded = convert(copy.deepcopy(model))
-    logits = forced(rounded, tokens, sources)
+    logits = forced(rounded, tokens)
     error = 0.2 if convert is to_int8 else 0.05
     assert (logits - expected).abs().mean() < error * expected.std()
-    in_steps = read(rounded, tokens, begin(rounded, sources), [1] * LENGTH)[0]
+    in_steps = read(rounded, tokens, begin(rounded), [1] * LENGTH)[0]
     if convert is to_int8:
-        # One of the ways may round a number in the middle of two integers up, and the other down.
-        # This changes later logits of its sentence. It happens in about one of 200 sentences.
-        equal = torch.isclose(in_steps, logits, rtol=1e-3, atol=1e-3).flatten(1).all(1)
-        assert equal.sum() >= 17, equal
+        close(in_steps, logits)
     # Forced decoding adds the bias before it rounds a result to bf16, decoding in steps after it.
     assert (in_steps - logits).abs().mean() < 0.01 * expected.std()
-    assert all(search([rounded], *batch(sources), SearchConfig(beam=3, max_length_extra=6)))
+    assert all(search([rounded], *batch(SOURCES), SearchConfig(beam=3, max_length_extra=6)))
 
 
 REQUESTS = [
