@@ -30,7 +30,7 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
 from fusetk.errors import DataError
-from fusetk.machine import ChosenWays, chosen_ways, computing, device_of
+from fusetk.machine import ChosenWays, chosen_ways, computing, device_of, use_huge_pages
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.recipe import Recipe, load
 from fusetk.runs import TEXT
@@ -157,6 +157,7 @@ def training_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     arguments = training_parser().parse_args()
+    use_huge_pages()  # as `fusetk train` does
     compare(arguments, turns, "target tokens/s", limits if arguments.limit else None)
 
 

@@ -29,12 +29,13 @@ static void transpose(Matrix from, Int rows, Int columns, float *to) {
     for (Int i = 0; i < row_step; i += WIDTH)
         for (Int j = 0; j < columns; j += WIDTH) {
             Register block[WIDTH];
-            for (int k = 0; k < WIDTH; k++) {
+            UNROLLED for (int k = 0; k < WIDTH; k++) {
                 const float *row = from.at + (i + k) * from.row_step + j;
                 block[k] = i + k < rows ? *(const Register *)row : Register{};
             }
             transpose(block);
-            for (int k = 0; k < WIDTH; k++) *(Register *)(to + (j + k) * row_step + i) = block[k];
+            UNROLLED for (int k = 0; k < WIDTH; k++)
+                *(Register *)(to + (j + k) * row_step + i) = block[k];
         }
 }
 
@@ -51,20 +52,21 @@ struct Product {
         const float *from = a.at + row * a.row_step, *factors = b.at + column;
         float *to = c.at + row * c.row_step + column;
         Register sums[R][C];
-        for (int i = 0; i < R; i++)
-            for (int j = 0; j < C; j++)
+        UNROLLED for (int i = 0; i < R; i++)
+            UNROLLED for (int j = 0; j < C; j++)
                 sums[i][j] = add ? *(Register *)(to + i * c.row_step + j * WIDTH) : Register{};
         for (Int k = 0; k < count; k++) {
             Register numbers[C];
-            for (int j = 0; j < C; j++)
+            UNROLLED for (int j = 0; j < C; j++)
                 numbers[j] = *(const Register *)(factors + k * b.row_step + j * WIDTH);
-            for (int i = 0; i < R; i++) {
+            UNROLLED for (int i = 0; i < R; i++) {
                 const float value = from[i * a.row_step + k * a.step];
-                for (int j = 0; j < C; j++) sums[i][j] += value * numbers[j];
+                UNROLLED for (int j = 0; j < C; j++) sums[i][j] += value * numbers[j];
             }
         }
-        for (int i = 0; i < R; i++)
-            for (int j = 0; j < C; j++) *(Register *)(to + i * c.row_step + j * WIDTH) = sums[i][j];
+        UNROLLED for (int i = 0; i < R; i++)
+            UNROLLED for (int j = 0; j < C; j++)
+                *(Register *)(to + i * c.row_step + j * WIDTH) = sums[i][j];
     }
 
     template <int R, int C>

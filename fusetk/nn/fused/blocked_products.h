@@ -132,9 +132,12 @@ static NOT_INLINED void float_sums(
 ) {
     groups += group * GROUP * width;
     out += group * GROUP;
-    for (int r = 0; r < ROWS; r++)  // the results are stored there after the loop over the inputs
+    // The results are stored there after the loop over the inputs.
+    for (int r = 0; r < ROWS; r++)
         for (int g = 0; g < GROUPS; g++) __builtin_prefetch(out + r * stride + g * GROUP, 1);
-    Register sums[ROWS][GROUPS * REGISTERS] = {};  // GCC keeps an array of Vector in memory
+    Register sums[ROWS][GROUPS * REGISTERS];  // GCC keeps an array of Vector in memory
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int i = 0; i < GROUPS * REGISTERS; i++) sums[r][i] = Register{};
     for (Int k = start; k < end; k++) {
         if constexpr (PREFETCH) {
             // After the last line of a group comes the first one of this group of the next block.
@@ -143,20 +146,21 @@ static NOT_INLINED void float_sums(
                 __builtin_prefetch(groups + (g * width + ahead) * GROUP);
         }
         Register w[GROUPS * REGISTERS];
-        for (int i = 0; i < GROUPS * REGISTERS; i++)
+        UNROLLED for (int i = 0; i < GROUPS * REGISTERS; i++)
             w[i] = *(const Register *)(groups + (i / REGISTERS * width + k) * GROUP +
                                        i % REGISTERS * WIDTH);
-        for (int r = 0; r < ROWS; r++) {
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             const Register input = x.at[r * x.row_step + k * x.step] - Register{};
-            for (int i = 0; i < GROUPS * REGISTERS; i++) sums[r][i] += input * w[i];
+            UNROLLED for (int i = 0; i < GROUPS * REGISTERS; i++) sums[r][i] += input * w[i];
         }
     }
     const bool last = end == width;
-    for (int r = 0; r < ROWS; r++)
-        for (int g = 0; g < GROUPS; g++) {
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int g = 0; g < GROUPS; g++) {
             float *to = out + r * stride + g * GROUP;
             Vector v;
-            for (int i = 0; i < REGISTERS; i++) v.registers[i] = sums[r][g * REGISTERS + i];
+            UNROLLED for (int i = 0; i < REGISTERS; i++)
+                v.registers[i] = sums[r][g * REGISTERS + i];
             if (start || add) v += load(to);
             store(to, last ? finish.of_group(group + g)(v, r) : v);
         }
@@ -220,16 +224,17 @@ static NOT_INLINED void bf16_sums(
     Int lines, bool odd, Lines<Bf16> x, const Bf16 *groups, Int group_step,
     const Epilogue &finish, bool add, Out *out, Int stride
 ) {
-    for (int r = 0; r < ROWS; r++)  // the results are stored there after the loop over the inputs
+    // The results are stored there after the loop over the inputs.
+    for (int r = 0; r < ROWS; r++)
         for (int group = 0; group < 2; group++)
             __builtin_prefetch(out + r * stride + group * GROUP, 1);
     __m512 sums[ROWS][2];
-    for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    UNROLLED for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     const Bf16 *from = x.at;
     for (Int line = 0; line < lines; line++, from += x.step, groups += BLOCK) {
         const __m512bh w = (__m512bh)_mm512_loadu_si512(groups);
         const __m512bh v = (__m512bh)_mm512_loadu_si512(groups + group_step);
-        for (int r = 0; r < ROWS; r++) {
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             int32_t bits;
             memcpy(&bits, from + r * x.row_step, sizeof bits);
             const __m512bh inputs = (__m512bh)_mm512_set1_epi32(bits);
@@ -237,16 +242,16 @@ static NOT_INLINED void bf16_sums(
             sums[r][1] = _mm512_dpbf16_ps(sums[r][1], inputs, v);
         }
     }
-    for (int r = 0; odd && r < ROWS; r++) {
+    UNROLLED for (int r = 0; odd && r < ROWS; r++) {
         const __m512bh input = (__m512bh)_mm512_set1_epi32(from[r * x.row_step]);
-        for (int group = 0; group < 2; group++) {
+        UNROLLED for (int group = 0; group < 2; group++) {
             const __m512bh w = (__m512bh)_mm512_loadu_si512(groups + group * group_step);
             sums[r][group] = _mm512_dpbf16_ps(sums[r][group], input, w);
         }
     }
-    for (int group = 0; group < 2; group++) {
+    UNROLLED for (int group = 0; group < 2; group++) {
         const GroupEpilogue epilogue = finish.of_group(group);
-        for (int r = 0; r < ROWS; r++) {
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             Out *to = out + r * stride + group * GROUP;
             Vector numbers = {{(Register)sums[r][group]}};
             if (add) numbers += load(to);
@@ -287,24 +292,26 @@ static NOT_INLINED void int8_sums(
     const Epilogue &finish, float *out, Int stride
 ) {
     groups += group * GROUP * width;
-    IntRegister sums[ROWS][GROUPS * REGISTERS] = {};
+    IntRegister sums[ROWS][GROUPS * REGISTERS];
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int i = 0; i < GROUPS * REGISTERS; i++) sums[r][i] = IntRegister{};
     for (Int k = 0; k < width; k += 4 * LINES) {
         IntRegister w[GROUPS * REGISTERS][LINES];
-        for (int i = 0; i < GROUPS * REGISTERS; i++)
-            for (int line = 0; line < LINES; line++) {
+        UNROLLED for (int i = 0; i < GROUPS * REGISTERS; i++)
+            UNROLLED for (int line = 0; line < LINES; line++) {
                 const int8_t *weights = groups + (i / REGISTERS * width + k + 4 * line) * GROUP;
                 w[i][line] = *(const IntRegister *)(weights + i % REGISTERS * 4 * WIDTH);
             }
-        for (int r = 0; r < ROWS; r++) {
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             int32_t inputs[LINES];
             memcpy(inputs, x + r * width + k, sizeof inputs);
-            for (int i = 0; i < GROUPS * REGISTERS; i++)
+            UNROLLED for (int i = 0; i < GROUPS * REGISTERS; i++)
                 sums[r][i] = add_products(sums[r][i], inputs, w[i]);
         }
     }
-    for (int g = 0; g < GROUPS; g++) {
+    UNROLLED for (int g = 0; g < GROUPS; g++) {
         const GroupEpilogue epilogue = finish.of_group(group + g);
-        for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int r = 0; r < ROWS; r++)
             store(
                 out + r * stride + (group + g) * GROUP, epilogue(sums[r] + g * REGISTERS, row + r)
             );

@@ -16,6 +16,10 @@ static int omp_get_thread_num() { return 0; }
 typedef int64_t Int;
 typedef uint16_t Bf16;
 
+// For loops over an array of registers. Without it, GCC may replace such a loop by memset or unroll
+// it too late, and then it keeps the array in memory.
+#define UNROLLED _Pragma("GCC unroll 16")
+
 // Return memory on the heap, aligned to cache lines. Without enough memory, the process ends with a
 // message and the exit status of FusetkError: a thread of OpenMP cannot raise an error of Python.
 static inline void *allocate(Int bytes) {

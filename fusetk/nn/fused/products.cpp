@@ -65,12 +65,12 @@ static void store_group(Matrix<T> b, Int count, Int size, Int n, float *to) {
     for (; k + WIDTH * inputs <= count; k += WIDTH * inputs)
         for (Int j = 0; j < GROUP; j += WIDTH) {
             Register block[WIDTH];
-            for (Int i = 0; i < WIDTH; i++) {
+            UNROLLED for (Int i = 0; i < WIDTH; i++) {
                 block[i] = Register{};
                 if (j + i < columns) memcpy(&block[i], from + (j + i) * b.step + k, sizeof(Register));
             }
             transpose(block);
-            for (Int i = 0; i < WIDTH; i++)
+            UNROLLED for (Int i = 0; i < WIDTH; i++)
                 *(Register *)(to + (k / inputs + i) * GROUP + j) = block[i];
         }
     T *rest = (T *)(to + k / inputs * GROUP);

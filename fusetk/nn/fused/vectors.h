@@ -167,7 +167,7 @@ static inline void exchange(Register &a, Register &b) {
 
 template <int S>
 static inline void exchange_rows(Register *rows) {
-    for (int i = 0; i < WIDTH; i++)
+    UNROLLED for (int i = 0; i < WIDTH; i++)
         if (!(i & S)) exchange<S>(rows[i], rows[i + S]);
 }
 
@@ -189,7 +189,7 @@ static inline Register sum_of_registers(Vector v) {
 static inline Vector sums(const Vector *v) {
     return join<Vector>([=](int k) {
         Register x[WIDTH];
-        for (int i = 0; i < WIDTH; i++) x[i] = sum_of_registers(v[k * WIDTH + i]);
+        UNROLLED for (int i = 0; i < WIDTH; i++) x[i] = sum_of_registers(v[k * WIDTH + i]);
         return sums(x);
     });
 }
