@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fusetk.nn.additive import AdditiveAttention
-from fusetk.nn.fused import enabled
+from fusetk.nn.fused import enabled, products
 from fusetk.nn.fused import recurrence_cpu as cpu
 from fusetk.nn.fused import recurrence_gpu as gpu
 from fusetk.nn.fused.recurrence_buffers import (
@@ -157,8 +157,9 @@ def _settings(x: Tensor) -> Iterator[None]:
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Write the product of ``a`` (R, n, D) and ``b`` (R, D, E) to ``out`` (R, n, E)."""
-    if len(a) == 1:
-        torch.mm(a[0], b[0], out=out[0])
+    if len(a) == 1 or products.in_use(a[0], b[0]):
+        for factor, matrix, result in zip(a, b, out, strict=True):
+            products.matmul_into(result, factor, matrix)
     else:
         torch.bmm(a, b, out=out)
 
@@ -170,10 +171,11 @@ def _run_forward(buffers: ForwardBuffers, kernels: Kernels) -> None:
         for c, weight in enumerate(buffers.state_weights):
             factor = buffers.factors[c][:, start:end]
             if attention and c == spec.below_attention:
-                torch.mm(factor[0], attention.query_weight, out=attention.queries[start:end])
+                queries = attention.queries[start:end]
+                products.matmul_into(queries, factor[0], attention.query_weight)
                 kernels.attention(t)
-                contexts = attention.contexts[start:end]
-                torch.mm(contexts, attention.input_weight, out=attention.inputs[0, start:end])
+                contexts, inputs = attention.contexts[start:end], attention.inputs[0, start:end]
+                products.matmul_into(inputs, contexts, attention.input_weight)
             _multiply(factor, weight, buffers.projected[c][:, start:end])
             kernels.cell(c, t)
 
@@ -191,7 +193,7 @@ def _run_backward(buffers: ForwardBuffers, gradients: BackwardBuffers, kernels: 
             if attention and attention_grads and c == spec.below_attention:
                 inputs = attention_grads.inputs[0, start:end]
                 context_product = attention_grads.product[:size]
-                torch.mm(inputs, attention.input_weight.mT, out=context_product)
+                products.matmul_into(context_product, inputs, attention.input_weight.mT)
                 kernels.attention_backward(t)
                 queries = attention_grads.queries[start:end]
                 product[0].addmm_(queries, attention.query_weight.mT)
@@ -222,12 +224,15 @@ def _cell_grads(
     """Return the gradients of a cell's state weight, bias, linear bias, gain and shift."""
     projected, norms, inputs = gradients.projected[c], gradients.norms[c], gradients.inputs[c]
     width = buffers.h.shape[-1]
+    factors = buffers.factors[c].mT
+    by_weight = factors.new_empty(*factors.shape[:2], projected.shape[-1])
+    _multiply(factors, projected, by_weight)
     linear_bias = None
     if inputs is not None and buffers.spec.cells[c].linear_bias is not None:
         linear_bias = inputs[..., -width:].sum(1, dtype=torch.float32)
     gain, shift = (None, None) if norms is None else norms.sum(0).unbind(1)
     return (
-        torch.bmm(buffers.factors[c].mT, projected),
+        by_weight,
         projected[..., -width:].sum(1, dtype=torch.float32),
         linear_bias,
         gain,
