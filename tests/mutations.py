@@ -163,6 +163,13 @@ MUTATIONS = [
         ("nn/test_product_kernels.py",),
     ),
     Mutation(
+        "all threads multiply by the first columns of a matrix",
+        "nn/fused/products.cpp",
+        "b.part(0, column)",
+        "b.part(0, 0)",
+        ("nn/test_product_kernels.py",),
+    ),
+    Mutation(
         "the last number of an odd count is missing in a product of bf16",
         "nn/fused/products.cpp",
         "!in_tiles && part % 2,",

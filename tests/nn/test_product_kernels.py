@@ -78,14 +78,16 @@ def test_products_with_transposed_factors(rows, columns, count, dtype):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("by_columns", [False, True])
-def test_results_do_not_depend_on_the_number_of_threads(dtype, by_columns):
-    a, b = matrix(300, 1500, by_columns, dtype), torch.randn(1500, 100).to(dtype)
+@pytest.mark.parametrize(("rows", "columns"), [(300, 100), (70, 1000)])
+def test_results_do_not_depend_on_the_number_of_threads(rows, columns, by_columns, dtype):
+    a, b = matrix(rows, 1500, by_columns, dtype), torch.randn(1500, columns).to(dtype)
+    bias = torch.randn(columns)
     results = []
-    for number in (1, 2, 3):
+    for number in (1, 2, 3, 7, 64):
         with torch_threads(number):
-            results.append(products.matmul(a, b))
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+            results.append(products.matmul(a, b, bias))
+    for result in results[1:]:
+        assert torch.equal(results[0], result)
 
 
 @pytest.fixture

@@ -9,6 +9,9 @@
 // copy of a chunk of A would not stay in a cache, float32 results are rounded instead.
 enum { DEPTH = 1024, PANEL = 1 << 19, MIN_PANEL = 4 * BLOCK };
 
+// Estimated time of copying a number, in multiply-adds
+enum { COPY = 8 };
+
 // A matrix. Number (i, j) is at[i * row_step + j * step]. One of the steps is 1.
 template <class T>
 struct Matrix {
@@ -183,59 +186,89 @@ static void multiply(
         for (Int j = 0; j < columns; j++) put(out + r * stride, j, sums[r * BLOCK + j]);
 }
 
-// Compute out (rows, size) = A (rows, count) B (count, size) + bias (size). The bias may be null.
-// With `add`, add this to out, which is float32. `stride` is the row step of out. The order of a
-// sum does not depend on the number of threads.
+// Compute out (rows, size) = A (rows, count) B (count, size) + bias (size), by one thread. The bias
+// may be null. With `add`, add this to out, which is float32. `stride` is the row step of out.
+template <class T, class Out>
+static void matmul_part(
+    Int rows, Int size, Int count, Matrix<T> a, Matrix<T> b, const float *bias, bool add, Out *out,
+    Int stride
+) {
+    const Int depth = sizeof(Out) == sizeof(float) ? smaller(count, DEPTH) : count;
+    const Int lines = lines_of<T>(depth), inputs = sizeof(float) / sizeof(T);
+    const Int panel = smaller(up(size, BLOCK), PANEL / lines / BLOCK * BLOCK);
+    const Chunks chunks(rows, MOST_ROWS);
+    Scratch blocks(panel * lines);
+    // A copy of a chunk of A, if A is stored by columns: the numbers of a row are far from each
+    // other there.
+    Scratch tiles(a.step == 1 ? 0 : CHUNK * lines);
+    for (Int start = 0; start < count; start += depth)
+        for (Int column = 0; column < size; column += panel) {
+            const Int part = smaller(count - start, depth);
+            const Int columns = smaller(size - column, panel);
+            const float *last_bias = bias && start + part == count ? bias + column : 0;
+            for (Int n = 0; n < up(columns, BLOCK); n += GROUP)
+                store_group(
+                    b.part(start, column), part, columns, n, blocks.at + n * lines_of<T>(part)
+                );
+            for (Int chunk = 0; chunk < chunks.count; chunk++) {
+                const Int row = chunks.start(chunk), chunk_rows = chunks.start(chunk + 1) - row;
+                const Matrix<T> from = a.part(row, start);
+                const Lines<T> x = a.step == 1 ? Lines<T>{from.at, a.row_step, inputs}
+                                               : copy_to_tiles(from, chunk_rows, part, tiles.at);
+                for (Int n = 0; n < columns; n += BLOCK)
+                    multiply(
+                        chunk_rows, smaller(columns - n, BLOCK), part, x,
+                        (const T *)(blocks.at + n * lines_of<T>(part)),
+                        last_bias ? last_bias + n : 0, add || start,
+                        out + row * stride + column + n, stride
+                    );
+            }
+        }
+}
+
+// A division of a product among threads: a grid of parts of nearly equal size. All of them have
+// whole units of MOST_ROWS rows and whole blocks of columns, except at the end.
+struct Grid {
+    Int rows, size, units, blocks, high, wide;
+
+    // Choose the grid whose largest part takes the least time. The thread of a part copies its
+    // columns of B, and reads or copies its rows of A.
+    Grid(Int threads, Int rows, Int size)
+        : rows(rows), size(size), units((rows + MOST_ROWS - 1) / MOST_ROWS),
+          blocks((size + BLOCK - 1) / BLOCK), high(1), wide(1) {
+        Int least = INT64_MAX;
+        for (Int i = 1; i <= smaller(threads, units); i++) {
+            const Int j = smaller(threads / i, blocks);
+            const Int part_rows = (units + i - 1) / i * MOST_ROWS;
+            const Int part_columns = (blocks + j - 1) / j * BLOCK;
+            const Int cost = part_rows * part_columns + COPY * (part_rows + part_columns);
+            if (cost < least) least = cost, high = i, wide = j;
+        }
+    }
+
+    Int row(Int i) const { return smaller(rows, units * i / high * MOST_ROWS); }
+    Int column(Int j) const { return smaller(size, blocks * j / wide * BLOCK); }
+};
+
+// Compute matmul_part by several threads. Each thread makes its own copies: those of another thread
+// would be in the cache of another core. The order of a sum does not depend on the number of
+// threads.
 template <class T, class Out>
 static void matmul(
     Int threads, Int rows, Int size, Int count, Matrix<T> a, Matrix<T> b, const float *bias,
     bool add, Out *out, Int stride
 ) {
-    const Int depth = sizeof(Out) == sizeof(float) ? smaller(count, DEPTH) : count;
-    const Int lines = lines_of<T>(depth);
-    const Int panel = smaller(up(size, BLOCK), PANEL / lines / BLOCK * BLOCK);
-    Scratch blocks(panel * lines);
-    Chunks chunks(rows, MOST_ROWS);
-    if (chunks.units >= 4 * threads)  // then each thread gets the same number of chunks
-        chunks.count = up(chunks.count, threads);
-#pragma omp parallel num_threads((int)threads) if (threads > 1)
-    {
-        // A copy of a chunk of A, if A is stored by columns: the numbers of a row are far from each
-        // other there.
-        Scratch tiles(a.step == 1 ? 0 : CHUNK * lines);
-        for (Int start = 0; start < count; start += depth)
-            for (Int column = 0; column < size; column += panel) {
-                const Int part = smaller(count - start, depth);
-                const Int columns = smaller(size - column, panel);
-                const bool last = start + part == count;
-#pragma omp for schedule(static)
-                for (Int n = 0; n < up(columns, BLOCK); n += GROUP)
-                    store_group(
-                        b.part(start, column), part, columns, n, blocks.at + n * lines_of<T>(part)
-                    );
-                Lines<T> copy = {};
-                Int copied_chunk = -1;
-#pragma omp for collapse(2) schedule(static)
-                for (Int chunk = 0; chunk < chunks.count; chunk++)
-                    for (Int n = 0; n < columns; n += BLOCK) {
-                        const Int row = chunks.start(chunk);
-                        const Int chunk_rows = chunks.start(chunk + 1) - row;
-                        const Matrix<T> from = a.part(row, start);
-                        if (a.step != 1 && copied_chunk != chunk) {
-                            copy = copy_to_tiles(from, chunk_rows, part, tiles.at);
-                            copied_chunk = chunk;
-                        }
-                        const Int inputs = sizeof(float) / sizeof(T);
-                        multiply(
-                            chunk_rows, smaller(columns - n, BLOCK), part,
-                            a.step == 1 ? Lines<T>{from.at, a.row_step, inputs} : copy,
-                            (const T *)(blocks.at + n * lines_of<T>(part)),
-                            last && bias ? bias + column + n : 0, add || start,
-                            out + row * stride + column + n, stride
-                        );
-                    }
-            }
-    }
+    const Grid grid(threads, rows, size);
+#pragma omp parallel for collapse(2) schedule(static) num_threads((int)threads) if (threads > 1)
+    for (Int i = 0; i < grid.high; i++)
+        for (Int j = 0; j < grid.wide; j++) {
+            const Int row = grid.row(i), column = grid.column(j);
+            matmul_part(
+                grid.row(i + 1) - row, grid.column(j + 1) - column, count, a.part(row, 0),
+                b.part(0, column), bias ? bias + column : 0, add, out + row * stride + column,
+                stride
+            );
+        }
 }
 
 extern "C" {
